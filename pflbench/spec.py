@@ -1,0 +1,185 @@
+"""What a run *is*: everything that decides its numbers, validated, immutable, with a canonical JSON form and a key.
+
+Where a run is executed (device, executor, worker count) is recorded with its results but is no part of the key:
+the same specification gives the same numbers everywhere, within the stated tolerance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Value = bool | int | float | str | None
+
+# Where own data lies on one machine is no property of the run: `content`, the hash of that data, stands for it in the key.
+_NOT_IN_KEY = {"path"}
+
+
+class Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataSpec(Spec):
+    """A dataset of the table of contents (`name`, `variant`) or own data (`folder`, `npz`, `csv`: `path`, `content`)."""
+
+    name: str
+    variant: str | None = None
+    path: str | None = None
+    content: str | None = None
+
+    @property
+    def label(self) -> str:
+        if self.path is not None:
+            return f"{self.name}:{self.path}"
+        return f"{self.name}:{self.variant}" if self.variant else self.name
+
+
+class _Partition(Spec):
+    clients: int = Field(ge=1)
+    seed: int = Field(1, ge=0)
+    test_share: float = Field(0.25, gt=0, lt=1)
+
+
+class Pathological(_Partition):
+    """methods.md 3.1: every client holds `classes_per_client` classes."""
+
+    scheme: Literal["pathological"] = "pathological"
+    classes_per_client: int = Field(ge=1)
+    balanced: bool = False
+    least: int | None = Field(None, ge=1)
+
+    @property
+    def label(self) -> str:
+        return f"Pathological({self.classes_per_client})"
+
+
+class Dirichlet(_Partition):
+    """methods.md 3.2: each class is spread over the clients by Dir(beta)."""
+
+    scheme: Literal["dirichlet"] = "dirichlet"
+    beta: float = Field(gt=0)
+    least: int | None = Field(None, ge=1)
+
+    @property
+    def label(self) -> str:
+        return f"Dir({self.beta:g})"
+
+
+class IID(_Partition):
+    """methods.md 3.3: shuffled equal shares, or the reference code's unequal ones."""
+
+    scheme: Literal["iid"] = "iid"
+    shares: Literal["equal", "reference"] = "equal"
+
+    @property
+    def label(self) -> str:
+        return "IID" if self.shares == "equal" else "IID(reference)"
+
+
+class Groups(_Partition):
+    """methods.md 3.4: groups of clients, each with its own dominating classes (FedAMP's practical setting)."""
+
+    scheme: Literal["groups"] = "groups"
+    groups: int = Field(5, ge=1)
+    dominant_share: float = Field(0.8, gt=0, le=1)
+    group_sizes: tuple[int, ...] | None = None
+
+    @property
+    def label(self) -> str:
+        return f"Groups({self.groups})"
+
+
+class Pfllib(Spec):
+    """A folder that PFLlib wrote: partition and data together. `kind`, `beta`, `classes_per_client` as its config.json says."""
+
+    scheme: Literal["pfllib"] = "pfllib"
+    path: str
+    content: str
+    clients: int = Field(ge=1)
+    kind: Literal["dirichlet", "pathological", "iid", "unknown"] = "unknown"
+    beta: float | None = None
+    classes_per_client: int | None = None
+
+    @property
+    def label(self) -> str:
+        inner = {"dirichlet": f"Dir({self.beta:g})" if self.beta else "Dir", "iid": "IID"}.get(self.kind, self.kind)
+        if self.kind == "pathological" and self.classes_per_client:
+            inner = f"Pathological({self.classes_per_client})"
+        return f"PFLlib {inner}"
+
+
+PartitionSpec = Annotated[Pathological | Dirichlet | IID | Groups | Pfllib, Field(discriminator="scheme")]
+
+
+class TrainSpec(Spec):
+    """The shared protocol (methods.md 0.2, 0.5, 2.2)."""
+
+    rounds: int = Field(ge=1)
+    local_epochs: int = Field(1, ge=1)
+    batch_size: int = Field(10, ge=1)
+    lr: float = Field(gt=0)
+    join_ratio: float = Field(1.0, gt=0, le=1)
+    eval_every: int = Field(1, ge=1)
+    evaluate: Literal["participants", "all"] = "participants"
+    drop_last: Literal["auto", "always", "never"] = "auto"
+    bn_buffers: Literal["local", "average", "reset"] = "local"
+    dtype: Literal["float32", "float64"] = "float32"
+
+
+class MethodSpec(Spec):
+    """A method, the version of its implementation and *all* its hyperparameters, defaults written out."""
+
+    name: str
+    version: int = 1
+    hyperparameters: dict[str, Value] = Field(default_factory=dict)
+
+
+class RunSpec(Spec):
+    """One run. `key` identifies it; `protocol` identifies the runs it may stand beside in one table row or cell."""
+
+    data: DataSpec
+    partition: PartitionSpec
+    model: str
+    train: TrainSpec
+    method: MethodSpec
+    seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _someone_joins(self) -> RunSpec:
+        if int(self.train.join_ratio * self.partition.clients) == 0:
+            raise ValueError(
+                f"join ratio {self.train.join_ratio:g} of {self.partition.clients} clients selects nobody; "
+                f"the smallest that selects one is {1 / self.partition.clients:.4g}"
+            )
+        return self
+
+    def canonical(self) -> dict[str, Any]:
+        """All that decides the run's numbers, as plain JSON types."""
+        plain: dict[str, Any] = _without_paths(self.model_dump(mode="json"))
+        return plain
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits of the SHA-256 of the canonical JSON."""
+        return _digest(self.canonical())
+
+    @property
+    def protocol(self) -> str:
+        """As `key`, without method and seed: runs with the same protocol are comparable."""
+        shared = self.canonical()
+        del shared["method"], shared["seed"]
+        return _digest(shared)
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_paths(v) for k, v in value.items() if k not in _NOT_IN_KEY}
+    return value
+
+
+def _digest(value: dict[str, Any]) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
