@@ -1,0 +1,98 @@
+"""Models: the table of contents. It can be read without torch, which is imported when a model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pflbench.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from pflbench.models.base import Backbone
+
+__all__ = ["MODELS", "Entry", "build"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model: one line about it, its constructor, and what data it needs ("" if the given data will do)."""
+
+    description: str
+    construct: Callable[[Shape, int, int | None], Backbone]
+    needs: Callable[[Shape, int | None], str]
+
+
+def build(name: str, input_shape: Shape, classes: int, vocabulary: int | None = None) -> Backbone:
+    """The model `name` with framework-default initial parameters, for samples of `input_shape` (without the batch).
+
+    Images are (channels, height, width); texts are (positions,) and have the number of tokens in `vocabulary`.
+    Raises UserError if there is no such model or it does not fit the data.
+    """
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    if needs := MODELS[name].needs(input_shape, vocabulary):
+        fitting = ", ".join(other for other, entry in MODELS.items() if not entry.needs(input_shape, vocabulary))
+        given = "texts" if vocabulary is not None else " x ".join(map(str, input_shape))
+        raise UserError(f"Model '{name}' needs {needs}, not {given}.", f"Models that fit this data: {fitting}.")
+    return MODELS[name].construct(input_shape, classes, vocabulary)
+
+
+def _cnn(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
+    from pflbench.models.cnn import CNN
+
+    return CNN(shape, classes)
+
+
+def _resnet18(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
+    from pflbench.models.resnet import ResNet18
+
+    return ResNet18(classes)
+
+
+def _fasttext(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
+    from pflbench.models.fasttext import FastText
+
+    assert vocabulary is not None  # `build` has asked `_texts`
+    return FastText(vocabulary, classes)
+
+
+def _logreg(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
+    from pflbench.models.dense import LogisticRegression
+
+    return LogisticRegression(shape, classes)
+
+
+def _mlp(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
+    from pflbench.models.dense import MLP
+
+    return MLP(shape, classes)
+
+
+def _images(shape: Shape, vocabulary: int | None) -> str:
+    fits = vocabulary is None and len(shape) == 3 and min(shape[1:]) >= 16
+    return "" if fits else "images of at least 16 x 16 pixels"
+
+
+def _colour(shape: Shape, vocabulary: int | None) -> str:
+    fits = vocabulary is None and len(shape) == 3 and shape[0] == 3
+    return "" if fits else "images with 3 channels"
+
+
+def _texts(shape: Shape, vocabulary: int | None) -> str:
+    return "" if vocabulary is not None else "texts"
+
+
+def _numbers(shape: Shape, vocabulary: int | None) -> str:
+    return "" if vocabulary is None else "images or other numbers"
+
+
+MODELS: dict[str, Entry] = {
+    "cnn": Entry("4-layer CNN (2 convolutions, 2 linear layers)", _cnn, _images),
+    "resnet18": Entry("ResNet-18 with batch normalisation", _resnet18, _colour),
+    "fasttext": Entry("fastText: mean embedding, 2 linear layers", _fasttext, _texts),
+    "logreg": Entry("logistic regression", _logreg, _numbers),
+    "mlp": Entry("multilayer perceptron with one hidden layer of 64 units", _mlp, _numbers),
+}

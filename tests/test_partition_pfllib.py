@@ -1,0 +1,260 @@
+"""Reading folders that PFLlib wrote, and refusing what is damaged or dangerous."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pflbench.errors import UserError
+from pflbench.partition import make, pickled
+from pflbench.partition.pfllib import describe, read
+from pflbench.spec import Dirichlet
+
+MNIST = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)
+
+
+def write(folder: Path, clients: int = 2, **config: object) -> Path:
+    """A folder as PFLlib's own code writes it: np.savez_compressed(file, data={"x": ..., "y": ...})."""
+    rng = np.random.default_rng(0)
+    for side, count in (("train", 6), ("test", 2)):
+        (folder / side).mkdir(parents=True)
+        for client in range(clients):
+            x = rng.normal(size=(count, 1, 4, 4)).astype(np.float32)
+            y = np.arange(count) % 2 + client
+            np.savez_compressed(folder / side / f"{client}.npz", data={"x": x, "y": y})
+    (folder / "config.json").write_text(json.dumps({"num_clients": clients, **config}))
+    return folder
+
+
+def write_pickle(path: Path, payload: bytes, compress: bool = True) -> Path:
+    """An .npz whose object array is the pickle `payload`."""
+    method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", method) as archive, archive.open("data.npy", "w") as stream:
+        np.lib.format.write_array_header_1_0(stream, {"descr": "|O", "fortran_order": False, "shape": ()})
+        stream.write(payload)
+    return path
+
+
+def test_the_published_mnist_folder_is_the_dirichlet_partition():
+    if "PFLBENCH_TEST_DATA" not in os.environ:
+        pytest.skip("PFLBENCH_TEST_DATA is not set: it names the folder with the real data")
+    path = Path(os.environ["PFLBENCH_TEST_DATA"]) / "pfllib" / "MNIST"
+    x, y, classes, published = read(path)
+    assert (x.shape, x.dtype, classes) == ((70000, 1, 28, 28), np.float32, 10)
+    assert (x.min(), x.max()) == (-1, 1)
+    np.testing.assert_array_equal(np.bincount(y), MNIST)
+    labels = np.repeat(np.arange(10), MNIST)
+    ours = make(Dirichlet(beta=0.1, clients=20), labels, 10)
+    for expected, found in zip(published.counts(y, 10), ours.counts(labels, 10), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    # The labels agree one by one, in order: it is the same permutation, not only the same counts.
+    for a, b in zip(published.train + published.test, ours.train + ours.test, strict=True):
+        np.testing.assert_array_equal(labels[b], y[a])
+    spec = describe(path)
+    assert (spec.clients, spec.kind, spec.beta) == (20, "dirichlet", 0.1)
+
+
+def test_read_returns_what_was_written(tmp_path):
+    folder = write(tmp_path / "own", num_classes=5)
+    x, y, classes, partition = read(folder)
+    assert (x.shape, x.dtype, y.dtype, classes) == ((16, 1, 4, 4), np.float32, np.int64, 5)
+    for side, indices in (("train", partition.train), ("test", partition.test)):
+        for client in range(2):
+            with np.load(folder / side / f"{client}.npz", allow_pickle=True) as file:
+                stored = file["data"].item()
+            np.testing.assert_array_equal(x[indices[client]], stored["x"])
+            np.testing.assert_array_equal(y[indices[client]], stored["y"])
+
+
+def test_an_empty_client_is_admitted(tmp_path):
+    folder = write(tmp_path / "own")
+    np.savez_compressed(folder / "test" / "0.npz", data={"x": np.array([]), "y": np.array([])})
+    _, y, _, partition = read(folder)
+    assert (len(partition.test[0]), len(y)) == (0, 14)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"non_iid": True, "partition": "dir", "alpha": 0.3}, ("dirichlet", 0.3, None)),
+        (
+            {
+                "non_iid": True,
+                "partition": "pat",
+                "alpha": 0.1,
+                "Size of samples for labels in clients": [[[0, 4], [1, 4]], [[1, 4], [2, 4]]],
+            },
+            ("pathological", None, 2),
+        ),
+        ({"non_iid": False, "partition": "pat", "alpha": 0.1}, ("iid", None, None)),
+        ({"non_iid": True, "partition": "exdir", "alpha": 0.1}, ("unknown", None, None)),
+        ({}, ("unknown", None, None)),
+    ],
+)
+def test_describe_says_what_the_config_says(tmp_path, config, expected):
+    spec = describe(write(tmp_path / "own", **config))
+    assert (spec.kind, spec.beta, spec.classes_per_client) == expected
+    assert spec.clients == 2
+
+
+def test_content_hash_follows_the_data_not_the_compression(tmp_path):
+    folder = write(tmp_path / "own")
+    before = describe(folder).content
+    with np.load(folder / "test" / "1.npz", allow_pickle=True) as file:
+        data = file["data"].item()
+    np.savez(folder / "test" / "1.npz", data=data)
+    assert describe(folder).content == before
+    assert describe(write(tmp_path / "copy")).content == before
+    data["y"][0] += 1
+    np.savez(folder / "test" / "1.npz", data=data)
+    assert describe(folder).content != before
+
+
+@pytest.mark.parametrize(("protocol", "module"), [(3, "numpy.core"), (3, "numpy._core"), (4, "numpy._core")])
+def test_pickles_of_numpy_1_and_2(tmp_path, protocol, module):
+    data = {
+        "x": np.asfortranarray(np.arange(6, dtype=">f4").reshape(2, 3)),
+        "y": np.array([1, 0], dtype=np.uint8),
+        "flags": [np.True_, np.int16(7), (1, "two")],
+    }
+    array = np.array(None, dtype=object)
+    array[()] = data
+    payload = pickle.dumps(array, protocol=protocol)
+    payload = payload.replace(b"cnumpy._core.", f"c{module}.".encode()) if protocol == 3 else payload
+    assert f"{module}.multiarray".encode() in payload
+    found = pickled.read(write_pickle(tmp_path / "0.npz", payload))
+    np.testing.assert_array_equal(found["x"], data["x"])
+    np.testing.assert_array_equal(found["y"], data["y"])
+    assert found["flags"] == [True, 7, [1, "two"]]
+
+
+class Evil:
+    """A pickle that runs a command when it is loaded."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path):
+    mark = tmp_path / "executed"
+    folder = write(tmp_path / "own")
+    payload = pickle.dumps({"x": np.zeros((2, 2)), "y": Evil(f"touch {mark}")}, protocol=4)
+    file = write_pickle(folder / "test" / "0.npz", payload)
+    with pytest.raises(UserError, match=r"test/0\.npz is not data of PFLlib: it wants to call \w+\.system"):
+        read(folder)
+    assert not mark.exists()
+    with np.load(file, allow_pickle=True) as unguarded:  # the file is dangerous indeed
+        _ = unguarded["data"]
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["builtins eval", "builtins getattr", "numpy load", "numpy.core.multiarray frombuffer", "codecs encode"]
+)
+def test_only_arrays_types_and_scalars_can_be_named(tmp_path, name):
+    module, attribute = name.split()
+    payload = f"c{module}\n{attribute}\n.".encode()
+    with pytest.raises(UserError, match=f"it wants to call {module}.{attribute}"):
+        pickled.read(write_pickle(tmp_path / "0.npz", payload))
+
+
+@pytest.mark.parametrize("type_code", ["V8", "U4", "M8[s]", "i8,O"])
+def test_only_numbers_become_arrays(tmp_path, type_code):
+    payload = pickle.dumps({"x": np.zeros(2, dtype=type_code), "y": np.zeros(2)}, protocol=4)
+    with pytest.raises(UserError, match="values of type"):
+        read(_one_client(tmp_path, payload))
+
+
+def test_bytes_cannot_pass_for_objects(tmp_path):
+    """The hole of a trusting reader: an array of objects whose pointers are bytes of the file."""
+    payload = pickle.dumps({"x": Forged(), "y": np.zeros(1)}, protocol=4)
+    with pytest.raises(UserError, match="is not data of PFLlib: an array of objects"):
+        read(_one_client(tmp_path, payload))
+
+
+class Forged:
+    def __reduce__(self):
+        reconstruct = np.zeros(0).__reduce__()[0]
+        return reconstruct, (np.ndarray, (0,), b"b"), (1, (1,), np.dtype("O"), False, b"A" * 8)
+
+
+def _one_client(folder: Path, payload: bytes) -> Path:
+    write(folder / "own", clients=1)
+    write_pickle(folder / "own" / "train" / "0.npz", payload)
+    return folder / "own"
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.95])
+def test_truncated_files_are_named(tmp_path, keep):
+    folder = write(tmp_path / "own")
+    file = folder / "train" / "1.npz"
+    content = file.read_bytes()
+    file.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
+    for reader in (read, describe):
+        with pytest.raises(UserError, match=r"train/1\.npz is damaged"):
+            reader(folder)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    folder = write(tmp_path / "own")
+    file = folder / "train" / "0.npz"
+    payload = pickle.dumps({"x": np.full((4, 4), 3.25), "y": np.arange(4)}, protocol=4)
+    # What follows the pickle keeps its reader from reaching the end of the file, where zipfile compares the checksum.
+    content = write_pickle(file, payload + bytes(1_000_000), compress=False).read_bytes()
+    number = np.float64(3.25).tobytes()
+    file.write_bytes(content.replace(number, np.float64(3.5).tobytes(), 1))
+    with pytest.raises(UserError, match=r"train/0\.npz is damaged"):
+        read(folder)
+
+
+def test_missing_files_are_named(tmp_path):
+    folder = write(tmp_path / "own")
+    (folder / "test" / "1.npz").unlink()
+    for reader in (read, describe):
+        with pytest.raises(UserError, match=r"test/1\.npz is missing"):
+            reader(folder)
+    (folder / "config.json").unlink()
+    for reader in (read, describe):
+        with pytest.raises(UserError, match=r"config\.json is missing"):
+            reader(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{}", '{"num_clients": 0}', '{"num_clients": "two"}'])
+def test_a_bad_config_is_named(tmp_path, text):
+    folder = write(tmp_path / "own")
+    (folder / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json"):
+        describe(folder)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.zeros(3, int)}, "integer labels"),
+        ({"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0.5, 1])}, "integer labels"),
+        ({"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, -1])}, "label -1"),
+        ({"x": np.zeros((2, 1, 5, 5), np.float32), "y": np.zeros(2, int)}, "samples"),
+        ({"x": [[1, 2], [3]], "y": np.zeros(2, int)}, "numbers x"),
+        ({"x": np.zeros((2, 1, 4, 4), np.float32)}, "integer labels"),
+        ([1, 2], "holds no dict"),
+    ],
+)
+def test_unusable_content_is_named(tmp_path, data, message):
+    folder = write(tmp_path / "own")
+    write_pickle(folder / "test" / "1.npz", pickle.dumps(data, protocol=4))
+    with pytest.raises(UserError, match=rf"test/1\.npz .*{message}"):
+        read(folder)
+
+
+def test_labels_beyond_the_declared_classes(tmp_path):
+    with pytest.raises(UserError, match="says 2 classes, but labels run to 2"):
+        read(write(tmp_path / "own", num_classes=2))
