@@ -1,0 +1,95 @@
+"""Writes rounds to a new SQLite database as a run does, one transaction each, and prints what a round costs.
+
+Usage: python benchmarks/store_rows.py [--rounds 100000] [--clients 20] [--folder DIR]
+
+Storing takes less than 2 % of a run's time where a round takes more than 50 times the printed microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
+from pflbench.store import db, write
+from pflbench.store.records import RoundRecord
+
+
+def records(rounds: int, clients: int, distinct: int = 64) -> list[RoundRecord]:
+    """`rounds` complete records; making them is no part of what is measured, so their arrays are taken from a few."""
+    rng = np.random.default_rng(0)
+    total = rng.integers(40, 1500, clients)
+    correct = [rng.integers(0, total + 1) for _ in range(distinct)]
+    losses = [rng.gamma(2.0, 20.0, clients) for _ in range(distinct)]
+    who = np.arange(clients)
+    return [
+        RoundRecord(
+            round=t,
+            accuracy=float(correct[t % distinct].sum() / total.sum()),
+            accuracy_mean=float((correct[t % distinct] / total).mean()),
+            accuracy_std=float((correct[t % distinct] / total).std()),
+            test_loss=float(losses[t % distinct].sum() / total.sum()),
+            train_loss=0.1,
+            participants=clients,
+            seconds_receive=0.01,
+            seconds_update=5.0,
+            seconds_evaluate=0.5,
+            params_up=clients * 582_026,
+            params_down=clients * 582_026,
+            scalars_up=0,
+            scalars_down=0,
+            bytes_up=clients * 4 * 582_026,
+            bytes_down=clients * 4 * 582_026,
+            peak_memory=1_500_000_000,
+            clients=who,
+            correct=correct[t % distinct],
+            total=total,
+            loss=losses[t % distinct],
+        )
+        for t in range(rounds)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=100_000)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument(
+        "--folder", type=Path, help="where the database is made, and removed afterwards; default: TMPDIR"
+    )
+    options = parser.parse_args()
+    spec = RunSpec(
+        data=DataSpec(name="mnist"),
+        partition=Dirichlet(clients=options.clients, beta=0.1),
+        model="cnn",
+        train=TrainSpec(rounds=options.rounds, lr=0.1),
+        method=MethodSpec(name="fedavg"),
+    )
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        path = Path(folder) / "rows.db"
+        engine = db.connect(db.to_url(str(path)))
+        run_id = write.create_run(engine, spec, {})
+        todo = records(options.rounds, options.clients)
+        each = np.empty(len(todo))
+        started = time.perf_counter()
+        for i, record in enumerate(todo):
+            before = time.perf_counter()
+            write.write_round(engine, run_id, record)
+            each[i] = time.perf_counter() - before
+        seconds = time.perf_counter() - started
+        engine.dispose()
+        size = path.stat().st_size
+    mean, rows = 1e6 * seconds / len(todo), len(todo) * (options.clients + 1)
+    median, high, worst = 1e6 * np.quantile(each, [0.5, 0.99, 1.0])
+    print(f"{len(todo):,} rounds x {options.clients} clients: {rows:,} rows, {size / 1e6:,.0f} MB, {seconds:.1f} s")
+    print(f"{len(todo) / seconds:,.0f} rounds/s, {rows / seconds:,.0f} rows/s")
+    print(f"microseconds a round: mean {mean:.0f}, median {median:.0f}, 99 % {high:.0f}, most {worst:.0f}")
+    print(f"under 2 % of a run's time where a round takes more than {50 * mean / 1e6:.3f} s")
+
+
+if __name__ == "__main__":
+    main()

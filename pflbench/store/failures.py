@@ -1,0 +1,86 @@
+"""Failures of the database that the user can mend, in words that say how."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from pflbench.errors import UserError
+
+BUSY_SECONDS = 30
+ELSEWHERE = "--db or PFLBENCH_DB names another database."
+
+
+@contextmanager
+def friendly(url: str | URL) -> Iterator[None]:
+    """Turns failures that the user can mend (disk full, read-only, locked, malformed, ...) into UserErrors.
+
+    Errors of the program (a wrong column, a violated constraint) pass unchanged.
+    """
+    try:
+        yield
+    except (DBAPIError, sqlite3.Error) as error:
+        told = _explain(make_url(url), error)
+        if told is None:
+            raise
+        raise told from error
+
+
+def sqlite_path(url: URL) -> Path | None:
+    """The file of an SQLite database, None for one in memory or of another kind."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:" or "uri" in url.query:
+        return None
+    return Path(url.database)
+
+
+def place(url: URL) -> str:
+    """The database as messages name it: its path, or its URL without the password."""
+    return str(sqlite_path(url) or url.render_as_string(hide_password=True))
+
+
+def _explain(url: URL, error: Exception) -> UserError | None:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, sqlite3.Error):
+        code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        told = _SQLITE_ERRORS.get(code)
+        return UserError(told[0].format(place(url)), told[1]) if told else None
+    if isinstance(error, (OperationalError, InterfaceError)):
+        return UserError(f"Database {place(url)}: {str(cause).strip().splitlines()[0]}", ELSEWHERE)
+    return None
+
+
+_KEPT = "Every round committed before is kept."
+_SQLITE_ERRORS = {
+    sqlite3.SQLITE_FULL: (
+        "The disk is full: cannot write to {}.",
+        f"{_KEPT} Free some space and run the same command again.",
+    ),
+    sqlite3.SQLITE_IOERR: (
+        "Reading or writing {} failed (disk error, quota or file size limit).",
+        f"{_KEPT} Look at the disk, then run the same command again.",
+    ),
+    sqlite3.SQLITE_READONLY: (
+        "{} is read-only: cannot write to it or to its folder.",
+        f"Change the permissions, or copy the file to a folder of your own. {ELSEWHERE}",
+    ),
+    sqlite3.SQLITE_PERM: ("No permission for {}.", f"Change its permissions, or {ELSEWHERE}"),
+    sqlite3.SQLITE_CANTOPEN: (
+        "Cannot open {}: the file cannot be read, or its folder not be written to.",
+        f"Change the permissions, or copy the file to a folder of your own. {ELSEWHERE}",
+    ),
+    sqlite3.SQLITE_BUSY: (
+        f"{{}} has been locked by another process for {BUSY_SECONDS} seconds.",
+        f"{_KEPT} End the other process (a database browser?) and run the same command again.",
+    ),
+    sqlite3.SQLITE_LOCKED: ("{} is locked.", "End the other program that uses it and run the same command again."),
+    sqlite3.SQLITE_CORRUPT: (
+        "{} is damaged.",
+        "`pflbench db check` lists the problems; `sqlite3 FILE .recover` saves what can be read.",
+    ),
+    sqlite3.SQLITE_NOTADB: ("{} is not a SQLite database.", f"It was left as it is. {ELSEWHERE}"),
+}

@@ -1,0 +1,164 @@
+"""The tables: run -> round -> client_round, with partition, series and artifact beside them.
+
+Rows of `round` and `client_round` are written once a round in one transaction and never changed. Which round counts as
+a run's result is decided when a table is made, so nothing derived is stored.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, String, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+STATUSES = ("queued", "running", "finished", "failed", "diverged", "interrupted")
+
+
+def now() -> str:
+    """UTC, ISO 8601 to the second: sorts as text and reads the same in every database."""
+    return datetime.now(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+
+
+class Base(DeclarativeBase):
+    type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double}  # SQLAlchemy 2.0 would take Float, 2.1 takes Double
+    # SQLite alters a table by copying it, and can only drop or change a constraint that has a name.
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Partition(Base):
+    """Which client holds which samples. `indices` is a zlib-compressed .npz of train_0, test_0, train_1, ..."""
+
+    __tablename__ = "partition"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hash: Mapped[str] = mapped_column(String(64), unique=True)  # of the index lists and the labels behind them
+    scheme: Mapped[str] = mapped_column(String(32))
+    label: Mapped[str] = mapped_column(String(64))  # "Dir(0.1)"
+    dataset: Mapped[str] = mapped_column(String(255))
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    clients: Mapped[int]
+    classes: Mapped[list[str]] = mapped_column(JSON)  # class names, in label order
+    train_counts: Mapped[list[list[int]]] = mapped_column(JSON)  # [client][class]
+    test_counts: Mapped[list[list[int]]] = mapped_column(JSON)
+    indices: Mapped[bytes | None] = mapped_column(LargeBinary)
+    created_at: Mapped[str] = mapped_column(String(20), default=now)
+
+
+class Run(Base):
+    """One run of one specification. A forced repetition has the same key and the next attempt number."""
+
+    __tablename__ = "run"
+    __table_args__ = (
+        UniqueConstraint("key", "attempt"),
+        Index("ix_run_protocol", "protocol"),
+        Index("ix_run_method_dataset", "method", "dataset"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(String(16))
+    attempt: Mapped[int] = mapped_column(default=1)
+    protocol: Mapped[str] = mapped_column(String(16))
+    status: Mapped[str] = mapped_column(String(16), default="queued")
+    message: Mapped[str | None] = mapped_column(String(1000))  # why it failed or diverged
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)  # RunSpec, complete
+    environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # commit, package versions, device, executor, command
+
+    # Copies out of the specification, for queries.
+    dataset: Mapped[str] = mapped_column(String(255))
+    model: Mapped[str] = mapped_column(String(64))
+    scheme: Mapped[str] = mapped_column(String(32))
+    partition_label: Mapped[str] = mapped_column(String(64))
+    clients: Mapped[int]
+    join_ratio: Mapped[float]
+    rounds: Mapped[int]
+    method: Mapped[str] = mapped_column(String(64))
+    seed: Mapped[int]
+
+    parameters: Mapped[int | None]  # of one model: the paper's Sigma
+    engine: Mapped[str | None] = mapped_column(String(16))
+    device: Mapped[str | None] = mapped_column(String(128))
+    partition_id: Mapped[int | None] = mapped_column(ForeignKey("partition.id"))
+    created_at: Mapped[str] = mapped_column(String(20), default=now)
+    started_at: Mapped[str | None] = mapped_column(String(20))
+    finished_at: Mapped[str | None] = mapped_column(String(20))
+
+
+class Round(Base):
+    """State after `round` rounds (0 is the initial model), and what round `round` cost. Null: not measured.
+
+    accuracy is pooled over the evaluated clients, sum of correct / sum of total (methods.md 2.1), in [0, 1].
+    """
+
+    __tablename__ = "round"
+    __table_args__ = (Index("ix_round_run_accuracy", "run_id", "accuracy"), {"sqlite_with_rowid": False})
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
+    round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    accuracy: Mapped[float | None]
+    accuracy_mean: Mapped[float | None]  # unweighted over clients
+    accuracy_std: Mapped[float | None]  # population std over clients
+    test_loss: Mapped[float | None]  # mean cross-entropy over all evaluated samples
+    train_loss: Mapped[float | None]  # mean over the local steps of the round, weighted by clients' sample counts
+    participants: Mapped[int | None]
+    seconds_receive: Mapped[float | None]
+    seconds_update: Mapped[float | None]
+    seconds_evaluate: Mapped[float | None]
+    params_up: Mapped[int | None] = mapped_column(BigInteger)  # model parameters sent by the cohort's clients together
+    params_down: Mapped[int | None] = mapped_column(BigInteger)
+    scalars_up: Mapped[int | None] = mapped_column(BigInteger)  # other numbers sent, counted apart (methods.md 1.18)
+    scalars_down: Mapped[int | None] = mapped_column(BigInteger)
+    bytes_up: Mapped[int | None] = mapped_column(BigInteger)
+    bytes_down: Mapped[int | None] = mapped_column(BigInteger)
+    peak_memory: Mapped[int | None] = mapped_column(
+        BigInteger
+    )  # bytes: of the GPU, or the process's resident set on a CPU
+
+
+class ClientRound(Base):
+    """One client's test result at E1. A missing row: the client was not evaluated in that round."""
+
+    __tablename__ = "client_round"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
+    round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    client: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    correct: Mapped[int]
+    total: Mapped[int]
+    loss: Mapped[float]  # summed cross-entropy over the client's test samples
+
+
+class Series(Base):
+    """A second accuracy series of a run, never mixed with the headline: e.g. Ditto's global model."""
+
+    __tablename__ = "series"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    accuracy: Mapped[float]
+    test_loss: Mapped[float]
+
+
+class Artifact(Base):
+    """A named array that a method observed: ALA's epochs, weights. `data` is the zlib-compressed buffer, C order."""
+
+    __tablename__ = "artifact"
+    __table_args__ = (UniqueConstraint("run_id", "round", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
+    round: Mapped[int]
+    name: Mapped[str] = mapped_column(String(64))
+    dtype: Mapped[str] = mapped_column(String(16))
+    shape: Mapped[list[int]] = mapped_column(JSON)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
