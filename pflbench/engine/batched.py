@@ -1,0 +1,230 @@
+"""The batched executor: all clients of the cohort in one program, by `torch.func.vmap` over any nn.Module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+from pflbench.engine.batches import Plan
+from pflbench.engine.executor import Correct, Given, Loss, Step, Trained, Walked, pick
+from pflbench.engine.flat import Flat
+from pflbench.engine.samples import Samples
+
+Named = dict[str, Tensor]
+EVALUATED_AT_ONCE = 8192  # samples of all clients together
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The clients whose batch has the same size at one step: no batch is padded, so BatchNorm and losses stay exact."""
+
+    clients: slice | Tensor  # rows of the chunk
+    index: Tensor  # [c, b]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Clients of the plan that fit the device together, and their steps."""
+
+    clients: Tensor
+    steps: Iterator[_Part]
+
+
+class BatchedExecutor:
+    name = "batched"
+
+    def __init__(self, flat: Flat, samples: Samples, chunk: int | None = None, loss: Loss = F.cross_entropy) -> None:
+        self.flat = flat
+        self.samples = samples
+        self.device = samples.device
+        self.chunk = chunk
+        self.loss = loss
+        self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def sgd(
+        self,
+        rows: Tensor,
+        buffers: Tensor,
+        plan: Plan,
+        lr: float,
+        columns: slice | None = None,
+        correct: Correct | None = None,
+        given: Given | None = None,
+    ) -> Trained:
+        rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
+        inside = columns if columns is not None else slice(None)
+        gradients = self._gradients(columns)
+        for chunk in self._chunks(plan):
+            w, b, loss = rows[chunk.clients], buffers[chunk.clients], loss_out[chunk.clients]
+            mine = pick(given or {}, chunk.clients)
+            for part in chunk.steps:
+                at = part.clients
+                part_w, part_b = w[at], b[at]
+                grads, part_loss = gradients(part_w, part_b, part.index)
+                if correct is not None:
+                    correction, penalty = correct(part_w, **pick(mine, at))
+                    part_loss = part_loss + penalty
+                for name, view in self.flat.views(part_w, columns).items():
+                    view.sub_(grads[name], alpha=lr)
+                if correct is not None:
+                    part_w[..., inside].sub_(correction[..., inside], alpha=lr)
+                if not isinstance(at, slice):
+                    w[at], b[at] = part_w, part_b
+                loss[at] += part_loss
+            rows_out[chunk.clients], buffers_out[chunk.clients], loss_out[chunk.clients] = w, b, loss
+        return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows))
+
+    def walk(
+        self,
+        step: Step,
+        base: Tensor,
+        carry: Mapping[str, Tensor],
+        given: Given,
+        buffers: Tensor,
+        plan: Plan,
+        columns: slice | None = None,
+    ) -> Walked:
+        like = next(iter(carry.values()))
+        carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
+        total, last = like.new_zeros(len(plan)), like.new_zeros(len(plan))
+        gradients = self._gradients(columns)
+        inside = columns if columns is not None else slice(None)
+        for chunk in self._chunks(plan):
+            models = base[chunk.clients]
+            state = {k: v[chunk.clients] for k, v in carry.items()}
+            b = buffers[chunk.clients]
+            mine = pick(given, chunk.clients)
+            for part in chunk.steps:
+                at = part.clients
+                part_w, part_b = models[at], b[at]
+                losses: list[Tensor] = []
+
+                def grad(
+                    w: Tensor,
+                    index: Tensor = part.index,
+                    part_w: Tensor = part_w,
+                    part_b: Tensor = part_b,
+                    losses: list[Tensor] = losses,
+                ) -> Tensor:
+                    part_w[:, inside] = w
+                    grads, loss = gradients(part_w, part_b, index)
+                    losses.append(loss)
+                    return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
+
+                for k, v in step(grad, **{k: v[at] for k, v in state.items()}, **pick(mine, at)).items():
+                    state[k][at] = v
+                b[at] = part_b
+                total[chunk.clients[at]] += losses[0]
+                last[chunk.clients[at]] = losses[0]
+            for k, v in state.items():
+                carry_out[k][chunk.clients] = v
+            buffers_out[chunk.clients] = b
+        return Walked(carry_out, buffers_out, total / _step_counts(plan, like), last)
+
+    @torch.no_grad()
+    def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
+        loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
+        self.module.eval()
+        counts = np.array([int(s.sum()) for s in plan.sizes])
+        order = np.argsort(-counts, kind="stable")
+
+        def logits(params: Named, buffered: Named, x: Tensor) -> Tensor:
+            out: Tensor = functional_call(self.module, (params, buffered), (x,))
+            return out
+
+        for clients in self._pieces(order[counts[order] > 0]):
+            chosen = torch.from_numpy(clients).to(self.device)
+            params = self.flat.views(rows[chosen])
+            buffered = self._module_buffers(buffers[chosen])
+            width = max(1, EVALUATED_AT_ONCE // len(clients))
+            for start in range(0, int(counts[clients[0]]), width):
+                live = int((counts[clients] > start).sum())
+                index, mask = _evaluation_batch(plan, clients[:live], start, width)
+                x, y = self.samples.batch(index.to(self.device))
+                keep = mask.to(self.device)
+                out = vmap(logits)(
+                    {k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x
+                )
+                each = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+                correct[chosen[:live]] += ((out.argmax(-1) == y) & keep).sum(-1)
+                loss[chosen[:live]] += (each * keep).sum(-1).to(torch.float64)
+        return correct, loss
+
+    def _gradients(self, columns: slice | None) -> Callable[[Tensor, Tensor, Tensor], tuple[Named, Tensor]]:
+        """(rows [c, P], buffers [c, B], index [c, b]) -> gradients by name, losses [c]; updates the buffers in place."""
+        trained = {e.name for e in self.flat.within(columns)}
+
+        def loss_of(params: Named, constants: Named, buffered: Named, x: Tensor, y: Tensor) -> tuple[Tensor, Named]:
+            mine = {k: v.clone() for k, v in buffered.items()}
+            logits = functional_call(self.module, ({**params, **constants}, mine), (x,))
+            return self.loss(logits, y), mine
+
+        per_client = vmap(grad_and_value(loss_of, has_aux=True))
+
+        def gradients(w: Tensor, b: Tensor, index: Tensor) -> tuple[Named, Tensor]:
+            self.module.train()
+            views = self.flat.views(w)
+            params = {k: v for k, v in views.items() if k in trained}
+            constants = {k: v for k, v in views.items() if k not in trained}
+            x, y = self.samples.batch(index)
+            grads, (loss, after) = per_client(params, constants, self._module_buffers(b), x, y)
+            for entry in self.flat.buffers:
+                b[:, entry.start : entry.stop] = after[entry.name].reshape(len(b), -1)
+            return grads, loss
+
+        return gradients
+
+    def _module_buffers(self, rows: Tensor) -> Named:
+        """Buffer rows as the module wants them: counters are integers there."""
+        types = {name: b.dtype for name, b in self.module.named_buffers()}
+        return {k: v.to(types[k]) for k, v in self.flat.buffer_views(rows).items()}
+
+    def _pieces(self, clients: np.ndarray) -> Iterator[np.ndarray]:
+        size = self.chunk or max(len(clients), 1)
+        for start in range(0, len(clients), size):
+            yield clients[start : start + size]
+
+    def _chunks(self, plan: Plan) -> Iterator[_Chunk]:
+        """Clients with most steps first, so that those still at work stay a prefix of the rows."""
+        steps = plan.steps()
+        order = np.argsort(-steps, kind="stable")
+        for clients in self._pieces(order[steps[order] > 0]):
+            index, sizes = plan.take(clients.tolist()).padded()
+            parts = _parts(torch.from_numpy(index).to(self.device), sizes)
+            yield _Chunk(torch.from_numpy(clients).to(self.device), parts)
+
+
+def _parts(index: Tensor, sizes: np.ndarray) -> Iterator[_Part]:
+    """All steps in order; within a step one part for each batch size."""
+    for j in range(sizes.shape[1]):
+        for size in np.unique(sizes[:, j][sizes[:, j] > 0]):
+            at = np.flatnonzero(sizes[:, j] == size)
+            contiguous = at[-1] - at[0] + 1 == len(at)
+            clients = slice(int(at[0]), int(at[-1]) + 1) if contiguous else torch.from_numpy(at).to(index.device)
+            yield _Part(clients, index[clients, j, : int(size)])
+
+
+def _step_counts(plan: Plan, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.maximum(plan.steps(), 1)).to(like)
+
+
+def _evaluation_batch(plan: Plan, clients: np.ndarray, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Samples start..start+width of each client [c, width], and which of them exist: padding is harmless in evaluation mode."""
+    index = np.zeros((len(clients), width), dtype=np.int64)
+    mask = np.zeros((len(clients), width), dtype=bool)
+    for i, client in enumerate(clients):
+        piece = plan.order[client][start : start + width]
+        index[i, : len(piece)] = piece
+        mask[i, : len(piece)] = True
+    return torch.from_numpy(index), torch.from_numpy(mask)

@@ -1,0 +1,102 @@
+"""A module's parameters as one row of P numbers, its buffers as another: the layout, and the way there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place in the row."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    stop: int
+
+
+def _layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:
+    entries, start = [], 0
+    for name, tensor in tensors:
+        entries.append(Entry(name, tensor.shape, start, start + tensor.numel()))
+        start += tensor.numel()
+    return tuple(entries)
+
+
+def _view(rows: Tensor, entry: Entry) -> Tensor:
+    # Splitting one dimension never copies, whatever the strides of the others are.
+    return rows[..., entry.start : entry.stop].view(*rows.shape[:-1], *entry.shape)
+
+
+class Flat:
+    """The layout of one module. Parameters keep their registration order, bottom layer first.
+
+    The module names its `head` (last linear layer) and `blocks` (ALA's ranges, top first: methods.md 1.14, Table 5).
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.parameters = _layout(module.named_parameters())
+        self.buffers = _layout(module.named_buffers())
+
+    @cached_property
+    def size(self) -> int:
+        """P, the paper's Sigma: parameters only, no buffers."""
+        return self.parameters[-1].stop
+
+    @cached_property
+    def buffer_size(self) -> int:
+        return self.buffers[-1].stop if self.buffers else 0
+
+    @cached_property
+    def has_batch_norm(self) -> bool:
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+
+    def row(self) -> Tensor:
+        """The module's parameters, [P]."""
+        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
+
+    def buffer_row(self, dtype: torch.dtype) -> Tensor:
+        """The module's buffers, [B]; counters become numbers of `dtype`."""
+        flat = [b.detach().reshape(-1).to(dtype) for b in self.module.buffers()]
+        return torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
+
+    def views(self, rows: Tensor, columns: slice | None = None) -> dict[str, Tensor]:
+        """Rows [..., P] as named tensors [..., *shape] that share their memory; only those that lie in `columns`."""
+        return {e.name: _view(rows, e) for e in self.within(columns)}
+
+    def buffer_views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Buffer rows [..., B] as named tensors that share their memory."""
+        return {e.name: _view(rows, e) for e in self.buffers}
+
+    def within(self, columns: slice | None) -> tuple[Entry, ...]:
+        """The parameter tensors of a range of columns."""
+        if columns is None:
+            return self.parameters
+        start, stop, _ = columns.indices(self.size)
+        return tuple(e for e in self.parameters if start <= e.start and e.stop <= stop)
+
+    def columns(self, modules: Iterable[str]) -> slice:
+        """The columns of the named submodules, which must lie side by side."""
+        prefixes = tuple(f"{m}." for m in modules)
+        inside = [e for e in self.parameters if e.name.startswith(prefixes)]
+        start, stop = inside[0].start, inside[-1].stop
+        if stop - start != sum(e.stop - e.start for e in inside):
+            raise ValueError(f"the parameters of {', '.join(modules)} do not lie side by side")
+        return slice(start, stop)
+
+    @cached_property
+    def head(self) -> slice:
+        """Columns of the last fully connected layer (methods.md 0.3)."""
+        return self.columns([str(self.module.head)])
+
+    @cached_property
+    def blocks(self) -> tuple[slice, ...]:
+        """Columns of ALA's blocks, top first."""
+        blocks: tuple[tuple[str, ...], ...] = self.module.blocks  # type: ignore[assignment]
+        return tuple(self.columns(names) for names in blocks)

@@ -1,0 +1,207 @@
+"""The loop executor: one client after another with plain autograd; on a CPU, clients side by side on the cores."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pflbench.engine.batches import Plan
+from pflbench.engine.executor import Correct, Given, Loss, Step, Trained, Walked, pick
+from pflbench.engine.flat import Flat
+from pflbench.engine.samples import Samples
+
+
+class _Worker:
+    """One model whose parameters are views of one row: loading a client is one copy, a step updates the row in place."""
+
+    def __init__(self, flat: Flat, samples: Samples, loss: Loss) -> None:
+        self.samples = samples
+        self.loss = loss
+        self.flat = flat
+        self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
+        self.row = torch.empty(flat.size, dtype=samples.dtype, device=samples.device)
+        views = flat.views(self.row)
+        self.parameters = dict(self.module.named_parameters())
+        for name, parameter in self.parameters.items():
+            parameter.data = views[name]
+        self.channels_last = self.row.device.type == "cpu" and any(
+            isinstance(m, nn.Conv2d) for m in self.module.modules()
+        )
+
+    def load(self, row: Tensor, buffers: Tensor) -> None:
+        self.row.copy_(row)
+        for name, value in self.flat.buffer_views(buffers).items():
+            self.module.get_buffer(name).copy_(value)
+
+    def save_buffers(self, out: Tensor) -> None:
+        for entry in self.flat.buffers:
+            out[entry.start : entry.stop].copy_(self.module.get_buffer(entry.name).reshape(-1))
+
+    def select(self, columns: slice | None) -> list[Tensor]:
+        """Makes the parameters in `columns` trainable and the others constants."""
+        inside = {e.name for e in self.flat.within(columns)}
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name in inside)
+        return [p for name, p in self.parameters.items() if name in inside]
+
+    def batch(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        x, y = self.samples.batch(torch.from_numpy(index).to(self.samples.device))
+        if self.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x, y
+
+    def gradients(self, index: np.ndarray, parameters: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        x, y = self.batch(index)
+        with torch.enable_grad():
+            loss = self.loss(self.module(x), y)
+            return loss.detach(), torch.autograd.grad(loss, parameters)
+
+
+class LoopExecutor:
+    name = "loop"
+
+    def __init__(self, flat: Flat, samples: Samples, workers: int | None = None, loss: Loss = F.cross_entropy) -> None:
+        on_cpu = samples.device.type == "cpu"
+        count = (workers or os.cpu_count() or 1) if on_cpu else 1
+        self.device = samples.device
+        self.flat = flat
+        self._threads_before = torch.get_num_threads()
+        if count > 1:
+            # Clients side by side take all cores; threads inside an operation would only compete with them.
+            torch.set_num_threads(1)
+        self._workers: SimpleQueue[_Worker] = SimpleQueue()
+        for _ in range(count):
+            self._workers.put(_Worker(flat, samples, loss))
+        self._pool = ThreadPoolExecutor(count) if count > 1 else None
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(self._threads_before)
+
+    def _each(self, plan: Plan, task: Callable[[_Worker, int], None]) -> None:
+        """Runs task(worker, position) for every client of the plan, longest first so that the cores finish together."""
+
+        def run(position: int) -> None:
+            worker = self._workers.get()
+            try:
+                with torch.no_grad():
+                    task(worker, position)
+            finally:
+                self._workers.put(worker)
+
+        order = np.argsort([-int(s.sum()) for s in plan.sizes], kind="stable").tolist()
+        if self._pool is None:
+            for position in order:
+                run(position)
+            return
+        futures = [self._pool.submit(run, position) for position in order]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def sgd(
+        self,
+        rows: Tensor,
+        buffers: Tensor,
+        plan: Plan,
+        lr: float,
+        columns: slice | None = None,
+        correct: Correct | None = None,
+        given: Given | None = None,
+    ) -> Trained:
+        rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
+        buffers_out = buffers.clone()
+        loss_out = torch.zeros(len(plan), dtype=rows.dtype, device=self.device)
+        inside = columns if columns is not None else slice(None)
+
+        def task(worker: _Worker, i: int) -> None:
+            worker.load(rows[i], buffers[i])
+            worker.module.train()
+            parameters = worker.select(columns)
+            arguments = pick(given or {}, i)
+            for index in plan.batches(i):
+                loss, grads = worker.gradients(index, parameters)
+                if correct is not None:
+                    correction, penalty = correct(worker.row, **arguments)
+                    loss = loss + penalty
+                torch._foreach_add_(parameters, grads, alpha=-lr)
+                if correct is not None:
+                    worker.row[inside].sub_(correction[inside], alpha=lr)
+                loss_out[i] += loss
+            loss_out[i] /= max(len(plan.sizes[i]), 1)
+            rows_out[i].copy_(worker.row)
+            worker.save_buffers(buffers_out[i])
+
+        self._each(plan, task)
+        return Trained(rows_out, buffers_out, loss_out)
+
+    def walk(
+        self,
+        step: Step,
+        base: Tensor,
+        carry: Mapping[str, Tensor],
+        given: Given,
+        buffers: Tensor,
+        plan: Plan,
+        columns: slice | None = None,
+    ) -> Walked:
+        carry_out = {k: v.clone() for k, v in carry.items()}
+        buffers_out = buffers.clone()
+        dtype = next(iter(carry.values())).dtype
+        loss_out = torch.zeros(2, len(plan), dtype=dtype, device=self.device)
+        inside = columns if columns is not None else slice(None)
+
+        def task(worker: _Worker, i: int) -> None:
+            worker.load(base[i], buffers[i])
+            worker.module.train()
+            parameters = worker.select(columns)
+            arguments = pick(given, i)
+            mine = {k: v[i] for k, v in carry.items()}
+            for index in plan.batches(i):
+                losses: list[Tensor] = []
+
+                def grad(w: Tensor, index: np.ndarray = index, losses: list[Tensor] = losses) -> Tensor:
+                    worker.row[inside].copy_(w)
+                    loss, grads = worker.gradients(index, parameters)
+                    losses.append(loss)
+                    return torch.cat([g.reshape(-1) for g in grads])
+
+                mine = step(grad, **mine, **arguments)
+                loss_out[0, i] += losses[0]
+                loss_out[1, i] = losses[0]
+            loss_out[0, i] /= max(len(plan.sizes[i]), 1)
+            for k, v in mine.items():
+                carry_out[k][i] = v
+            worker.save_buffers(buffers_out[i])
+
+        self._each(plan, task)
+        return Walked(carry_out, buffers_out, loss_out[0], loss_out[1])
+
+    def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
+        loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
+
+        def task(worker: _Worker, i: int) -> None:
+            worker.load(rows[i], buffers[i])
+            worker.module.eval()
+            for index in plan.batches(i):
+                x, y = worker.batch(index)
+                logits = worker.module(x)
+                correct[i] += (logits.argmax(-1) == y).sum()
+                loss[i] += F.cross_entropy(logits, y, reduction="sum").to(torch.float64)
+
+        self._each(plan, task)
+        return correct, loss

@@ -1,0 +1,46 @@
+"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1; methods.md 1.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from pflbench.engine.federation import Federation
+from pflbench.methods.base import Method, method
+
+
+@dataclass(frozen=True)
+class FedAvgState:
+    w: Tensor  # [P] the global model
+
+
+@method
+class FedAvg(Method):
+    """Clients train the global model on their data; the server averages their models by sample count."""
+
+    title = "FedAvg"
+    authors = "McMahan, Moore, Ramage, Hampson, Agüera y Arcas"
+    venue = "AISTATS 2017"
+    algorithm = "Algorithm 1"
+    category = "traditional FL"
+
+    def init(self, fed: Federation) -> Any:
+        return FedAvgState(w=fed.initial())
+
+    def receive(self, fed: Federation, s: Any, S: Tensor) -> Any:
+        fed.send(s.w, S)
+        return s
+
+    def update(self, fed: Federation, s: Any, S: Tensor) -> Any:
+        theta_S = self.train(fed, s.w, S)
+        return replace(s, w=fed.mean(fed.collect(theta_S, S), S))
+
+    def train(self, fed: Federation, w: Tensor, S: Tensor) -> Tensor:
+        """theta_i for i in S: E epochs from the global model, [c, P]."""
+        return fed.sgd(w.expand(len(S), -1), S)
+
+    def deployed(self, s: Any) -> Tensor:
+        w: Tensor = s.w
+        return w
