@@ -1,0 +1,65 @@
+"""Data and partition of a specification, loaded together, with the partition's record for the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from pflbench import data
+from pflbench.data import Arrays
+from pflbench.errors import UserError
+from pflbench.partition import Partition, make, pfllib
+from pflbench.spec import DataSpec, PartitionSpec, Pfllib, RunSpec
+from pflbench.store.records import PartitionRecord
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Samples, who holds which, and what the database says of it."""
+
+    arrays: Arrays
+    partition: Partition
+    record: PartitionRecord
+
+
+def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> Setting:
+    """Data and partition; the last one is kept, since the runs of one command mostly share it.
+
+    Raises UserError where data are missing or corrupt, or the partition is impossible.
+    """
+    return _load(spec.data, spec.partition, data_root, progress)
+
+
+@lru_cache(maxsize=1)
+def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data.Progress | None) -> Setting:
+    if isinstance(spec, Pfllib):
+        arrays, partition = _pfllib(spec)
+    else:
+        arrays = data.load(source, data_root, progress)
+        partition = make(spec, arrays.y, len(arrays.classes))
+    return Setting(arrays, partition, _record(source, spec, arrays, partition))
+
+
+def _pfllib(spec: Pfllib) -> tuple[Arrays, Partition]:
+    if pfllib.describe(Path(spec.path)).content != spec.content:
+        raise UserError(f"{spec.path} has changed since this run was planned.", "Run the command again.")
+    x, y, classes, partition = pfllib.read(Path(spec.path))
+    return Arrays(x, y, tuple(str(k) for k in range(classes))), partition
+
+
+def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Partition) -> PartitionRecord:
+    train, test = partition.counts(arrays.y, len(arrays.classes))
+    indices = {f"train_{i}": part for i, part in enumerate(partition.train)}
+    indices |= {f"test_{i}": part for i, part in enumerate(partition.test)}
+    return PartitionRecord(
+        hash=partition.hash(arrays.y),
+        scheme=spec.scheme,
+        label=spec.label,
+        dataset=source.label,
+        spec=spec.model_dump(mode="json"),
+        classes=arrays.classes,
+        train_counts=train,
+        test_counts=test,
+        indices=indices,
+    )
