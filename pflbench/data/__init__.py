@@ -1,0 +1,128 @@
+"""The table of contents: every dataset, every kind of own data, and the functions the rest of pflbench calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pflbench.data.agnews import AGNEWS
+from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root, missing
+from pflbench.data.cifar import CIFAR10, CIFAR100
+from pflbench.data.digits import DIGITS
+from pflbench.data.folder import FOLDER
+from pflbench.data.idx import EMNIST, FASHIONMNIST, MNIST
+from pflbench.data.npz import NPZ
+from pflbench.data.table import CSV
+from pflbench.data.tiny import TINY
+from pflbench.errors import UserError, unknown
+from pflbench.spec import DataSpec
+
+__all__ = [
+    "DATASETS",
+    "SOURCES",
+    "Arrays",
+    "Dataset",
+    "Defaults",
+    "Finding",
+    "Progress",
+    "Source",
+    "default_lr",
+    "default_root",
+    "defaults",
+    "download",
+    "load",
+    "missing",
+    "parse",
+    "verify",
+]
+
+DATASETS: dict[str, Dataset] = {
+    d.name: d for d in (DIGITS, MNIST, FASHIONMNIST, EMNIST, CIFAR10, CIFAR100, TINY, AGNEWS)
+}
+SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, NPZ, CSV)}
+
+_LEARNING_RATES = {"cnn": 0.005, "fasttext": 0.1, "resnet18": 0.1, "logreg": 0.1, "mlp": 0.1}
+
+
+def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
+    """A dataset's name, with a variant behind a colon or not, or own data as `folder:PATH`, `npz:PATH`, `csv:PATH`.
+
+    Own data are read once for their hash. Raises UserError for an unknown name or variant and for an absent path.
+    """
+    name, _, rest = text.partition(":")
+    if name in SOURCES:
+        return _own(SOURCES[name], rest, root, progress)
+    dataset = _dataset(name)
+    return DataSpec(name=name, variant=_variant(dataset, rest or None))
+
+
+def load(spec: DataSpec, root: Path, progress: Progress | None = None) -> Arrays:
+    """The whole dataset, train first, in stored order.
+
+    Raises UserError where data are missing or corrupt, or where own data are no longer those that `spec` was made of.
+    """
+    if spec.path is None:
+        return _dataset(spec.name).load(root, spec.variant, progress)
+    source, path = SOURCES[spec.name], Path(spec.path)
+    _must_exist(source, path)
+    if spec.content is not None and source.content(path, root, progress) != spec.content:
+        raise UserError(
+            f"{path} is not what it was: its content differs from that of the specification.",
+            "Restore it, or start a new run: its results will stand apart from those of the old content.",
+        )
+    return source.load(path, root, progress)
+
+
+def verify(name: str, root: Path, variant: str | None = None) -> list[Finding]:
+    """Looks at every file of a dataset. Raises UserError for an unknown name or variant."""
+    dataset = _dataset(name)
+    return dataset.verify(root, _variant(dataset, variant))
+
+
+def download(name: str, root: Path, variant: str | None = None, progress: Progress | None = None) -> None:
+    """Fetches what is missing or corrupt. Raises UserError where that fails; then nothing incomplete is in place."""
+    dataset = _dataset(name)
+    if dataset.download is not None:
+        dataset.download(root, _variant(dataset, variant), progress)
+
+
+def defaults(spec: DataSpec) -> Defaults:
+    """The paper's settings for a dataset; sensible ones for own data."""
+    return DATASETS[spec.name].defaults if spec.path is None else SOURCES[spec.name].defaults(Path(spec.path))
+
+
+def default_lr(model: str, dataset: str) -> float:
+    """The learning rate for a model on a dataset (methods.md 2.2): the CNN's is 0.1 on MNIST, 0.005 elsewhere."""
+    if dataset in DATASETS and DATASETS[dataset].defaults.model == model:
+        return DATASETS[dataset].defaults.lr
+    if model not in _LEARNING_RATES:
+        raise unknown("model", model, _LEARNING_RATES)
+    return _LEARNING_RATES[model]
+
+
+def _dataset(name: str) -> Dataset:
+    if name not in DATASETS:
+        raise unknown("dataset", name, [*DATASETS, *(f"{source}:PATH" for source in SOURCES)])
+    return DATASETS[name]
+
+
+def _variant(dataset: Dataset, variant: str | None) -> str | None:
+    if variant is None:
+        return dataset.variant
+    if not dataset.variants:
+        raise UserError(f"'{dataset.name}' has no variants, so no '{variant}'.", f"Write just '{dataset.name}'.")
+    if variant not in dataset.variants:
+        raise unknown(f"variant of {dataset.name}", variant, dataset.variants)
+    return variant
+
+
+def _own(source: Source, text: str, root: Path, progress: Progress | None) -> DataSpec:
+    if not text:
+        raise UserError(f"'{source.name}:' needs a path.", f"For example {source.name}:path/to/data.")
+    path = Path(text).expanduser().absolute()
+    _must_exist(source, path)
+    return DataSpec(name=source.name, path=str(path), content=source.content(path, root, progress))
+
+
+def _must_exist(source: Source, path: Path) -> None:
+    if not path.exists():
+        raise UserError(f"{path} does not exist.", f"{source.name}:PATH expects {source.title}.")

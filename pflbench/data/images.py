@@ -1,0 +1,224 @@
+"""Folders and zip files of images: listed, hashed, and decoded once, in parallel, to one cached uint8 array."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pflbench.data.base import Arrays, Progress
+from pflbench.data.cache import cached
+from pflbench.errors import UserError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+CHUNK = 250  # images a worker takes at a time
+FEW = 2000  # below this a pool of processes costs more than it saves
+GREY = ("1", "L", "LA")
+COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The images of a dataset in stored order. root is a folder or a zip file, `files` are names in it, y int64 [n]."""
+
+    root: Path
+    files: tuple[str, ...]
+    y: npt.NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def fingerprint(listing: Listing) -> str:
+    """Tells whether anything was changed, without reading the files: their names, sizes and times, in stored order."""
+    digest = hashlib.sha256(f"{listing.root.resolve()}\n".encode())
+    root = str(listing.root)
+    is_zip = listing.root.is_file()
+    for name in ("",) if is_zip else listing.files:
+        s = os.stat(root if is_zip else f"{root}/{name}")
+        digest.update(f"{name}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def content(listing: Listing, root: Path, progress: Progress | None) -> str:
+    """SHA-256 (hex) of all names, sizes and bytes in stored order, remembered until the fingerprint changes."""
+
+    def read(path: Path) -> str:
+        text = path.read_text()
+        if len(text) != 64:
+            raise ValueError(f"{path} is no SHA-256")
+        return text
+
+    def build(path: Path) -> None:
+        path.write_text(_content(listing, progress))
+
+    return cached(root, f"{fingerprint(listing)}.sha256", read, build)
+
+
+def load(listing: Listing, root: Path, progress: Progress | None) -> Arrays:
+    """All images, uint8 [n, c, h, w]: c = 1 if every image is greyscale, else 3 (greyscale ones become RGB).
+
+    Raises UserError naming the file that cannot be decoded, is no 8-bit image or differs in size from the first.
+    """
+
+    def read(path: Path) -> npt.NDArray[np.uint8]:
+        # Copy-on-write: torch warns of arrays it may not write to.
+        x: npt.NDArray[np.uint8] = np.load(path, mmap_mode="c", allow_pickle=False)
+        if x.dtype != np.uint8 or x.ndim != 4 or len(x) != len(listing.files):
+            raise ValueError(f"{path} is not the array of these images")
+        return x
+
+    x = cached(root, f"{fingerprint(listing)}.npy", read, lambda path: _decode_all(listing, path, progress))
+    return Arrays(x, listing.y, listing.classes)
+
+
+def _content(listing: Listing, progress: Progress | None) -> str:
+    digest = hashlib.sha256()
+    jobs = [(listing.root, names) for names in _chunks(listing.files)]
+    for (_, names), sums in zip(jobs, _parallel(_digests, jobs, "hashing images", listing, progress), strict=True):
+        for name, (size, of_bytes) in zip(names, sums, strict=True):
+            digest.update(f"{name}\0{size}\0{of_bytes}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _digests(job: tuple[Path, Sequence[str]]) -> list[tuple[int, str]]:
+    root, names = job
+    return [(len(data), hashlib.sha256(data).hexdigest()) for data in (_bytes(root, name) for name in names)]
+
+
+def _decode_all(listing: Listing, path: Path, progress: Progress | None) -> None:
+    first, _ = _decode(listing.root, listing.files[0])
+    shape = (len(listing.files), *first.shape)
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, _header(shape))
+        start = file.tell()
+    jobs = [
+        (listing.root, names, first.shape, path, start + i * CHUNK * first.size)
+        for i, names in enumerate(_chunks(listing.files))
+    ]
+    grey = list(_parallel(_decode_chunk, jobs, "decoding images", listing, progress))
+    if all(grey):
+        with path.open("r+b") as file:
+            np.save(file, np.load(path, mmap_mode="r")[:, :1].copy())
+            file.truncate()
+
+
+def _header(shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"descr": np.lib.format.dtype_to_descr(np.dtype(np.uint8)), "fortran_order": False, "shape": shape}
+
+
+def _decode_chunk(job: tuple[Path, Sequence[str], tuple[int, ...], Path, int]) -> bool:
+    """Decodes some images into their place in the array file; says whether all of them are greyscale."""
+    root, names, shape, out, offset = job
+    x = np.empty((len(names), *shape), np.uint8)
+    grey = True
+    for i, name in enumerate(names):
+        x[i], is_grey = _decode(root, name, shape)
+        grey &= is_grey
+    with out.open("r+b") as file:  # ordinary writes, not a memory map: a full disk then is an error, not a SIGBUS
+        file.seek(offset)
+        file.write(x.data)
+    return grey
+
+
+def _decode(root: Path, name: str, shape: tuple[int, ...] | None = None) -> tuple[npt.NDArray[np.uint8], bool]:
+    """One image as uint8 [3, h, w], and whether it is greyscale."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(_bytes(root, name))) as image:
+            mode = image.mode
+            pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1) if mode in (*GREY, *COLOUR) else None
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as e:
+        raise UserError(f"{root / name} cannot be decoded: {e}.", "Replace this file by a whole one.") from e
+    if pixels is None:
+        raise UserError(f"{root / name} has pixels of type {mode}; expected an 8-bit grey or RGB image.")
+    if shape is not None and pixels.shape != shape:
+        was, expected = (f"{w} x {h}" for _, h, w in (pixels.shape, shape))
+        raise UserError(
+            f"{root / name} is {was} pixels; the images before it are {expected}.",
+            "All images of a dataset must have one size: resize or remove this one.",
+        )
+    return pixels, mode in GREY
+
+
+def _bytes(root: Path, name: str) -> bytes:
+    """Raises UserError for a zip member whose checksum fails, OSError for a file that cannot be read."""
+    if root.is_dir():
+        return (root / name).read_bytes()
+    try:
+        return _zip(root).read(name)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as e:
+        raise UserError(f"{root} is corrupt at {name}: {e}.", "Delete it and get it anew.") from e
+
+
+@lru_cache(1)
+def _zip(path: Path) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)
+
+
+def _chunks(files: Sequence[str]) -> list[Sequence[str]]:
+    return [files[i : i + CHUNK] for i in range(0, len(files), CHUNK)]
+
+
+def _parallel(
+    work: Callable[[Job], Result], jobs: Sequence[Job], what: str, listing: Listing, progress: Progress | None
+) -> Iterator[Result]:
+    """`work` on chunks of images, in order: in this process if they are few, else on all cores."""
+    total = len(listing.files)
+    for i, result in enumerate(map(work, jobs) if total < FEW else _pool_map(work, jobs), 1):
+        if progress:
+            progress(f"{what} of {listing.root.name}", min(i * CHUNK, total), total)
+        yield result
+
+
+def _pool_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Result]:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Never fork this process: it may hold torch's and Rich's threads.
+    context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
+    try:
+        with ProcessPoolExecutor(cores, context, initializer=_ignore_interrupt) as pool:
+            with _without_main():
+                results = pool.map(work, jobs)
+            yield from results
+    except BrokenProcessPool as e:
+        raise UserError("A process that reads images was killed.", "Perhaps memory is short. Run it again.") from e
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keeps new processes from importing the main module: it may be a script that would start all of this again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _ignore_interrupt() -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,115 @@
+"""npz:PATH - own arrays: x (uint8 or float), y (integers), optionally `classes` (names).
+
+x is [n, h, w], [n, c, h, w], [n, h, w, c] with c = 1 or 3, or [n, d]. uint8 is scaled to [-1, 1] as all images are,
+floating point is taken as is.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Progress, Source
+from pflbench.data.hashing import sha256
+from pflbench.errors import UserError
+
+LEAST_FOR_CNN = 16  # pixels: two 5x5 convolutions, each with a 2x2 pooling, leave 1 x 1 of 16 x 16
+
+
+def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
+    with _readable(path):
+        with zipfile.ZipFile(path) as file:
+            held = [name.removesuffix(".npy") for name in file.namelist()]
+        _require(path, held)
+        with np.load(path, allow_pickle=False) as file:
+            x, y, names = file["x"], file["y"], file["classes"] if "classes" in held else None
+    x = _samples(path, x)
+    y, classes = _labels(path, y, names)
+    if len(x) != len(y):
+        raise UserError(f"{path}: x has {len(x)} samples, y has {len(y)} labels.", "Expected one label per sample.")
+    return Arrays(x, y, classes)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns what a truncated, foreign or pickled file raises into a UserError that names it."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as e:
+        raise UserError(
+            f"{path} cannot be read: {e}.", "Expected a whole .npz of plain arrays: numpy.savez(path, x=..., y=...)."
+        ) from e
+
+
+def _require(path: Path, held: list[str]) -> None:
+    for name in ("x", "y"):
+        if name not in held:
+            raise UserError(f"{path} has no array '{name}'; it holds: {', '.join(sorted(held)) or 'nothing'}.")
+
+
+def _samples(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+    if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
+        raise UserError(
+            f"{path}: x is {x.dtype}.", "Expected uint8 (scaled to [-1, 1]) or floating point (taken as is)."
+        )
+    if x.ndim not in (2, 3, 4) or x.size == 0:
+        raise UserError(
+            f"{path}: x has the shape {x.shape}.", "Expected [n, h, w], [n, c, h, w], [n, h, w, c] or [n, d]."
+        )
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and _channels_last(x.shape):
+        x = x.transpose(0, 3, 1, 2)
+    if x.dtype == np.uint8:
+        return np.ascontiguousarray(x) if x.ndim == 4 else x.astype(np.float32) / np.float32(127.5) - 1
+    if not np.isfinite(x).all():
+        raise UserError(f"{path}: x holds values that are not finite.", "Remove or replace NaN and infinity.")
+    return np.ascontiguousarray(x, np.float32)
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    return shape[3] in (1, 3) and shape[1] not in (1, 3)
+
+
+def _labels(
+    path: Path, y: npt.NDArray[Any], names: npt.NDArray[Any] | None
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Labels as 0..K-1. With names, label k is the k-th; without, the classes are the labels that occur, sorted."""
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise UserError(f"{path}: y is {y.dtype} with the shape {y.shape}.", "Expected integers, one per sample.")
+    if names is None:
+        names, y = np.unique(y, return_inverse=True)
+    elif names.ndim != 1 or y.min(initial=0) < 0 or y.max(initial=0) >= len(names):
+        raise UserError(f"{path}: y has labels that `classes`, of length {len(names)}, does not name.")
+    if len(names) < 2:
+        raise UserError(f"{path} has {len(names)} classes.", "Expected two classes or more.")
+    return y.astype(np.int64), tuple(map(str, names))
+
+
+def _defaults(path: Path) -> Defaults:
+    shape = _shape(path)
+    sides = () if len(shape) < 3 else shape[1:3] if len(shape) == 3 or _channels_last(shape) else shape[2:]
+    image = len(sides) == 2 and min(sides) >= LEAST_FOR_CNN
+    return Defaults("cnn", IMAGE_RATE, 2) if image else Defaults("mlp", 0.1, 2)
+
+
+def _shape(path: Path) -> tuple[int, ...]:
+    """Of x, from its header alone."""
+    with _readable(path), zipfile.ZipFile(path) as file, file.open("x.npy") as x:
+        version = np.lib.format.read_magic(x)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        return read(x)[0]
+
+
+def _content(path: Path, root: Path, progress: Progress | None) -> str:
+    return sha256(path)
+
+
+NPZ = Source("npz", "own arrays x and y", _content, _load, _defaults)

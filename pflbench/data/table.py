@@ -1,0 +1,69 @@
+"""csv:PATH - own texts: a header with the columns `label` and `text`, or no header and the label first."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from pflbench.data import text
+from pflbench.data.base import Arrays, Progress, Source
+from pflbench.data.hashing import sha256
+from pflbench.errors import UserError
+
+
+def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells) of a CSV file. Raises UserError, naming file and line, where it is cut off or not UTF-8."""
+    csv.field_size_limit(2**31 - 1)
+    reader = None
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            for cells in reader:
+                if cells:
+                    yield reader.line_num, cells
+    except (csv.Error, UnicodeDecodeError) as e:
+        line = reader.line_num if reader else 0
+        raise UserError(f"{path} is corrupt near line {line}: {e}.", "Expected a whole CSV file in UTF-8.") from e
+
+
+def joined(cells: list[str]) -> str:
+    """Title, space, description (methods.md 5)."""
+    return " ".join(cells)
+
+
+def _read(path: Path) -> text.Labelled:
+    labels, texts = [], []
+    columns: tuple[int, int] | None = None
+    for i, (line, cells) in enumerate(rows(path)):
+        names = [cell.strip().lower() for cell in cells]
+        if i == 0 and "label" in names and "text" in names:
+            columns = names.index("label"), names.index("text")
+            continue
+        if len(cells) < (2 if columns is None else max(columns) + 1):
+            raise UserError(f"{path}, line {line}: {len(cells)} columns.", "Expected a label and a text in every line.")
+        labels.append(cells[columns[0] if columns else 0].strip())
+        texts.append(cells[columns[1]] if columns else joined(cells[1:]))
+    classes = sorted(set(labels), key=_by_number)
+    if len(classes) < 2:
+        raise UserError(f"{path} has {len(texts)} texts of {len(classes)} classes.", "Expected two classes or more.")
+    index = {name: i for i, name in enumerate(classes)}
+    return texts, np.array([index[label] for label in labels], np.int64), tuple(classes)
+
+
+def _by_number(label: str) -> tuple[int, int, str]:
+    """Sorts numbers by value before everything else."""
+    return (0, int(label), "") if label.lstrip("-").isdecimal() else (1, 0, label)
+
+
+def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
+    return text.load(root, _content(path, root, None), lambda: _read(path), progress)
+
+
+def _content(path: Path, root: Path, progress: Progress | None) -> str:
+    return sha256(path)
+
+
+CSV = Source("csv", "own texts with labels", _content, _load, lambda path: text.DEFAULTS)

@@ -1,0 +1,68 @@
+"""Texts to token ids by torchtext's basic_english tokeniser and vocabulary (methods.md 5). torchtext's only use."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pflbench.data.base import Arrays, Defaults, Progress
+from pflbench.data.cache import cached
+
+LENGTH = 200
+REPORT = 2000  # texts between two calls of progress
+DEFAULTS = Defaults("fasttext", 0.1, classes_per_client=2)
+
+
+def tokenize(text: str) -> list[str]:
+    """Lower-case words and punctuation: torchtext's "basic_english"."""
+    from torchtext.data import get_tokenizer
+
+    tokens: list[str] = get_tokenizer("basic_english")(text)
+    return tokens
+
+
+def vocabulary(texts: Iterable[Sequence[str]]) -> dict[str, int]:
+    """Token -> index: 0 is <unk>, then by descending frequency over all texts, ties alphabetical."""
+    from torchtext.vocab import Vocab
+
+    counts = Counter(token for tokens in texts for token in tokens)
+    return dict(Vocab(counts, specials=["<unk>"]).stoi)
+
+
+def encode(texts: Sequence[str], progress: Progress | None = None) -> tuple[npt.NDArray[np.int32], int]:
+    """Token ids int32 [n, 200], cut or padded with 0, and the size of the vocabulary over all these texts."""
+    tokens = []
+    for i, text in enumerate(texts, 1):
+        tokens.append([sys.intern(token) for token in tokenize(text)])  # one object per word, not per occurrence
+        if progress and (i % REPORT == 0 or i == len(texts)):
+            progress("tokenising texts", i, len(texts))
+    index = vocabulary(tokens)
+    ids = np.zeros((len(texts), LENGTH), np.int32)
+    for row, words in zip(ids, tokens, strict=True):
+        cut = words[:LENGTH]
+        row[: len(cut)] = [index[word] for word in cut]
+    return ids, len(index)
+
+
+Labelled = tuple[Sequence[str], npt.NDArray[np.int64], tuple[str, ...]]
+
+
+def load(root: Path, key: str, read: Callable[[], Labelled], progress: Progress | None) -> Arrays:
+    """The texts that `read` gives, encoded. `key`, a hash of the files behind them, names the cache."""
+
+    def build(path: Path) -> None:
+        texts, y, classes = read()
+        ids, size = encode(texts, progress)
+        with path.open("wb") as file:
+            np.savez(file, x=ids, y=y, classes=np.array(classes), vocabulary=np.array(size))
+
+    def from_cache(path: Path) -> Arrays:
+        with np.load(path, allow_pickle=False) as z:
+            return Arrays(z["x"].astype(np.int64), z["y"], tuple(map(str, z["classes"])), int(z["vocabulary"]))
+
+    return cached(root, f"{key[:32]}.text.npz", from_cache, build)

@@ -1,0 +1,129 @@
+"""Tiny-ImageNet: the 100,000 training images, 64 x 64 RGB, 200 classes in alphabetical order of their folders.
+
+From the official zip file as it is, or from an unpacked tiny-imagenet-200/train (methods.md 5). The validation folder
+is not read: it is not structured by class. The files of a class are in order of their names, as text
+(n01443537_10 before n01443537_2).
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from pflbench.data import images
+from pflbench.data.base import IMAGE_RATE, Arrays, Dataset, Defaults, Finding, Progress, corrupt, missing
+from pflbench.data.folder import class_files
+from pflbench.data.hashing import md5
+from pflbench.data.images import Listing, is_image
+from pflbench.errors import UserError
+
+URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+SIZE = "248 MB"
+CLASSES, PER_CLASS = 200, 500
+NAME = "tiny-imagenet-200"
+
+
+def _places(root: Path) -> list[Path]:
+    """Where the data may lie, the unpacked folder before the zip file."""
+    folders = (root, root / "tiny")
+    return [f / NAME for f in folders] + [f / f"{NAME}.zip" for f in folders]
+
+
+def _place(root: Path) -> Path | None:
+    return next((place for place in _places(root) if place.is_file() or (place / "train").is_dir()), None)
+
+
+def _class_files(place: Path) -> dict[str, list[str]]:
+    """Class -> its images, as names in `place`. Raises zipfile.BadZipFile where the zip file is cut off."""
+    if place.is_dir():
+        return class_files(place, "train")
+    found: dict[str, list[str]] = {}
+    with zipfile.ZipFile(place) as file:
+        for name in sorted(file.namelist()):
+            parts = PurePosixPath(name).parts
+            if parts[1:2] == ("train",) and len(parts) == 5 and is_image(parts[-1]):
+                found.setdefault(parts[2], []).append(name)
+    return found
+
+
+def _incomplete(place: Path, files: dict[str, list[str]]) -> list[Finding]:
+    if len(files) != CLASSES:
+        return [Finding(place, "corrupt", f"{len(files)} of {CLASSES} classes")]
+    return [
+        Finding(
+            place / "train" / name if place.is_dir() else place,
+            "corrupt",
+            f"{len(f)} of {PER_CLASS} images of class {name}",
+        )
+        for name, f in files.items()
+        if len(f) != PER_CLASS
+    ]
+
+
+def _findings(root: Path) -> tuple[list[Finding], Listing | None]:
+    place = _place(root)
+    if place is None:
+        return [Finding(_places(root)[0], "missing", f"{SIZE} to download")], None
+    try:
+        files = _class_files(place)
+    except (OSError, zipfile.BadZipFile) as e:
+        return [Finding(place, "corrupt", str(e))], None
+    wrong = _incomplete(place, files)
+    if wrong:
+        return wrong, None
+    classes = sorted(files)
+    names = tuple(name for c in classes for name in files[c])
+    return [], Listing(place, names, np.repeat(np.arange(CLASSES), PER_CLASS), tuple(classes))
+
+
+def _load(root: Path, variant: str | None, progress: Progress | None) -> Arrays:
+    findings, listing = _findings(root)
+    if listing is None:
+        raise missing("tiny", SIZE, root, _places(root)) if _place(root) is None else corrupt("tiny", root, findings[0])
+    return images.load(listing, root, progress)
+
+
+def _verify(root: Path, variant: str | None) -> list[Finding]:
+    """The zip file's MD5; of a folder the number of images, and that each one can be decoded."""
+    findings, listing = _findings(root)
+    if listing is None:
+        return findings
+    if listing.root.is_file() and (found := md5(listing.root)) != MD5:
+        return [Finding(listing.root, "corrupt", f"its MD5 is {found}, expected {MD5}")]
+    try:
+        images.load(listing, root, None)
+    except UserError as e:
+        return [Finding(listing.root, "corrupt", e.message)]
+    return [Finding(listing.root, "ok", f"{CLASSES * PER_CLASS:,} images")]
+
+
+def _download(root: Path, variant: str | None, progress: Progress | None) -> None:
+    from pflbench.data.fetch import fetch
+
+    place = _place(root)
+    if place is not None and place.is_dir():
+        if findings := _findings(root)[0]:
+            raise UserError(
+                f"{findings[0].file} is incomplete: {findings[0].detail}.", f"Remove {place} and run this again."
+            )
+        return
+    target = root / f"{NAME}.zip"
+    if not (target.is_file() and md5(target) == MD5):
+        fetch(URL, target, MD5, progress)
+
+
+TINY = Dataset(
+    name="tiny",
+    title="Tiny-ImageNet",
+    samples=CLASSES * PER_CLASS,
+    classes=CLASSES,
+    size=SIZE,
+    url=URL,
+    defaults=Defaults("cnn", IMAGE_RATE, classes_per_client=20),
+    load=_load,
+    verify=_verify,
+    download=_download,
+)
