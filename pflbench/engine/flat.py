@@ -30,7 +30,7 @@ def _layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:
 
 def _view(rows: Tensor, entry: Entry) -> Tensor:
     # Splitting one dimension never copies, whatever the strides of the others are.
-    return rows[..., entry.start : entry.stop].view(*rows.shape[:-1], *entry.shape)
+    return rows[..., entry.start : entry.stop].view((*rows.shape[:-1], *entry.shape))
 
 
 class Flat:
