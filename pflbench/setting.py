@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from pflbench import data
@@ -28,10 +27,17 @@ def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None 
 
     Raises UserError where data are missing or corrupt, or the partition is impossible.
     """
-    return _load(spec.data, spec.partition, data_root, progress)
+    wanted = (spec.data, spec.partition, data_root)
+    if wanted not in _kept:
+        setting = _load(*wanted, progress)
+        _kept.clear()
+        _kept[wanted] = setting
+    return _kept[wanted]
 
 
-@lru_cache(maxsize=1)
+_kept: dict[tuple[DataSpec, PartitionSpec, Path], Setting] = {}
+
+
 def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data.Progress | None) -> Setting:
     if isinstance(spec, Pfllib):
         arrays, partition = _pfllib(spec)

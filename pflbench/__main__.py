@@ -1,0 +1,5 @@
+"""`python -m pflbench`."""
+
+from pflbench.cli import main
+
+main()

@@ -1,0 +1,99 @@
+"""The command line. Commands import what they need when they are called: `pflbench --help` is quick, and knows no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from pflbench import __version__
+from pflbench.cli import data, db, doctor, methods, partition, plot, run, runs, table
+from pflbench.cli.console import error
+from pflbench.errors import UserError
+
+app = typer.Typer(
+    help="A benchmark for personalized federated learning: every method, every round and every client in one database.",
+    epilog="First steps: pflbench run -m fedavg -m fedala -d digits, then pflbench table accuracy.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data.app, name="data")
+app.add_typer(partition.app, name="partition")
+app.add_typer(methods.app, name="methods")
+app.command()(run.run)
+app.add_typer(runs.app, name="runs")
+app.command()(table.table)
+app.command()(plot.plot)
+app.add_typer(db.app, name="db")
+app.command()(doctor.doctor)
+
+# Typer exports this one of Click's exceptions; its base is that of all errors in the use of a command.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"pflbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code: 0, 2 for an error that the user can mend, 130 after Ctrl-C, 1 for a bug.
+
+    With PFLBENCH_DEBUG=1 exceptions pass, with their traceback.
+    """
+    try:
+        return int(app(args=arguments, prog_name="pflbench", standalone_mode=False) or 0)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as raised:
+        if os.environ.get("PFLBENCH_DEBUG") == "1":
+            raise
+        code, message, hint = _explain(raised)
+        if message:
+            error(message, hint)
+        return code
+
+
+def _explain(raised: Exception) -> tuple[int, str, str]:
+    if isinstance(raised, UserError):
+        return 2, raised.message, raised.hint
+    if isinstance(raised, _UsageError):
+        return 2, *_usage(raised)
+    if isinstance(raised, typer.Abort):
+        return 130, "Aborted.", ""
+    if isinstance(raised, OSError):
+        where = f": {raised.filename}" if raised.filename else ""
+        return 2, f"{raised.strerror or raised}{where}.", ""
+    if "sqlalchemy" in sys.modules:
+        from sqlalchemy.exc import OperationalError
+
+        if isinstance(raised, OperationalError):
+            return 2, f"The database failed: {raised.orig}.", "`pflbench db check` looks for damage."
+    text = " ".join(str(raised).split())[:500]
+    return (
+        1,
+        f"{type(raised).__name__}: {text}",
+        "A bug of pflbench: please report it with what PFLBENCH_DEBUG=1 shows.",
+    )
+
+
+def _usage(raised: Any) -> tuple[str, str]:
+    text = " ".join(raised.format_message().split())
+    if not text:  # a group without a command: its help has been printed
+        return "", ""
+    command = raised.ctx.command_path if raised.ctx else "pflbench"
+    return text if text.endswith((".", "?", ")")) else f"{text}.", f"See `{command} --help`."

@@ -1,0 +1,83 @@
+"""What the commands print: data on stdout, messages on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Piped output is read by programs: there a line must not be broken at a guessed width.
+_PIPED_WIDTH = 500
+
+
+def stdout() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+
+
+def stderr() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def message(text: str, style: str | None = None) -> None:
+    """One message to stderr. Square brackets in it are text, not markup."""
+    stderr().print(Text(text, style=style or ""), soft_wrap=True)
+
+
+def error(text: str, hint: str = "") -> None:
+    """What is wrong, and on a second line what to do."""
+    line = Text.assemble(("Error: ", "bold red"), text)
+    stderr().print(Text.assemble(line, f"\n{hint}") if hint else line, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A plain table; columns of numbers are right-aligned."""
+    cells = [[text(cell) for cell in row] for row in rows]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(columns):
+        numbers = all(_is_number(row[i]) for row in cells)
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    _print(table)
+
+
+def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
+    """Names and values, one pair a line."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, Text(text(value)))
+    _print(table)
+
+
+def text(value: object) -> str:
+    """One line for a reader: lists and dicts without brackets and quotes."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {text(item)}" for name, item in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(text, value)) or "none"
+    return "" if value is None else str(value)
+
+
+def _print(table: Table) -> None:
+    console = stdout()
+    if sys.stdout.isatty():
+        console.print(table)
+        return
+    with console.capture() as printed:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def _is_number(cell: str) -> bool:
+    return not cell.strip("0123456789.+-e/%")

@@ -1,0 +1,105 @@
+"""`pflbench data`: which datasets there are, whether they are whole, and how to get them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pflbench.cli import options as o
+from pflbench.cli.console import message, print_json, print_table
+from pflbench.cli.progress import data_view
+
+if TYPE_CHECKING:
+    from pflbench.data import Dataset, Finding
+
+app = typer.Typer(help="List, check and download datasets.", no_args_is_help=True)
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", autocompletion=o.completion(o.dataset_names), help="A dataset, with :VARIANT or without."),
+]
+
+
+@app.command("list")
+def list_(as_json: o.Json = False) -> None:
+    """List the datasets and the kinds of own data."""
+    from pflbench.data import DATASETS, SOURCES
+
+    rows = [_row(dataset) for dataset in DATASETS.values()]
+    if as_json:
+        print_json({"datasets": rows, "own": [{"name": s.name, "expects": s.title} for s in SOURCES.values()]})
+        return
+    columns = ("name", "title", "samples", "classes", "download", "variants", "model", "lr")
+    print_table(columns, [[row[c] or None for c in columns] for row in rows])
+    print()
+    print_table(("own data", ""), [(f"{source.name}:PATH", source.title) for source in SOURCES.values()])
+
+
+@app.command()
+def verify(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", autocompletion=o.completion(o.dataset_names), help="Default: all that are here."),
+    ] = None,
+    data_dir: o.DataDir = o.DEFAULT_DATA,
+    as_json: o.Json = False,
+) -> None:
+    """Read every file of datasets and compare it with what it must be. Exit code 2 if one is missing or corrupt."""
+    found = _verified(names or [], data_dir)
+    rows = [(name, str(f.file), f.state, f.detail) for name, findings in found.items() for f in findings]
+    if as_json:
+        print_json([dict(zip(("dataset", "file", "state", "detail"), row, strict=True)) for row in rows])
+    elif rows:
+        print_table(("dataset", "file", "state", "detail"), rows)
+    else:
+        message(f"No datasets in {data_dir}.")
+    bad = {name for name, _, state, _ in rows if state != "ok"}
+    for name in sorted(bad):
+        message(f"{name} is missing or corrupt. Get it: pflbench data download {name} --data-dir {data_dir}")
+    if bad:
+        raise typer.Exit(2)
+
+
+@app.command()
+def download(name: Name, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
+    """Download a dataset, check it and put it in place. What is there already is not fetched again."""
+    from pflbench import data
+
+    base, variant = _split(name)
+    with data_view() as progress:
+        data.download(base, data_dir, variant, progress)
+    message(f"{name} is in place in {data_dir}.")
+
+
+def _row(dataset: Dataset) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "title": dataset.title,
+        "samples": dataset.samples,
+        "classes": dataset.classes,
+        "download": dataset.size,
+        "variants": list(dataset.variants),
+        "model": dataset.defaults.model,
+        "lr": dataset.defaults.lr,
+        "url": dataset.url,
+    }
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    base, _, variant = name.partition(":")
+    return base, variant or None
+
+
+def _verified(names: list[str], data_dir: Path) -> dict[str, list[Finding]]:
+    """Findings of the named datasets; without names, of those of which any file is here."""
+    from pflbench import data
+
+    found = {}
+    for name in names or data.DATASETS:
+        base, variant = _split(name)
+        findings = data.verify(base, data_dir, variant)
+        if names or any(finding.state != "missing" for finding in findings):
+            found[name] = findings
+    return found

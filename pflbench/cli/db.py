@@ -1,0 +1,72 @@
+"""`pflbench db`: the results database itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from pflbench.cli import options as o
+from pflbench.cli.console import message, print_fields, print_json
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+app = typer.Typer(help="Upgrade, check and describe the results database.", no_args_is_help=True)
+
+
+@contextmanager
+def existing(db: str) -> Iterator[Engine]:
+    """An existing database; its failures become UserErrors."""
+    from pflbench.store import db as store
+
+    url = store.to_url(db)
+    with store.friendly(url):
+        yield store.connect(url, create=False)
+
+
+@app.command()
+def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
+    """Bring the schema to the newest revision. Opening a database does this by itself; here it is only that."""
+    from pflbench.store import db as store
+
+    before, after = store.upgrade(store.to_url(db))
+    if as_json:
+        print_json({"from": before, "to": after})
+    elif before == after:
+        print(f"The schema is at {after}; there was nothing to do.")
+    else:
+        print(f"The schema went from {before or 'nothing'} to {after}.")
+
+
+@app.command()
+def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
+    """Look for damage: integrity, references, schema. Ends with exit code 2 if there is any."""
+    from pflbench.store import db as store
+
+    url = store.to_url(db)
+    with store.friendly(url):
+        problems = store.check(url)
+    if as_json:
+        print_json({"ok": not problems, "problems": problems})
+    else:
+        print("\n".join(problems) if problems else "No problems found.")
+    if problems:
+        message(f"{len(problems)} problem(s) in {db}; a copy of the file is the best start of any repair.")
+        raise typer.Exit(2)
+
+
+@app.command()
+def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
+    """Where the database is, its size, schema, and what it holds."""
+    from pflbench.store import db as store
+
+    url = store.to_url(db)
+    with store.friendly(url):
+        found = store.info(url)
+    if as_json:
+        print_json(found)
+    else:
+        print_fields((name.replace("_", " "), value) for name, value in found.items())

@@ -1,0 +1,109 @@
+"""`pflbench partition`: who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pflbench.cli import options as o
+from pflbench.cli.console import message, print_json, print_table
+from pflbench.cli.db import existing
+from pflbench.cli.progress import data_view
+from pflbench.errors import UserError
+
+if TYPE_CHECKING:
+    from pflbench.plan import Request
+
+# A class is a column up to here; more do not fit a screen, and each client holds few of them.
+MOST_COLUMNS = 20
+
+app = typer.Typer(help="Show how data are spread over clients.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """With a callback, Typer keeps `show` a command of its own."""
+
+
+@app.command()
+def show(
+    datasets: o.Datasets = [],  # noqa: B006
+    partition: o.Partition = None,
+    clients: o.Clients = None,
+    beta: o.Beta = None,
+    classes_per_client: o.ClassesPerClient = None,
+    balanced: o.Balanced = None,
+    least: o.Least = None,
+    iid_shares: o.IidShares = None,
+    groups: o.Groups = None,
+    dominant_share: o.DominantShare = None,
+    group_sizes: o.GroupSizes = None,
+    partition_seed: o.PartitionSeed = None,
+    test_share: o.TestShare = None,
+    stored: Annotated[
+        str | None,
+        typer.Option("--hash", metavar="HASH", help="A partition of the database: (the beginning of) its hash."),
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The partition of this run of the database.")] = None,
+    db: o.Db = o.DEFAULT_DB,
+    data_dir: o.DataDir = o.DEFAULT_DATA,
+    as_json: o.Json = False,
+) -> None:
+    """Print the client x class table of a partition, before it is run or as it was stored."""
+    request = o.request(locals())
+    if stored is None and run is None:
+        shown = _made(request)
+    elif request != o.request({"data_dir": data_dir}) or (stored and run):
+        raise UserError("--hash and --run stand alone.", "They name a stored partition; leave the other options out.")
+    else:
+        shown = [_stored(stored, run, db)]
+    if as_json:
+        print_json(shown)
+    else:
+        for one in shown:
+            _print(one)
+
+
+def _made(request: Request) -> list[dict[str, Any]]:
+    from pflbench.plan import plan
+    from pflbench.setting import load_setting
+
+    shown = []
+    # A partition does not depend on the method; any will do to complete the specification.
+    for spec in plan(replace(request, methods=("local",))):
+        with data_view() as progress:
+            record = load_setting(spec, request.data_dir, progress).record
+        shown.append(_plain(record.dataset, record.label, record.hash, record.classes, record.train_counts, record.test_counts))
+    return shown
+
+
+def _stored(stored: str | None, run: str | None, db: str) -> dict[str, Any]:
+    from pflbench.store import read
+
+    with existing(db) as engine:
+        found = read.partition(engine, stored) if stored is not None else read.run(engine, str(run), last=1).partition
+    if found is None:
+        raise UserError(f"Run {run} has no partition yet.", "It is stored when the run starts.")
+    return _plain(found.dataset, found.label, found.hash, found.classes, found.train, found.test)
+
+
+def _plain(dataset: str, label: str, hash: str, classes: Sequence[str], train: Any, test: Any) -> dict[str, Any]:
+    """train, test: sample counts [clients, classes]."""
+    counts = {name: [[int(n) for n in client] for client in side] for name, side in (("train", train), ("test", test))}
+    return {"dataset": dataset, "partition": label, "hash": hash, "classes": list(classes), **counts}
+
+
+def _print(shown: dict[str, Any]) -> None:
+    """Train and test samples together, as in the paper's figures; the totals apart."""
+    message(f"{shown['dataset']}, {shown['partition']}, {len(shown['train'])} clients, hash {shown['hash'][:16]}")
+    names = shown["classes"]
+    wide = len(names) > MOST_COLUMNS
+    rows = []
+    for client, (train, test) in enumerate(zip(shown["train"], shown["test"], strict=True)):
+        both = [a + b for a, b in zip(train, test, strict=True)]
+        held = [" ".join(f"{name}:{n}" for name, n in zip(names, both, strict=True) if n)] if wide else both
+        rows.append((client, *held, sum(train), sum(test), sum(both)))
+    print_table(("client", *(["class:samples"] if wide else names), "train", "test", "total"), rows)

@@ -1,0 +1,51 @@
+"""What `table` and `plot` share: which runs they are about, and the call of a report by its name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pflbench.cli import options as o
+from pflbench.errors import UserError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from pflbench.report import Entry
+
+
+def _statuses() -> list[str]:
+    from pflbench.store.schema import STATUSES
+
+    return [*STATUSES, "any"]
+
+
+MethodsFilter = Annotated[
+    list[str],
+    typer.Option("--method", "-m", metavar="NAME", autocompletion=o.completion(o.method_names), help="Only these; repeatable."),
+]
+DatasetsFilter = Annotated[
+    list[str],
+    typer.Option("--dataset", "-d", metavar="NAME", autocompletion=o.completion(o.dataset_names), help="Only these; repeatable."),
+]
+PartitionsFilter = Annotated[
+    list[str],
+    typer.Option("--partition", "-p", metavar="NAME", help="Only these, as the report names them, e.g. 'Dir(0.1)'; repeatable."),
+]
+Status = Annotated[
+    list[str],
+    typer.Option("--status", metavar="STATUS", autocompletion=o.completion(_statuses), help="Default: finished; any for all."),
+]
+
+
+def call(command: str, entry: Entry, engine: Engine, given: dict[str, Any]) -> Any:
+    """The report of an entry with the options that were given; one that this report does not have is a UserError."""
+    function = entry.load()
+    chosen = {name: value for name, value in given.items() if value not in (None, [])}
+    for name in chosen:
+        if name not in inspect.signature(function).parameters:
+            flag = "--" + name.removesuffix("s" if name != "status" else "")
+            raise UserError(f"{flag} does not belong to `pflbench {command}`.", "Leave it out.")
+    return function(engine, **chosen)

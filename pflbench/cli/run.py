@@ -1,0 +1,166 @@
+"""`pflbench run`: plans the runs, executes them one after another and prints their results."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+
+import typer
+
+from pflbench.cli import options as o
+from pflbench.cli.console import error, message, print_json
+from pflbench.cli.progress import data_view, run_view
+from pflbench.errors import Diverged, unknown
+
+if TYPE_CHECKING:
+    import sqlalchemy
+
+    from pflbench.run import Progress as Step
+    from pflbench.spec import RunSpec
+
+Engine = Literal["auto", "loop", "batched"]
+ENGINES = get_args(Engine)
+
+
+def run(
+    methods: o.Methods,
+    datasets: o.Datasets = [],  # noqa: B006  Typer gives every call its own list.
+    model: o.Model = None,
+    settings: o.Set = [],  # noqa: B006
+    seed: o.Seed = None,
+    seeds: o.Seeds = None,
+    partition: o.Partition = None,
+    clients: o.Clients = None,
+    beta: o.Beta = None,
+    classes_per_client: o.ClassesPerClient = None,
+    balanced: o.Balanced = None,
+    least: o.Least = None,
+    iid_shares: o.IidShares = None,
+    groups: o.Groups = None,
+    dominant_share: o.DominantShare = None,
+    group_sizes: o.GroupSizes = None,
+    partition_seed: o.PartitionSeed = None,
+    test_share: o.TestShare = None,
+    rounds: o.Rounds = None,
+    local_epochs: o.LocalEpochs = None,
+    batch_size: o.BatchSize = None,
+    lr: o.Lr = None,
+    join_ratio: o.JoinRatio = None,
+    eval_every: o.EvalEvery = None,
+    evaluate: o.Evaluate = None,
+    drop_last: o.DropLast = None,
+    bn_buffers: o.BnBuffers = None,
+    dtype: o.Dtype = None,
+    device: o.Device = "auto",
+    engine: o.Engine = "auto",
+    workers: o.Workers = None,
+    chunk: o.Chunk = None,
+    checkpoint_every: o.CheckpointEvery = 30.0,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Run anew what is finished; the old run is kept.", rich_help_panel=o.EXECUTION),
+    ] = False,
+    db: o.Db = o.DEFAULT_DB,
+    data_dir: o.DataDir = o.DEFAULT_DATA,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the complete specifications and their keys, run nothing.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Train methods on datasets; every round and every client goes into the results database.
+
+    What is not given is the paper's: 2,000 rounds, 20 clients, Dir(0.1), batches of 10, one local epoch, the model and
+    learning rate of the dataset. A finished run is not run again; an interrupted one resumes at its last checkpoint.
+    """
+    from pflbench.plan import plan
+
+    specs = plan(o.request(locals()))
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    if dry_run:
+        print_json([{"key": spec.key, "spec": spec.model_dump(mode="json")} for spec in specs])
+        return
+
+    from pflbench.run import Execution, execute
+    from pflbench.store import db as store
+
+    _prepare(specs, data_dir, quiet)
+    how = Execution(device, cast(Engine, engine), workers, chunk)
+    command = shlex.join(["pflbench", *sys.argv[1:]])
+    url = store.to_url(db)
+    results = store.connect(url)
+    done: list[dict[str, Any]] = []
+    failed = False
+    try:
+        for spec in specs:
+            steps = execute(spec, results, data_dir, how, force=force, checkpoint_every=checkpoint_every, command=command)
+            with store.friendly(url):
+                failed |= not _follow(spec, cast("Generator[Step]", steps), quiet)
+                done.append(_result(results, spec.key))
+            if not as_json:
+                print(_line(done[-1]), flush=True)
+    finally:
+        if as_json:
+            print_json(done)
+    if failed:
+        raise typer.Exit(2)
+
+
+def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
+    """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
+    from pflbench.setting import load_setting
+
+    for spec in {(spec.data, spec.partition): spec for spec in specs}.values():
+        with data_view(quiet) as progress:
+            load_setting(spec, data_dir, progress)
+
+
+def _follow(spec: RunSpec, steps: Generator[Step], quiet: bool) -> bool:
+    """Shows a run's progress to its end. False if it diverged, which is reported here: other runs go on."""
+    name = f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}"
+    step: Step | None = None
+    try:
+        with run_view(name, quiet) as view, closing(steps):
+            for step in steps:
+                view.show(step)
+    except Diverged as diverged:
+        error(diverged.message, diverged.hint)
+        return False
+    except KeyboardInterrupt:
+        kept = "Nothing had begun." if step is None else f"Run {step.run_id} keeps its rounds up to {step.round}."
+        message(f"Interrupted. {kept} The same command goes on from there.")
+        raise typer.Exit(130) from None
+    if step is not None and step.kind == "exists":
+        message(f"{name}: run {step.run_id} is finished already; --force runs it anew.")
+    return True
+
+
+def _result(results: sqlalchemy.Engine, key: str) -> dict[str, Any]:
+    from pflbench.store import read
+
+    detail = read.run(results, key, last=1)
+    info = detail.info
+    return {
+        "run": info.id,
+        "key": info.key,
+        "status": info.status,
+        "method": info.method,
+        "dataset": info.dataset,
+        "partition": info.partition,
+        "seed": info.seed,
+        "rounds": info.last_round,
+        "best": info.best,
+        "last": detail.last_rounds[-1]["accuracy"] if detail.last_rounds else None,
+        "message": info.message,
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    accuracies = ", ".join(f"{name} {100 * row[name]:.2f} %" for name in ("best", "last") if row[name] is not None)
+    where = f"{row['method']}  {row['dataset']}  {row['partition']}  seed {row['seed']}"
+    return f"run {row['run']}  {where}  {row['status']} after {row['rounds'] or 0} rounds  {accuracies}".rstrip()

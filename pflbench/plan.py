@@ -1,0 +1,280 @@
+"""From what a user asked for to complete run specifications: methods x datasets x seeds, else the paper's protocol.
+
+Nothing is loaded or trained here. Own data and PFLlib folders are only hashed, since their content is part of a run's key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from pflbench import data, methods, models
+from pflbench.errors import UserError, unknown
+from pflbench.partition.pfllib import describe
+from pflbench.spec import (
+    IID,
+    DataSpec,
+    Dirichlet,
+    Groups,
+    MethodSpec,
+    PartitionSpec,
+    Pathological,
+    RunSpec,
+    TrainSpec,
+)
+
+S = TypeVar("S")
+
+MAX_SEEDS = 1000
+
+# Option (as a field of Request) -> field of the partition's specification. A scheme refuses the options it does not list.
+_COMMON = {"clients": "clients", "partition_seed": "seed", "test_share": "test_share"}
+SCHEMES: dict[str, dict[str, str]] = {
+    "pathological": {**_COMMON, "classes_per_client": "classes_per_client", "balanced": "balanced", "least": "least"},
+    "dirichlet": {**_COMMON, "beta": "beta", "least": "least"},
+    "iid": {**_COMMON, "iid_shares": "shares"},
+    "groups": {**_COMMON, "groups": "groups", "dominant_share": "dominant_share", "group_sizes": "group_sizes"},
+    "pfllib": {},
+}
+_CLASSES: dict[str, Callable[..., PartitionSpec]] = {
+    "pathological": Pathological,
+    "dirichlet": Dirichlet,
+    "iid": IID,
+    "groups": Groups,
+}
+_PARTITION_OPTIONS = tuple(dict.fromkeys(option for options in SCHEMES.values() for option in options))
+_TRAIN_OPTIONS = (
+    "rounds",
+    "local_epochs",
+    "batch_size",
+    "lr",
+    "join_ratio",
+    "eval_every",
+    "evaluate",
+    "drop_last",
+    "bn_buffers",
+    "dtype",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `pflbench run`, by the same names. None means "not given": the paper's value for that dataset is used."""
+
+    methods: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    data_dir: Path = Path("data")
+    model: str | None = None
+    settings: tuple[str, ...] = ()  # "method.name=value"
+    seed: int | None = None
+    seeds: str | None = None  # "0-4", "0,2,5"
+    # partition
+    partition: str | None = None
+    clients: int | None = None
+    beta: float | None = None
+    classes_per_client: int | None = None
+    balanced: bool | None = None
+    least: int | None = None
+    iid_shares: str | None = None
+    groups: int | None = None
+    dominant_share: float | None = None
+    group_sizes: str | None = None  # "4,4,4"
+    partition_seed: int | None = None
+    test_share: float | None = None
+    # training
+    rounds: int | None = None
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    join_ratio: float | None = None
+    eval_every: int | None = None
+    evaluate: str | None = None
+    drop_last: str | None = None
+    bn_buffers: str | None = None
+    dtype: str | None = None
+
+
+def plan(request: Request) -> list[RunSpec]:
+    """All runs of a request, validated, in the order dataset, seed, method: results that belong together come together.
+
+    Raises UserError for unknown names, values out of range and options that do not belong to the chosen partition.
+    """
+    if not request.methods:
+        raise UserError("No method given.", f"Add -m/--method, one or more of: {', '.join(sorted(methods.METHODS))}.")
+    names = tuple(dict.fromkeys(request.methods))
+    for name in names:
+        if name not in methods.METHODS:
+            raise unknown("method", name, methods.METHODS)
+    settings, seeds, places = _settings(request.settings, names), _seeds(request), _places(request)
+    trained = [methods.spec(name, settings[name]) for name in names]
+    return [
+        _run(request, dataset, partition, method, seed) for dataset, partition in places for seed in seeds for method in trained
+    ]
+
+
+def _places(request: Request) -> list[tuple[DataSpec, PartitionSpec]]:
+    """Data and partition of each dataset of a request. A PFLlib folder brings its data along: -d then only names the dataset."""
+    scheme, _, path = (request.partition or "dirichlet").partition(":")
+    if scheme not in SCHEMES:
+        raise unknown("partition", scheme, SCHEMES)
+    _refuse_foreign_options(request, scheme)
+    if scheme == "pfllib":
+        return [_pfllib(request, path)]
+    if path:
+        raise UserError(f"--partition {scheme} takes no path.", "Only pfllib does: --partition pfllib:PATH.")
+    specs = [data.parse(text, request.data_dir) for text in dict.fromkeys(request.datasets or ("digits",))]
+    return [(spec, _partition(request, scheme, spec)) for spec in specs]
+
+
+def _run(request: Request, dataset: DataSpec, partition: PartitionSpec, method: MethodSpec, seed: int) -> RunSpec:
+    defaults = data.defaults(dataset)
+    model = request.model or defaults.model
+    if model not in models.MODELS:
+        raise unknown("model", model, models.MODELS)
+    given = _given(request, {name: name for name in _TRAIN_OPTIONS})
+    lr = data.default_lr(model, dataset.name)
+    train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
+    fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}
+    return _make(RunSpec, fields)
+
+
+def _partition(request: Request, scheme: str, dataset: DataSpec) -> PartitionSpec:
+    defaults = data.defaults(dataset)
+    own: dict[str, dict[str, Any]] = {
+        "dirichlet": {"beta": defaults.beta},
+        "pathological": {"classes_per_client": defaults.classes_per_client},
+    }
+    given = _given(request, SCHEMES[scheme])
+    if "group_sizes" in given:
+        given["group_sizes"] = _sizes(given["group_sizes"])
+    return _make(_CLASSES[scheme], {"clients": defaults.clients, **own.get(scheme, {}), **given}, SCHEMES[scheme])
+
+
+def _pfllib(request: Request, path: str) -> tuple[DataSpec, PartitionSpec]:
+    if not path:
+        raise UserError("--partition pfllib needs a folder.", "Write --partition pfllib:PATH.")
+    if len(set(request.datasets)) > 1:
+        raise UserError(
+            f"--partition pfllib:{path} holds one dataset, but -d names {len(set(request.datasets))}.",
+            "Give one -d: it names the dataset for the model, the learning rate and the table.",
+        )
+    partition = describe(Path(path).expanduser().absolute())
+    name = request.datasets[0] if request.datasets else _known_name(Path(path).resolve().name)
+    dataset = data.parse(name, request.data_dir)
+    if dataset.path is not None:
+        raise UserError(
+            f"--partition pfllib:{path} brings its own data, but -d names other data: {dataset.label}.",
+            f"With pfllib, -d is one of: {', '.join(sorted(data.DATASETS))}.",
+        )
+    return dataset, partition
+
+
+def _known_name(folder: str) -> str:
+    """The dataset whose name or title a folder bears: "MNIST", "TinyImagenet"."""
+    for name, dataset in data.DATASETS.items():
+        if _letters(folder) in (_letters(name), _letters(dataset.title)):
+            return name
+    raise UserError(
+        f"The PFLlib folder '{folder}' does not bear the name of a known dataset.",
+        f"Name it with -d, one of: {', '.join(sorted(data.DATASETS))}.",
+    )
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text.lower() if c.isalnum())
+
+
+def _refuse_foreign_options(request: Request, scheme: str) -> None:
+    for option in _given(request, {name: name for name in _PARTITION_OPTIONS}):
+        if option in SCHEMES[scheme]:
+            continue
+        owners = [name for name, options in SCHEMES.items() if option in options]
+        if scheme == "pfllib":
+            raise UserError(
+                f"{_flag(option)} does not go with --partition pfllib.", "A PFLlib folder already says who holds what."
+            )
+        mine = [_flag(name) for name in SCHEMES[scheme] if name not in _COMMON]
+        raise UserError(
+            f"{_flag(option)} does not belong to --partition {scheme}; it belongs to {' and '.join(owners)}.",
+            f"Options of {scheme}: {', '.join(mine)}.",
+        )
+
+
+def _given(request: Request, options: Mapping[str, str]) -> dict[str, Any]:
+    """The options that were given, under the names of the specification's fields."""
+    values = {field: getattr(request, option) for option, field in options.items()}
+    return {field: value for field, value in values.items() if value is not None}
+
+
+def _settings(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for text in texts:
+        target, equals, value = text.partition("=")
+        method, dot, parameter = target.strip().partition(".")
+        if not (equals and dot and method and parameter):
+            raise UserError(f"--set {text}: expected method.name=value.", "For example --set fedala.p=2.")
+        if method not in methods.METHODS:
+            raise unknown("method", method, methods.METHODS)
+        if method not in names:
+            raise UserError(f"--set {text}: {method} is not run by this command.", f"Add -m {method}, or drop the --set.")
+        found[method][parameter] = value.strip()
+    return found
+
+
+def _seeds(request: Request) -> list[int]:
+    if request.seeds is None:
+        return [0 if request.seed is None else request.seed]
+    if request.seed is not None:
+        raise UserError("--seed and --seeds exclude each other.", "Write --seed 3 for one run, --seeds 0-4 for several.")
+    found: dict[int, None] = {}
+    for part in request.seeds.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise UserError(f"--seeds {request.seeds}: '{part.strip()}' is no seed and no range.", "Write 0-4 or 0,2,5.")
+        end = int(last) if dash else int(first)
+        if end - int(first) >= MAX_SEEDS:
+            raise UserError(f"--seeds {request.seeds} asks for more than {MAX_SEEDS} runs of each method.", "Write 0-4 or 0,2,5.")
+        found.update(dict.fromkeys(range(int(first), end + 1)))
+    return list(found)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(
+            f"--group-sizes {text}: expected whole numbers separated by commas.",
+            "For example --group-sizes 400,300,300.",
+        )
+    return tuple(int(part) for part in parts)
+
+
+def _make(kind: Callable[..., S], values: dict[str, Any], options: Mapping[str, str] | None = None) -> S:
+    """The specification, or a UserError that names the option. `options` maps options to fields where the names differ."""
+    option_of = {field: option for option, field in (options or {}).items()}
+    for field, value in values.items():
+        # Pydantic's `gt=0` lets infinity pass.
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{_flag(option_of.get(field, field))} {value} is not a finite number.")
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise _first(error, option_of) from None
+
+
+def _first(error: ValidationError, option_of: Mapping[str, str]) -> UserError:
+    detail = error.errors()[0]
+    if not detail["loc"]:
+        return UserError(detail["msg"].removeprefix("Value error, ").capitalize() + ".")
+    field = str(detail["loc"][0])
+    reason = detail["msg"].replace("Input should be", "it must be")
+    return UserError(f"{_flag(option_of.get(field, field))} {detail['input']} is not possible: {reason}.")
+
+
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
