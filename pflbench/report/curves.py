@@ -1,0 +1,156 @@
+"""`plot curves`: accuracy over rounds or seconds, a panel per setting, a line per method with a band over its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError, unknown
+from pflbench.report import style
+from pflbench.report.collect import Arranged, Row, Setting, collect
+from pflbench.store import read
+from pflbench.store.read import Curve, Floats, Select
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+X = Literal["round", "seconds"]
+Band = Literal["minmax", "std"]
+XS: dict[X, str] = {"round": "Round", "seconds": "Training time (s)"}
+BANDS: dict[Band, str] = {"minmax": "minimum to maximum", "std": "mean ± population std"}
+
+# More cannot be seen: a panel in print is at most 1,000 dots wide, and noise between neighbours is what the band shows.
+POINTS = 200
+
+
+@dataclass(frozen=True)
+class Line:
+    """Mean over the runs of a method, accuracy in percent; `low` and `high` bound the band. All of one length."""
+
+    row: Row
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    setting: Setting
+    lines: tuple[Line, ...]
+
+
+def plot(
+    engine: Engine,
+    *,
+    methods: Iterable[str] = (),
+    datasets: Iterable[str] = (),
+    partitions: Iterable[str] = (),
+    status: Collection[str] = ("finished",),
+    x: X = "round",
+    band: Band = "minmax",
+) -> style.Drawing:
+    """The curves of the settings chosen by dataset or partition, else of the four settings with the most runs.
+
+    Raises UserError for unknown names or when there are no runs.
+    """
+    datasets, partitions = tuple(datasets), tuple(partitions)
+    for kind, name, valid in (("x axis", x, XS), ("band", band, BANDS)):
+        if name not in valid:
+            raise unknown(kind, name, valid)
+    found = collect(engine, Select("best"), methods=methods, datasets=datasets, partitions=partitions, status=status)
+    most = style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED
+    drawn = panels(engine, found, x=x, band=band, most=most)
+    notes = list(found.notes)
+    if len(found.settings) > len(drawn):
+        notes.append(
+            f"Drawn: the {len(drawn)} settings with the most runs, of {len(found.settings)}. "
+            "Choose with --dataset and --partition."
+        )
+    with style.context():
+        return style.Drawing(_draw(drawn, found.rows, x), _caption(drawn, x, band), tuple(notes))
+
+
+def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int) -> list[Panel]:
+    """The figure's numbers, for the `most` settings with the most runs, in the order of the settings."""
+    held = [
+        sum(len(runs) for (_, j), runs in found.cells.items() if j == column) for column in range(len(found.settings))
+    ]
+    chosen = sorted(sorted(range(len(held)), key=lambda j: -held[j])[:most])
+    return [_panel(engine, found, j, x, band) for j in chosen]
+
+
+def _panel(engine: Engine, found: Arranged, column: int, x: X, band: Band) -> Panel:
+    cells = {i: [run.id for run in runs] for (i, j), runs in sorted(found.cells.items()) if j == column}
+    ids = [run for runs in cells.values() for run in runs]
+    curves = read.curves(engine, ids, points=POINTS, seconds=x == "seconds")
+    setting = found.settings[column]
+    if x == "seconds" and not any(curve.seconds is not None and curve.seconds[-1] > 0 for curve in curves.values()):
+        raise UserError(f"The runs of {setting.title} have no recorded times.", "Draw them over rounds: --x round.")
+    lines = [
+        _line(found.rows[i], {run: curves[run] for run in runs if run in curves}, band) for i, runs in cells.items()
+    ]
+    return Panel(setting, tuple(lines))
+
+
+def _line(row: Row, curves: dict[int, Curve], band: Band) -> Line:
+    """Over the rounds at which all runs were evaluated, so that no step in the mean comes from an unfinished run's end."""
+    shared = reduce(np.intersect1d, (curve.round for curve in curves.values()))
+    at = {run: np.searchsorted(curve.round, shared) for run, curve in curves.items()}
+    accuracy = 100 * np.stack([curve.accuracy[at[run]] for run, curve in curves.items()])
+    x = np.stack([(curve.round if curve.seconds is None else curve.seconds)[at[run]] for run, curve in curves.items()])
+    mean = accuracy.mean(axis=0)
+    if band == "std":
+        std = accuracy.std(axis=0)
+        low, high = mean - std, mean + std
+    else:
+        low, high = accuracy.min(axis=0), accuracy.max(axis=0)
+    return Line(row, x.mean(axis=0), mean, low, high, tuple(curves))
+
+
+def _draw(drawn: Sequence[Panel], rows: Sequence[Row], x: X) -> Figure:
+    from matplotlib.lines import Line2D
+
+    columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
+    shown = [row for row in rows if any(line.row == row for panel in drawn for line in panel.lines)]
+    width = style.COLUMN if columns == 1 else style.PAGE
+    texts, per_line, below = style.legend([row.label for row in shown], width)
+    titles = max(len(panel.setting.head) for panel in drawn) - 1
+    figure, axes = style.grid(len(drawn), columns, width, 1.75 if columns < 3 else 1.4, titles=titles, below=below)
+    for k, (ax, panel) in enumerate(zip(axes, drawn, strict=True)):
+        _draw_panel(ax, panel)
+        ax.set_xlabel(XS[x] if k + columns >= len(drawn) else "")
+        ax.set_ylabel("Test accuracy (%)" if k % columns == 0 else "")
+    looks = [style.method(row.method, row.variant) for row in shown]
+    handles = [Line2D([], [], label=text, **look) for text, look in zip(texts, looks, strict=True)]
+    figure.legend(handles=handles, loc="lower center", ncols=per_line, borderaxespad=0.3)
+    return figure
+
+
+def _draw_panel(ax: Axes, panel: Panel) -> None:
+    for k, line in enumerate(panel.lines):
+        look = style.method(line.row.method, line.row.variant)
+        step = max(1, len(line.x) // 6)
+        # Markers of different lines sit at different places, so that they stay apart where curves meet.
+        offset = (k * step) // max(1, len(panel.lines))
+        ax.plot(line.x, line.mean, markevery=(offset, step), label=line.row.label, **look)
+        if len(line.runs) > 1:
+            ax.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.18, linewidth=0)
+    ax.set_title("\n".join((", ".join(panel.setting.head[:2]), *panel.setting.head[2:])))
+    ax.margins(x=0.02)
+
+
+def _caption(drawn: Sequence[Panel], x: X, band: Band) -> str:
+    counts = {len(line.runs) for panel in drawn for line in panel.lines}
+    runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
+    over = "training rounds" if x == "round" else "training time, evaluation excluded"
+    shaded = f" Lines: mean; bands: {BANDS[band]} over the runs." if max(counts) > 1 else ""
+    settings = "; ".join(panel.setting.title for panel in drawn)
+    return f"Test accuracy, pooled over clients, over {over}: {settings}. {runs.capitalize()} per method.{shaded}"

@@ -1,0 +1,116 @@
+"""Display names, and what tells runs apart: the one place for both. Names that are not listed are shown as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+# In the order of the rows of the paper's Table 2; figures take their colours from this order.
+METHODS = {
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fedavg-c": "FedAvg-C",
+    "fedprox-c": "FedProx-C",
+    "per-fedavg": "Per-FedAvg",
+    "fedrep": "FedRep",
+    "pfedme": "pFedMe",
+    "ditto": "Ditto",
+    "fedamp": "FedAMP",
+    "heurfedamp": "HeurFedAMP",
+    "fedphp": "FedPHP",
+    "fedfomo": "FedFomo",
+    "apple": "APPLE",
+    "partialfed": "PartialFed",
+    "fedala": "FedALA",
+    "elastic": "Elastic",
+    "feddeper": "FedDeper",
+}
+DATASETS = {
+    "digits": "Digits",
+    "mnist": "MNIST",
+    "fashionmnist": "Fashion-MNIST",
+    "emnist": "EMNIST",
+    "cifar10": "Cifar10",
+    "cifar100": "Cifar100",
+    "tiny": "Tiny-ImageNet",
+    "agnews": "AG News",
+}
+MODELS = {
+    "cnn": "4-layer CNN",
+    "resnet18": "ResNet-18",
+    "fasttext": "fastText",
+    "logreg": "logistic regression",
+    "mlp": "MLP",
+}
+_ITEMS = {
+    "partition.clients": "{} clients",
+    "partition.seed": "partition seed {}",
+    "partition.least": "at least {} samples",
+    "partition.test_share": "test share {}",
+    "train.rounds": "{} rounds",
+    "train.local_epochs": "{} local epochs",
+    "train.batch_size": "batch size {}",
+    "train.lr": "lr {}",
+    "train.join_ratio": "join ratio {}",
+    "train.eval_every": "evaluated every {} rounds",
+    "train.evaluate": "{} evaluated",
+    "train.bn_buffers": "BN buffers {}",
+    "train.dtype": "{}",
+    "version": "v{}",
+}
+
+
+def dataset_title(spec: dict[str, Any]) -> str:
+    """'MNIST', 'AG News (test)'; own data by the last part of its path."""
+    data = spec["data"]
+    if data.get("path"):
+        return PurePath(data["path"]).name or str(data["path"])
+    title = DATASETS.get(data["name"], data["name"])
+    return f"{title} ({data['variant']})" if data.get("variant") else title
+
+
+def label_title(label: str) -> str:
+    """As `dataset_title`, from the label that run and partition rows carry ('mnist', 'agnews:test', 'folder:PATH')."""
+    name, _, rest = label.partition(":")
+    if name in DATASETS:
+        return f"{DATASETS[name]} ({rest})" if rest else DATASETS[name]
+    return PurePath(rest).name or label
+
+
+def rank(names: Sequence[str] | dict[str, str], name: str) -> tuple[int, str]:
+    """Sorting key: listed names in their order, others after them by alphabet."""
+    order = list(names)
+    return (order.index(name) if name in order else len(order), name)
+
+
+def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'train': {'lr': 0.1}} -> {'train.lr': 0.1}. Paths are left out: where data lies is no part of a protocol."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            found |= flat(item, f"{prefix}{key}.")
+        elif key != "path":
+            found[prefix + key] = item
+    return found
+
+
+def telling_apart(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each flat dict, the entries in which the dicts are not all equal."""
+    missing = object()
+    keys = sorted({key for item in items for key in item})
+    differ = [k for k in keys if any(item.get(k, missing) != items[0].get(k, missing) for item in items)]
+    return [{k: item[k] for k in differ if k in item} for item in items]
+
+
+def words(key: str, value: Any) -> str:
+    """'train.rounds', 20 -> '20 rounds'. Hyperparameters and whatever has no words of its own: 'p=2'."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if key == "model":
+        return MODELS.get(text, text)
+    if key in ("data.content", "partition.content", "partition hash"):
+        return f"{key.removesuffix('.content')} {text[:8]}"
+    if key in _ITEMS:
+        return _ITEMS[key].format(text)
+    return f"{key.rpartition('.')[2]}={text}"

@@ -1,0 +1,84 @@
+"""Small databases for the tests of reading and reports, filled through the same functions as by `pflbench run`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Engine
+
+from pflbench.spec import RunSpec
+from pflbench.store import write
+from pflbench.store.records import PartitionRecord, RoundRecord
+
+HYPERPARAMETERS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "ditto": {"lam": 0.1, "personal_epochs": 2, "aggregation": "weighted"},
+}
+
+
+def spec(
+    method: str = "fedavg",
+    seed: int = 0,
+    *,
+    dataset: str = "mnist",
+    model: str = "cnn",
+    partition: dict[str, Any] | None = None,
+    hyperparameters: dict[str, Any] | None = None,
+    version: int = 1,
+    **train: Any,
+) -> RunSpec:
+    """The paper's protocol on MNIST (methods.md 2.2), but for what is given."""
+    default = {"scheme": "dirichlet", "beta": 0.1, "clients": 20}
+    values = HYPERPARAMETERS.get(method, {}) if hyperparameters is None else hyperparameters
+    return RunSpec.model_validate(
+        {
+            "data": {"name": dataset},
+            "partition": partition or default,
+            "model": model,
+            "train": {"rounds": 2000, "lr": 0.1, **train},
+            "method": {"name": method, "version": version, "hyperparameters": values},
+            "seed": seed,
+        }
+    )
+
+
+def add_partition(
+    engine: Engine, hash: str = "a" * 64, *, dataset: str = "mnist", counts: Any = ((9, 0), (3, 6))
+) -> int:
+    """A partition [clients][classes]; a third of the samples are test samples."""
+    counts = np.array(counts)
+    record = PartitionRecord(
+        hash=hash,
+        scheme="dirichlet",
+        label="Dir(0.1)",
+        dataset=dataset,
+        spec={"scheme": "dirichlet", "beta": 0.1},
+        classes=[f"class {k}" for k in range(counts.shape[1])],
+        train_counts=counts - counts // 3,
+        test_counts=counts // 3,
+    )
+    return write.save_partition(engine, record)
+
+
+def add_run(
+    engine: Engine,
+    of: RunSpec,
+    accuracies: list[float | None],
+    *,
+    status: str = "finished",
+    partition: int | None = None,
+    seconds: float | None = None,
+    **last: Any,
+) -> int:
+    """A run with the given accuracies a_0, a_1, ...; `last` are further fields of its last round."""
+    run = write.create_run(engine, of, {"commit": "abc"})
+    columns = {} if partition is None else {"partition_id": partition}
+    write.update_run(engine, run, status=status, **columns)
+    for t, accuracy in enumerate(accuracies):
+        extra = last if t == len(accuracies) - 1 else {}
+        spent = None if seconds is None else seconds * (t > 0)
+        write.write_round(
+            engine, run, RoundRecord(round=t, accuracy=accuracy, seconds_update=spent, seconds_evaluate=5.0, **extra)
+        )
+    return run
