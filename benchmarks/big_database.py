@@ -90,9 +90,7 @@ def client_results(
     return np.rint(accuracy * total).astype(np.int64), total * (0.05 + 2.3 * (1 - accuracy) ** 1.3)
 
 
-def round_rows(
-    run_id: int, correct: np.ndarray, loss: np.ndarray, total: np.ndarray, cost: float, sent: int
-) -> list[Row]:
+def round_rows(run_id: int, correct: np.ndarray, loss: np.ndarray, total: np.ndarray, cost: float, sent: int) -> list[Row]:
     """Tuples in the order of the columns of `round`. Round 0 was evaluated, but not trained."""
     per_client = correct / total
     updates = np.random.default_rng(run_id).gamma(100, cost / 100, len(correct))
@@ -112,9 +110,7 @@ def round_rows(
         if t:
             trained = (test_loss * 0.8, CLIENTS, 0.01, seconds, sent, sent, 0, 0, 4 * sent, 4 * sent, 1_500_000_000)
         train_loss, participants, receive, update, *traffic = trained
-        rows.append(
-            (run_id, t, accuracy, mean, std, test_loss, train_loss, participants, receive, update, 0.1 * cost, *traffic)
-        )
+        rows.append((run_id, t, accuracy, mean, std, test_loss, train_loss, participants, receive, update, 0.1 * cost, *traffic))
     return rows
 
 

@@ -48,7 +48,9 @@ def setting(data_dir: Path, share: float):
     from pflbench.setting import load_setting
 
     whole = load_setting(specification("fedavg"), data_dir)
-    cut = [tuple(part[: max(10, int(share * len(part)))] for part in side) for side in (whole.partition.train, whole.partition.test)]
+    cut = [
+        tuple(part[: max(10, int(share * len(part)))] for part in side) for side in (whole.partition.train, whole.partition.test)
+    ]
     return whole.arrays, Partition(*cut)
 
 
@@ -146,10 +148,14 @@ def main() -> None:
     for name in arms:
         times = [r["seconds"] for r in results[name]]
         told = ", ".join(f"{s:.2f}" for s in times)
-        print(f"{name:8} {statistics.median(times):7.2f} s a round ({told})  peak {max(r['peak_mb'] for r in results[name]):.0f} MB")
+        print(
+            f"{name:8} {statistics.median(times):7.2f} s a round ({told})  peak {max(r['peak_mb'] for r in results[name]):.0f} MB"
+        )
     ratios = [a["seconds"] / b["seconds"] for a, b in zip(results[arms[0]], results[arms[1]], strict=True)]
     told = ", ".join(f"{r:.2f}" for r in ratios)
-    print(f"{arms[0]} / {arms[1]}: {statistics.median(ratios):.2f} ({told}); {torch.get_num_threads()} cores, torch {torch.__version__}")
+    print(
+        f"{arms[0]} / {arms[1]}: {statistics.median(ratios):.2f} ({told}); {torch.get_num_threads()} cores, torch {torch.__version__}"
+    )
 
 
 if __name__ == "__main__":

@@ -58,9 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100_000)
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument(
-        "--folder", type=Path, help="where the database is made, and removed afterwards; default: TMPDIR"
-    )
+    parser.add_argument("--folder", type=Path, help="where the database is made, and removed afterwards; default: TMPDIR")
     options = parser.parse_args()
     spec = RunSpec(
         data=DataSpec(name="mnist"),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-import torch
-from torch import Tensor
+from typing import IO, TYPE_CHECKING, Any
 
 from pflbench.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 try:
     import fcntl
@@ -31,7 +33,7 @@ class Snapshot:
     t: int
     state: Any  # the method's frozen dataclass of tensors
     buffers: dict[str, Tensor]
-    carried: dict[str, float | int | None]
+    carried: dict[str, Any]
 
 
 def folder(database: Path | None) -> Path:
@@ -39,35 +41,27 @@ def folder(database: Path | None) -> Path:
     return Path(f"{database}.checkpoints") if database else Path("pflbench.checkpoints")
 
 
+def discard(where: Path, run_id: int) -> None:
+    """Removes a run's checkpoint, if there is one."""
+    for suffix in ("pt", "partial"):
+        (where / f"{run_id}.{suffix}").unlink(missing_ok=True)
+
+
 class Checkpoints:
-    """The checkpoint of one run, and the lock that keeps a second process from running it."""
+    """The checkpoint of one run. `owner` tells it from that of another run which had the same number before it was removed."""
 
-    def __init__(self, where: Path, run_id: int) -> None:
+    def __init__(self, where: Path, run_id: int, owner: str) -> None:
         self.file = where / f"{run_id}.pt"
-        self._lock_file = where / f"{run_id}.lock"
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Raises UserError if another process is at this run. The lock dies with the process, also when it is killed."""
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            handle = self._lock_file.open("w")
-        except OSError as error:
-            raise UserError(
-                f"{self.file.parent} cannot be written: {error.strerror}.",
-                "Checkpoints lie there; choose another place for --db.",
-            ) from None
-        with handle:
-            _lock(handle)
-            try:
-                yield
-            finally:
-                self._lock_file.unlink(missing_ok=True)
+        self.owner = owner
+        self.seconds = 0.0  # that the last one took
 
     def save(self, snapshot: Snapshot) -> None:
-        """Writes the checkpoint whole or not at all."""
+        """Writes the checkpoint whole or not at all. A full disk is a UserError."""
+        import torch
+
+        begun = time.perf_counter()
         fields = {f.name: getattr(snapshot.state, f.name) for f in dataclasses.fields(snapshot.state)}
-        content = {"t": snapshot.t, "state": fields, "buffers": snapshot.buffers, "carried": snapshot.carried}
+        content = {**vars(snapshot), "state": fields, "owner": self.owner}
         partial = self.file.with_suffix(".partial")
         try:
             with partial.open("wb") as handle:
@@ -75,31 +69,66 @@ class Checkpoints:
                 handle.flush()
                 os.fsync(handle.fileno())
             partial.replace(self.file)
+        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+            raise UserError(
+                f"The checkpoint {self.file} could not be written: {str(error).splitlines()[0]}.",
+                "Is the disk full? All finished rounds are in the database.",
+            ) from error
         finally:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+        self.seconds = time.perf_counter() - begun
 
     def load(self, like: Any, device: torch.device) -> Snapshot | None:
-        """The snapshot, with a state of the type of `like`; None if there is none or it cannot be read."""
+        """The snapshot, with a state of the type of `like`; None if there is none, or none of this run, or a damaged one."""
+        import torch
+
         if not self.file.exists():
             return None
         try:
             content = torch.load(self.file, map_location=device, weights_only=True)
-            state = dataclasses.replace(like, **content["state"])
-        except Exception:  # a damaged checkpoint costs the time to start anew, never a wrong number
+        except Exception:  # whatever is wrong with the file: without it the run begins anew
             return None
-        return Snapshot(content["t"], state, content["buffers"], content["carried"])
+        shapes = {f.name: getattr(like, f.name).shape for f in dataclasses.fields(like)}
+        if content.pop("owner") != self.owner or {k: v.shape for k, v in content["state"].items()} != shapes:
+            return None
+        return Snapshot(**{**content, "state": dataclasses.replace(like, **content["state"])})
 
     def remove(self) -> None:
-        self.file.unlink(missing_ok=True)
-        if self.file.parent.is_dir() and not any(p.suffix == ".pt" for p in self.file.parent.iterdir()):
-            for left in self.file.parent.glob(f"{self.file.stem}.*"):
-                left.unlink(missing_ok=True)
+        discard(self.file.parent, int(self.file.stem))
 
 
-def _lock(handle: IO[str]) -> None:
-    if fcntl is None:
-        return
+@contextmanager
+def locked(where: Path, key: str) -> Iterator[None]:
+    """Keeps other processes from the runs of a key. The lock dies with the process, also when it is killed.
+
+    Raises UserError if another process holds it, or the folder cannot be written.
+    """
+    path = where / f"{key}.lock"
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise UserError("Another process is at this run already.", "Wait for it, or stop it first.") from None
+        where.mkdir(parents=True, exist_ok=True)
+        handle = _own(path)
+    except PermissionError as error:
+        raise UserError(f"{where} cannot be written: {error.strerror}.", "Checkpoints lie there; choose another --db.") from None
+    with handle:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _own(path: Path) -> IO[str]:
+    while True:
+        handle = path.open("w")
+        if fcntl is None:
+            return handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.close()
+            raise UserError("Another process is at this run already.", "Wait for it, or stop it first.") from None
+        # Whoever had the lock before has removed the file: a lock on what is no longer there would keep nobody out.
+        with suppress(FileNotFoundError):
+            if os.fstat(handle.fileno()).st_ino == path.stat().st_ino:
+                return handle
+        handle.close()

@@ -29,7 +29,7 @@ from pflbench.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import write
 from pflbench.store.failures import sqlite_path
-from pflbench.store.records import RoundRecord
+from pflbench.store.records import RoundRecord, RunRow
 from pflbench.store.schema import now
 
 
@@ -73,24 +73,29 @@ def execute(
     """
     method = methods.make(spec.method)
     device = find_device(how.device)
-    found = None if force else write.find_run(store, spec.key)
-    if found and found.status == "finished":
-        yield Progress(found.id, "exists", spec.train.rounds, spec.train.rounds)
-        return
-    if found and found.status == "diverged":
-        raise Diverged(found.message or "The run diverged.", f"It is stored as run {found.id}; --force runs it anew.")
-    setting = load_setting(spec, data_root)
-    fed = federation(spec, setting, device, how)
-    try:
-        run_id = found.id if found else write.create_run(store, spec, environment.describe())
-        checkpoints = Checkpoints(checkpoint.folder(sqlite_path(store.url)), run_id)
-        with checkpoints.locked():
-            _begin(store, run_id, setting, fed, command)
-            loop = _Loop(spec, method, fed, store, run_id, checkpoints, checkpoint_every)
-            with _marked(store, run_id, spec, loop):
+    where = checkpoint.folder(sqlite_path(store.url))
+    with checkpoint.locked(where, spec.key), _exact_arithmetic(device), _memory(how, device):
+        found = None if force else write.find_run(store, spec.key)
+        if found and found.status == "finished":
+            yield Progress(found.id, "exists", spec.train.rounds, spec.train.rounds)
+            return
+        if found and found.status == "diverged":
+            raise Diverged(found.message or "The run diverged.", f"It is stored as run {found.id}; --force runs it anew.")
+        environment.reset_peak_memory()
+        setting = load_setting(spec, data_root)
+        fed = federation(spec, setting, device, how)
+        try:
+            if found is None:
+                write.create_run(store, spec, environment.describe())
+                found = write.find_run(store, spec.key)
+                assert found is not None
+            checkpoints = Checkpoints(where, found.id, owner=f"{found.key}/{found.attempt}/{found.created_at}")
+            _begin(store, found.id, setting, fed, command)
+            loop = _Loop(spec, method, fed, store, found, checkpoints, checkpoint_every)
+            with _marked(store, spec, loop):
                 yield from loop.run()
-    finally:
-        fed.executor.close()
+        finally:
+            fed.executor.close()
 
 
 def find_device(name: str) -> torch.device:
@@ -121,7 +126,38 @@ def federation(spec: RunSpec, setting: Setting, device: torch.device, how: Execu
     engine = how.engine if how.engine != "auto" else ("loop" if device.type == "cpu" else "batched")
     looped = engine == "loop"
     executor: Executor = LoopExecutor(flat, samples, how.workers) if looped else BatchedExecutor(flat, samples, how.chunk)
-    return Federation(flat, executor, spec.train, setting.partition.train, setting.partition.test, spec.seed)
+    fed = Federation(flat, executor, spec.train, setting.partition.train, setting.partition.test, spec.seed)
+    if not fed.batches(fed.nobody_left_out(), 1).steps().any():
+        executor.close()
+        raise UserError(
+            f"No client has a single batch to train on (batch size {spec.train.batch_size}, drop-last {spec.train.drop_last}).",
+            "Choose another --batch-size or --drop-last, or fewer clients; BatchNorm needs batches of at least 2.",
+        )
+    return fed
+
+
+@contextmanager
+def _exact_arithmetic(device: torch.device) -> Iterator[None]:
+    """On a GPU float32 means float32, and the same command gives the same numbers: cuDNN's defaults promise neither."""
+    if device.type == "cpu":
+        yield
+        return
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
+
+
+@contextmanager
+def _memory(how: Execution, device: torch.device) -> Iterator[None]:
+    """Out of GPU memory is the user's to mend."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        hint = "--chunk N trains N clients at a time (try a quarter of the cohort)"
+        if how.engine == "loop":
+            hint = "A smaller --batch-size or model needs less"
+        raise UserError(
+            f"Out of GPU memory on {device}.", f"{hint}, --device cpu none. The same command resumes the run."
+        ) from None
 
 
 class _Loop:
@@ -133,12 +169,13 @@ class _Loop:
         method: Method,
         fed: Federation,
         store: sqlalchemy.Engine,
-        run_id: int,
+        row: RunRow,
         checkpoints: Checkpoints,
         checkpoint_every: float,
     ) -> None:
-        self.spec, self.method, self.fed, self.store, self.run_id = spec, method, fed, store, run_id
+        self.spec, self.method, self.fed, self.store, self.run_id = spec, method, fed, store, row.id
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
+        self.rounds_stored = 0 if row.last_round is None else row.last_round + 1
         self.snapshot: Snapshot | None = None
         self.best: float | None = None
         self.saved_at = time.monotonic()
@@ -146,10 +183,14 @@ class _Loop:
     def run(self) -> Iterator[Progress]:
         rounds = self.spec.train.rounds
         resumed = self.checkpoints.load(self.method.init(self.fed.at(0)), self.fed.device)
+        if resumed and resumed.t >= self.rounds_stored:
+            # A power failure can take the database's last commits and leave a later checkpoint: its rounds would be missing.
+            resumed = None
         write.rewind(self.store, self.run_id, resumed.t if resumed else -1)
         if resumed:
             self.snapshot = resumed
-            self.fed.buffers.update(resumed.buffers)
+            # A copy: training changes buffers in place, and this snapshot may have to be saved once more.
+            self.fed.buffers.update({slot: rows.clone() for slot, rows in resumed.buffers.items()})
             state, carried = resumed.state, resumed.carried
             self.best = carried["best"]
             yield self._progress("resumed", resumed.t)
@@ -175,8 +216,9 @@ class _Loop:
             now_t = self.fed.at(t)
             S = now_t.cohort(t)
             with self._clock() as update:
+                now_t.reset_buffers(S, self.method.shared_slots)
                 state = self.method.update(now_t, state, S)
-                now_t.share_buffers(S)
+                now_t.average_buffers(S, self.method.shared_slots)
             cost = self._cost(now_t, received, update.seconds, len(S))
         following = self.fed.at(t + 1)
         S = following.cohort(t + 1)
@@ -185,10 +227,8 @@ class _Loop:
         evaluated = t % self.spec.train.eval_every == 0 or t == self.spec.train.rounds
         results = self._evaluate(following, state, S) if evaluated else {}
         # What reception of round t + 1 shows was seen at this E1.
-        write.write_round(
-            self.store, self.run_id, RoundRecord(round=t, **cost, **results, artifacts=following.ledger.artifacts)
-        )
-        if evaluated:
+        write.write_round(self.store, self.run_id, RoundRecord(round=t, **cost, **results, artifacts=following.ledger.artifacts))
+        if "accuracy" in results:
             self.best = max(results["accuracy"], self.best or 0.0)
         ledger = following.ledger
         carried = {
@@ -202,7 +242,9 @@ class _Loop:
             "seconds": time.perf_counter() - begun,
         }
         self.snapshot = Snapshot(t, state, {k: v.clone() for k, v in self.fed.buffers.items()}, carried)
-        if t < self.spec.train.rounds and time.monotonic() - self.saved_at >= self.checkpoint_every:
+        # Where a checkpoint is large, less often: it should cost no more than a fiftieth of the time.
+        interval = max(self.checkpoint_every, 50 * self.checkpoints.seconds) if self.checkpoint_every else 0.0
+        if t < self.spec.train.rounds and time.monotonic() - self.saved_at >= interval:
             self.save()
         return state, carried
 
@@ -216,8 +258,7 @@ class _Loop:
         """Round t's columns: its reception and its update together."""
         ledger, word = fed.ledger, self.fed.dtype.itemsize
         sent = {
-            name: received[name] + getattr(ledger, name)
-            for name in ("params_up", "params_down", "scalars_up", "scalars_down")
+            name: received[name] + getattr(ledger, name) for name in ("params_up", "params_down", "scalars_up", "scalars_down")
         }
         return {
             **sent,
@@ -235,10 +276,11 @@ class _Loop:
         who = S if self.spec.train.evaluate == "participants" else torch.arange(fed.size, device=fed.device)
         with self._clock() as evaluate:
             scores = fed.evaluate(self.method.deployed(state), who, self.method.slot)
-            series = {
-                name: fed.evaluate(models, who, slot) for name, (models, slot) in self.method.series(state).items()
-            }
-        _refuse_non_finite(scores, fed.t)
+            series = {name: fed.evaluate(models, who, slot) for name, (models, slot) in self.method.series(state).items()}
+        if not scores:
+            return {"seconds_evaluate": evaluate.seconds}
+        for tested in (scores, *series.values()):
+            _refuse_non_finite(tested, fed.t)
         each = scores.correct / scores.total
         return {
             "accuracy": scores.accuracy,
@@ -320,32 +362,29 @@ def _begin(store: sqlalchemy.Engine, run_id: int, setting: Setting, fed: Federat
 
 
 @contextmanager
-def _marked(store: sqlalchemy.Engine, run_id: int, spec: RunSpec, loop: _Loop) -> Iterator[None]:
+def _marked(store: sqlalchemy.Engine, spec: RunSpec, loop: _Loop) -> Iterator[None]:
     """Whatever ends a run early is written down with it, and what it has reached is kept."""
     try:
         yield
     except (KeyboardInterrupt, GeneratorExit):
-        _stop(store, run_id, loop, "interrupted", None)
+        _stop(store, loop, "interrupted", None)
         raise
     except Diverged as error:
         message = f"{spec.method.name}, seed {spec.seed}: {error.message}."
-        write.update_run(store, run_id, status="diverged", message=message, finished_at=now())
+        write.update_run(store, loop.run_id, status="diverged", message=message, finished_at=now())
         loop.checkpoints.remove()
         raise Diverged(message, error.hint) from None
     except torch.cuda.OutOfMemoryError:
-        _stop(store, run_id, loop, "failed", "out of GPU memory")
-        raise UserError(
-            f"{spec.method.name}: out of GPU memory with {loop.fed.executor.name} on {spec.partition.clients} clients.",
-            "--chunk N trains N clients at a time (try a quarter of the cohort); the same command resumes the run.",
-        ) from None
+        _stop(store, loop, "failed", "out of GPU memory")
+        raise
     except Exception as error:
-        _stop(store, run_id, loop, "failed", f"{type(error).__name__}: {error}"[:1000])
+        _stop(store, loop, "failed", f"{type(error).__name__}: {error}"[:1000])
         raise
 
 
-def _stop(store: sqlalchemy.Engine, run_id: int, loop: _Loop, status: str, message: str | None) -> None:
+def _stop(store: sqlalchemy.Engine, loop: _Loop, status: str, message: str | None) -> None:
     # The first error is the one to tell: where the disk is full, these steps may fail as well.
     with suppress(OSError, RuntimeError, UserError):
         loop.save()
     with suppress(UserError, sqlalchemy.exc.SQLAlchemyError):
-        write.update_run(store, run_id, status=status, message=message, finished_at=now())
+        write.update_run(store, loop.run_id, status=status, message=message, finished_at=now())

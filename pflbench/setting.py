@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Pa
     indices = {f"train_{i}": part for i, part in enumerate(partition.train)}
     indices |= {f"test_{i}": part for i, part in enumerate(partition.test)}
     return PartitionRecord(
-        hash=partition.hash(arrays.y),
+        hash=_identity(source, arrays, partition),
         scheme=spec.scheme,
         label=spec.label,
         dataset=source.label,
@@ -69,3 +70,9 @@ def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Pa
         test_counts=test,
         indices=indices,
     )
+
+
+def _identity(source: DataSpec, arrays: Arrays, partition: Partition) -> str:
+    """Of the index lists, the labels behind them and what these labels are called."""
+    named = [partition.hash(arrays.y), source.label, *arrays.classes]
+    return hashlib.sha256("\0".join(named).encode()).hexdigest()

@@ -128,6 +128,14 @@ class TrainSpec(Spec):
     bn_buffers: Literal["local", "average", "reset"] = "local"
     dtype: Literal["float32", "float64"] = "float32"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _all_are_participants(cls, values: Any) -> Any:
+        # With everyone in the cohort the two rules are one: it must not split keys.
+        if isinstance(values, dict) and values.get("join_ratio", 1.0) == 1:
+            return {**values, "evaluate": "all"}
+        return values
+
 
 class MethodSpec(Spec):
     """A method, the version of its implementation and *all* its hyperparameters, defaults written out."""

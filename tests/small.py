@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -69,7 +71,7 @@ def federation(
     samples = Samples(x, y, getattr(torch, dtype), torch.device("cpu"))
     settings = {"rounds": 4, "batch_size": 5, "lr": 0.1, **train}
     bounds = np.cumsum([0, *n, *tests])
-    parts = [np.arange(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [np.arange(a, b) for a, b in itertools.pairwise(bounds)]
     spec = TrainSpec(dtype=dtype, **settings)
     return Federation(flat, executor(engine, flat, samples), spec, parts[: len(n)], parts[len(n) :], seed)
 
@@ -85,8 +87,9 @@ def train(method, fed: Federation, count: int = 3, state=None, start: int = 1):
     state = state if state is not None else method.receive(fed.at(start), method.init(fed), fed.cohort(start))
     for t in range(start, start + count):
         now = fed.at(t)
+        now.reset_buffers(now.cohort(t), method.shared_slots)
         state = method.update(now, state, now.cohort(t))
-        now.share_buffers(now.cohort(t))
+        now.average_buffers(now.cohort(t), method.shared_slots)
         following = fed.at(t + 1)
         state = method.receive(following, state, following.cohort(t + 1))
     return state

@@ -109,7 +109,7 @@ def test_who_does_not_take_part_is_left_alone(name):
 def test_checkpoint_and_restore(name, tmp_path):
     fed, method = federation("batchnorm"), make(name)
     half = train(method, fed, 2)
-    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints = Checkpoints(tmp_path, 1, owner="me")
     checkpoints.save(Snapshot(2, half, fed.buffers, {"best": 0.5}))
     resumed = federation("batchnorm")
     loaded = checkpoints.load(method.init(resumed), torch.device("cpu"))

@@ -9,7 +9,11 @@ import pytest
 import torch
 from small import EXECUTORS, federation, train
 
+from pflbench import methods
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
+from pflbench.methods import METHODS
 from pflbench.methods.ditto import Ditto
 from pflbench.methods.fedala import FedALA
 from pflbench.methods.fedavg import FedAvg
@@ -48,7 +52,7 @@ def test_ditto_without_its_term_is_local_training_beside_fedavg(engine):
 def test_fedala_that_does_not_learn_its_weights_is_fedavg(engine):
     still = train(FedALA(eta=0, p=2), federation(engine=engine))
     close(still.w, train(FedAvg(), federation(engine=engine)).w)
-    close(still.hat, still.w.expand_as(still.hat))
+    close(still.theta, still.w.expand_as(still.theta))
 
 
 @engines
@@ -60,15 +64,16 @@ def test_fedala_before_its_start_round_is_fedavg(engine):
 
 
 def test_lower_blocks_are_overwritten_and_weights_stay_within_bounds():
-    fed = federation()
-    state = train(FedALA(eta=50.0), fed)
+    fed, method = federation(), FedALA(eta=50.0)
+    before = method.update(fed.at(3), train(method, fed, 2), fed.cohort(3))
+    state = method.receive(fed.at(4), before, fed.cohort(4))
     up = fed.flat.blocks[0].start
-    close(state.hat[:, :up], state.w[:up].expand(fed.size, -1), 0)
+    close(state.theta[:, :up], state.w[:up].expand(fed.size, -1), 0)
     assert state.W.min() >= 0
     assert state.W.max() <= 1
     assert 0 < (state.W < 1).double().mean() < 1
-    mixed = state.theta + (state.w - state.theta) * torch.nn.functional.pad(state.W, (up, 0), value=1.0)
-    close(state.hat, mixed)
+    mixed = before.theta + (before.w - before.theta) * torch.nn.functional.pad(state.W, (up, 0), value=1.0)
+    close(state.theta, mixed)
 
 
 def test_without_adaptation_the_weights_stay_as_the_initial_stage_left_them():
@@ -95,15 +100,15 @@ def test_the_initial_stage_ends_at_convergence_or_at_its_cap(engine):
     assert init_epochs(FedALA(threshold=1e9, min_epochs=14), fed).tolist() == [14] * fed.size
 
 
-def counting(fed, monkeypatch) -> list[int]:
+def counting(monkeypatch) -> list[int]:
     calls: list[int] = []
-    original = fed.executor.walk
+    original = Federation.walk
 
-    def spy(*arguments):
-        calls.append(len(arguments[5]))
-        return original(*arguments)
+    def spy(self, step, course, **arguments):
+        calls.append(len(course.clients))
+        return original(self, step, course, **arguments)
 
-    monkeypatch.setattr(fed.executor, "walk", spy)
+    monkeypatch.setattr(Federation, "walk", spy)
     return calls
 
 
@@ -111,7 +116,7 @@ def counting(fed, monkeypatch) -> list[int]:
 def test_after_the_initial_stage_min_epochs_are_walked(epochs, monkeypatch):
     fed, method = federation(), FedALA(min_epochs=epochs, threshold=1e9)
     state = train(method, fed, 1)
-    calls = counting(fed, monkeypatch)
+    calls = counting(monkeypatch)
     train(method, fed, 1, state, start=2)
     assert calls == [fed.size] * epochs
 
@@ -140,6 +145,17 @@ def test_a_contiguous_subset_of_80_percent_always_holds_the_middle():
     assert starts == set(range(9)), "the start is uniform over 0..n - m, both ends included"
 
 
+@engines
+@pytest.mark.parametrize("model", ["mlp", "batchnorm", "cnn", "fasttext"])
+def test_running_the_frozen_layers_once_changes_nothing(model, engine, monkeypatch):
+    """p = 1 walks on the features; the same with the whole model, as for larger p, must give the same weights."""
+    quick = train(FedALA(), federation(model, engine), 2)
+    monkeypatch.setattr(Flat, "has_features", False)
+    whole = train(FedALA(), federation(model, engine), 2)
+    close(quick.W, whole.W, 1e-10)
+    close(quick.theta, whole.theta, 1e-10)
+
+
 def test_ala_all_also_overwrites_those_outside_the_cohort():
     """The reference's way: every client runs ALA in every round."""
     fed, method = federation(join_ratio=0.5), FedALA(ala_all=True)
@@ -150,7 +166,6 @@ def test_ala_all_also_overwrites_those_outside_the_cohort():
     received = method.receive(later, updated, S)
     outside = [i for i in range(fed.size) if i not in S.tolist()]
     assert not torch.equal(received.theta[outside], updated.theta[outside])
-    assert torch.equal(received.theta[outside], received.hat[outside])
     assert received.started.all()
 
 
@@ -162,14 +177,26 @@ def test_a_client_that_has_never_trained_can_wait_with_ala():
     mixing, waiting = (train(FedALA(skip_untrained=skip), fed, t - 1) for skip in (False, True))
     assert mixing.started[newcomer]
     assert not waiting.started[newcomer]
-    close(waiting.hat[newcomer], waiting.w, 0)
-    assert (mixing.hat[newcomer] - mixing.w).abs().max() > 0
+    close(waiting.theta[newcomer], waiting.w, 0)
+    assert (mixing.theta[newcomer] - mixing.w).abs().max() > 0
 
 
 def test_a_range_beyond_the_model_is_refused():
     fed = federation()
     with pytest.raises(UserError, match="p = 3, but this model has 2 blocks"):
         FedALA(p=3).init(fed)
+
+
+def test_more_epochs_than_the_cap_allows_are_refused():
+    with pytest.raises(UserError, match="min_epochs = 7 is more than max_init_epochs = 5"):
+        FedALA(min_epochs=7, max_init_epochs=5).init(federation())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_default_written_out_gives_the_same_run(name):
+    """Else the same run would have two keys, be trained twice and be counted as two."""
+    for h in methods.hyperparameters(name):
+        assert methods.spec(name, {h.name: str(h.default)}).model_dump_json() == methods.spec(name, {}).model_dump_json()
 
 
 def test_communication_as_in_section_1_18():

@@ -72,15 +72,15 @@ def test_ditto_uniform_mean(name):
 def test_fedala(name):
     fed = q2(name)
     first, second, third = rounds(FedALA(threshold=0.1, s=100), fed, 3)
-    near(first[0].hat, [[0, 0], [0, 0]])
+    near(first[0].theta, [[0, 0], [0, 0]])
     near(first[1].theta, [[0.1, 0], [0, 0.2]])
     near(first[1].w, [0.075, 0.05])
     near(second[0].W, [[0.9728411847], [0]])
-    near(second[0].hat, [[0.075, 0.0486420592], [0.075, 0.2]])
+    near(second[0].theta, [[0.075, 0.0486420592], [0.075, 0.2]])
     near(second[1].theta, [[0.1675, 0.0437778533], [0.0675, 0.38]])
     near(second[1].w, [0.1425, 0.12783339])
     near(third[0].W, [[0.9622879666], [0]])
-    near(third[0].hat, [[0.1425, 0.1246634848], [0.1425, 0.38]])
+    near(third[0].theta, [[0.1425, 0.1246634848], [0.1425, 0.38]])
     near(third[1].w, [0.20325, 0.2196478522])
 
 
@@ -106,8 +106,6 @@ def test_ala_single_steps(name, p, eta, weights, models):
     S = fed.cohort(2)
     for steps, (W, hat) in enumerate(zip(weights, models, strict=True), start=1):
         ala = FedALA(p=p, eta=eta, s=100, max_init_epochs=steps)
-        mixed, after = ala.initialise(
-            fed, ala.first(fed), S, torch.tensor([[1.0, 2.0]]).double(), torch.zeros(1, 2).double()
-        )
+        mixed, after = ala.initialise(fed, ala.first(fed), S, torch.tensor([[1.0, 2.0]]).double(), torch.zeros(1, 2).double())
         near(after.W, [W])
         near(mixed, [hat])

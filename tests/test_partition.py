@@ -328,6 +328,15 @@ def test_hash_is_of_the_content():
     assert len({partition.hash(labels), *others}) == 5
 
 
+def test_a_client_too_small_for_the_split_only_tests():
+    """methods.md 0.5: it is never selected, and no reason to refuse the federation."""
+    partition = make(IID(clients=30, shares="reference"), sorted_labels((50, 50)), 2)
+    trains, tests = ([len(part) for part in side] for side in (partition.train, partition.test))
+    assert 0 in trains
+    assert max(trains) > 0
+    assert sum(trains) + sum(tests) == 100
+
+
 # --- errors: one or two lines that say what is wrong and what to do ---
 
 
@@ -340,11 +349,10 @@ def test_hash_is_of_the_content():
         (Pathological(clients=3, classes_per_client=1), (50,) * 4, "leave 1 classes without a client"),
         (Pathological(clients=20, classes_per_client=2), TINY, "leave 160 classes without a client"),
         (Pathological(clients=2, classes_per_client=2, least=100), (50, 50), "Class 0 has 25 samples per client"),
-        (IID(clients=30, shares="reference"), (50, 50), "Client 0 has 0 samples: "),
         (Dirichlet(beta=0.1, clients=10, least=20), (50, 50), "10 clients cannot hold at least 20 of 100 samples"),
         (Dirichlet(beta=0.01, clients=10, least=10), (50, 50), r"No Dir\(0.01\) partition over 10 clients"),
         (Dirichlet(beta=1e-300, clients=10, least=1), (50, 50), r"No Dir\(1e-300\) partition over 10 clients"),
-        (IID(clients=4, test_share=0.99), (50, 50), "Client 0 has 25 samples: a test share of 0.99"),
+        (IID(clients=4, test_share=0.99), (50, 50), "A test share of 0.99 leaves no client anything to train on"),
         (Groups(clients=10, groups=3), (50, 50), "3 groups cannot each have their own of 2 classes"),
         (Groups(clients=2, groups=3), (50,) * 4, "3 groups cannot each have their own of 2 clients"),
         (Groups(clients=4, groups=2, group_sizes=(5,)), (50, 50), "1 group sizes for 2 groups: 5"),

@@ -17,7 +17,7 @@ from pflbench.errors import Diverged, UserError
 from pflbench.methods import METHODS
 from pflbench.run import Execution, execute
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
-from pflbench.store import db
+from pflbench.store import db, write
 
 COLUMNS = "round, accuracy, accuracy_mean, accuracy_std, test_loss, train_loss, participants, params_up, params_down, bytes_up"
 
@@ -74,7 +74,7 @@ def test_rows(store):
 
 
 def test_what_is_evaluated_is_what_was_received(store):
-    """Row 0 of every method is the initial model; FedAvg's row t is one global model, so all its losses are those of one model."""
+    """Row 0 of every method is the initial model."""
     for name in METHODS:
         run(spec(name, rounds=1), store)
     first = rows(store, "SELECT accuracy, test_loss FROM round WHERE round = 0")
@@ -216,6 +216,122 @@ def test_a_damaged_checkpoint_costs_time_and_no_more(store, tmp_path):
     assert rows(store, "SELECT MIN(round), MAX(round), COUNT(*) FROM round") == [(0, 6, 7)]
 
 
+def test_a_checkpoint_is_never_taken_over_by_another_run(store, tmp_path):
+    """Run numbers come back after `runs rm`; whoever has the number then must not go on from a stranger's model."""
+    expected = numbers(store, run(spec(seed=1), store)[-1].run_id)
+    steps = execute(spec(seed=0), store, Path("data"), Execution(workers=1))
+    next(steps), next(steps), next(steps)
+    steps.close()
+    write.remove_run(store, 2)
+    assert list(tmp_path.glob("*.checkpoints/2.pt"))
+    again = run(spec(seed=1), store, force=True)
+    assert (again[0].run_id, again[0].kind) == (2, "started")
+    assert numbers(store, 2) == expected
+
+
+def test_a_checkpoint_newer_than_the_database_is_not_used(store):
+    """A power failure may take the last commits: the rounds between would be missing for ever."""
+    whole = numbers(store, run(spec(), store)[-1].run_id)
+    steps = execute(spec(), store, Path("data"), Execution(workers=1), force=True)
+    for _ in range(4):
+        next(steps)
+    steps.close()
+    write.rewind(store, 2, 1)
+    assert run(spec(), store)[0].kind == "started"
+    assert numbers(store, 2) == whole
+
+
+def test_interrupted_twice_with_batch_norm(store, monkeypatch):
+    """BatchNorm buffers change in place; the snapshot that an interrupt saves must be that of the last whole round."""
+    import small
+
+    from pflbench import run as runner
+    from pflbench.methods.ditto import Ditto
+
+    class Net(small.BatchNormNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.output = torch.nn.Linear(64, 6), torch.nn.Linear(6, 10)
+
+        def features(self, x):
+            return super().features(x.flatten(1))
+
+    monkeypatch.setattr(runner, "build", lambda *_: Net())
+    whole = numbers(store, run(spec("ditto"), store)[-1].run_id)
+    original, stop_at = Ditto.update, [3, 3, 99]
+
+    def update(self, fed, s, S):
+        done = original(self, fed, s, S)
+        if fed.t == stop_at[0]:
+            stop_at.pop(0)
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(Ditto, "update", update)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(spec("ditto"), store, force=not rows(store, "SELECT 1 FROM run WHERE id = 2"))
+    resumed = run(spec("ditto"), store)
+    assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
+    assert numbers(store, 2) == whole
+
+
+def test_a_full_disk_under_the_checkpoint(store, monkeypatch):
+    def full(*_):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match=r"checkpoint .* could not be written") as caught:
+        run(spec(), store, checkpoint_every=0)
+    assert "in the database" in caught.value.hint
+    assert rows(store, "SELECT status, (SELECT COUNT(*) FROM round) FROM run") == [("failed", 1)]
+    monkeypatch.undo()
+    assert run(spec(), store)[-1].kind == "finished"
+
+
+def test_two_starts_of_a_new_run_make_one(store):
+    """The second process looks when the first has not finished, and finds its result when it is let in."""
+    first = execute(spec(), store, Path("data"), Execution(workers=1))
+    next(first)
+    with pytest.raises(UserError, match="Another process"):
+        next(execute(spec(), store, Path("data"), Execution(workers=1)))
+    list(first)
+    assert [s.kind for s in run(spec(), store)] == ["exists"]
+    assert rows(store, "SELECT COUNT(*) FROM run") == [(1,)]
+
+
+def test_nothing_to_train_on(store):
+    with pytest.raises(UserError, match="No client has a single batch"):
+        run(spec(batch_size=5000, drop_last="always"), store)
+
+
+@pytest.mark.parametrize("rule", ["local", "average", "reset"])
+def test_batch_norm_buffers(rule):
+    from small import federation
+
+    fed = federation("batchnorm", bn_buffers=rule, join_ratio=0.5)
+    before = fed._buffers("model").clone()
+    fed._buffers("model")[:] += 1.0
+    now = fed.at(1)
+    S = now.cohort(1)
+    outside = [i for i in range(fed.size) if i not in S.tolist()]
+    now.reset_buffers(S, ("model",))
+    after_reset = fed._buffers("model").clone()
+    now.sgd(fed.initial().expand(len(S), -1), S)
+    trained = fed._buffers("model").clone()
+    now.average_buffers(S, ("model",))
+    after = fed._buffers("model")
+    assert torch.equal(after_reset[S], before[S] if rule == "reset" else before[S] + 1)
+    assert torch.equal(after_reset[outside], before[outside] + 1)
+    if rule == "average":
+        mean = (fed.n[S].unsqueeze(1) * trained[S]).sum(0) / fed.n[S].sum()
+        torch.testing.assert_close(after, mean.expand_as(after))
+        assert now.ledger.scalars_up == before.shape[1] * len(S)
+    else:
+        assert torch.equal(after, trained)
+        assert now.ledger.scalars_up == 0
+
+
 def test_two_processes_do_not_run_the_same_run(store):
     first = execute(spec(), store, Path("data"), Execution(workers=1))
     next(first)
@@ -254,8 +370,8 @@ def test_out_of_gpu_memory_says_what_helps(store, monkeypatch):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     monkeypatch.setattr(FedAvg, "update", update)
-    with pytest.raises(UserError, match="out of GPU memory") as caught:
-        run(spec("fedavg"), store)
+    with pytest.raises(UserError, match="Out of GPU memory") as caught:
+        run(spec("fedavg"), store, engine="batched")
     assert "--chunk" in caught.value.hint
     assert rows(store, "SELECT status, message FROM run") == [("failed", "out of GPU memory")]
 
@@ -289,4 +405,3 @@ def test_partitions_are_stored_once_and_do_not_depend_on_method_or_seed(store):
         run(spec(name, seed=seed, rounds=1), store)
     assert rows(store, "SELECT COUNT(*), COUNT(DISTINCT partition_id) FROM run") == [(3, 1)]
     assert rows(store, "SELECT COUNT(*) FROM partition") == [(1,)]
-

@@ -107,9 +107,7 @@ def value_of(column: sa.Column[Any], i: int) -> Any:
 def read(engine: Engine) -> Rows:
     with engine.connect() as connection:
         return {
-            table.name: [
-                dict(row) for row in connection.execute(table.select().order_by(*table.primary_key)).mappings()
-            ]
+            table.name: [dict(row) for row in connection.execute(table.select().order_by(*table.primary_key)).mappings()]
             for table in tables(engine)
         }
 
@@ -217,9 +215,7 @@ def test_failed_migration_changes_nothing(engine: Engine, add_migration: Callabl
         assert db.revision(connection) == old
 
 
-def test_newer_database_is_refused(
-    engine: Engine, add_migration: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newer_database_is_refused(engine: Engine, add_migration: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     url, known = engine.url.render_as_string(), db.scripts()
     add_migration()
     db.upgrade(url)

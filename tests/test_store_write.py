@@ -147,9 +147,7 @@ def test_run_keeps_its_specification(engine: Engine) -> None:
     assert (found.id, found.status, found.attempt, found.last_round) == (run_id, "queued", 1, None)
     assert RunSpec.model_validate(found.spec) == spec
     assert found.environment == {"commit": "abc", "versions": {"numpy": "2"}}
-    query = (
-        "SELECT protocol, dataset, model, scheme, partition_label, clients, join_ratio, rounds, method, seed FROM run"
-    )
+    query = "SELECT protocol, dataset, model, scheme, partition_label, clients, join_ratio, rounds, method, seed FROM run"
     copies = (spec.protocol, "digits", "mlp", "dirichlet", "Dir(0.1)", 4, 1.0, 7, "ditto", 3)
     assert rows(engine, query) == [copies]
 
@@ -283,7 +281,5 @@ def test_two_processes_write_different_runs(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     for process in [python(WRITE_ROUNDS, path, seed, 150) for seed in (0, 1)]:
         finish(process)
-    stored = sqlite3.connect(path).execute(
-        "SELECT seed, count(*) FROM run JOIN client_round ON run_id = id GROUP BY seed"
-    )
+    stored = sqlite3.connect(path).execute("SELECT seed, count(*) FROM run JOIN client_round ON run_id = id GROUP BY seed")
     assert stored.fetchall() == [(0, 3000), (1, 3000)]

@@ -163,8 +163,8 @@ class Ala:
                 loss = F.cross_entropy(mixed(x), y)
                 top = list(mixed.parameters())[-self.tensors :]
                 grads = torch.autograd.grad(loss, top)
-                for W, g, r, l in zip(self.W, grads, top_received, top_local, strict=True):
-                    W.copy_(torch.clamp(W - self.eta * g * (r - l), 0, 1))
+                for W, g, r, own in zip(self.W, grads, top_received, top_local, strict=True):
+                    W.copy_(torch.clamp(W - self.eta * g * (r - own), 0, 1))
                 self.blend(mixed, top_received, top_local)
             losses.append(loss.item())
             settled = len(losses) > 10 and np.std(losses[-10:]) < self.threshold
@@ -178,8 +178,8 @@ class Ala:
 
     def blend(self, mixed, received, local):
         with torch.no_grad():
-            for p, W, r, l in zip(list(mixed.parameters())[-self.tensors :], self.W, received, local, strict=True):
-                p.copy_(l + (r - l) * W)
+            for p, W, r, own in zip(list(mixed.parameters())[-self.tensors :], self.W, received, local, strict=True):
+                p.copy_(own + (r - own) * W)
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])

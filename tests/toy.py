@@ -42,11 +42,7 @@ def half_square(output: Tensor, labels: Tensor) -> Tensor:
 
 
 def executor(name: str, flat: Flat, samples: Samples, loss=half_square) -> Executor:
-    return (
-        LoopExecutor(flat, samples, workers=2, loss=loss)
-        if name == "loop"
-        else BatchedExecutor(flat, samples, loss=loss)
-    )
+    return LoopExecutor(flat, samples, workers=2, loss=loss) if name == "loop" else BatchedExecutor(flat, samples, loss=loss)
 
 
 def q2(name: str, *, centres=((1.0, 0.0), (0.0, 2.0)), n=(30, 10), lr=0.1, epochs=1, join_ratio=1.0) -> Federation:

@@ -13,12 +13,13 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import Correct, Given, Loss, Step, Trained, Walked, pick
+from pflbench.engine.executor import ALL, Correct, Executor, Given, Loss, Step, Trained, Walked, pick
 from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
 
 Named = dict[str, Tensor]
 EVALUATED_AT_ONCE = 8192  # samples of all clients together
+EVALUATED_PER_CLIENT = 512
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,18 @@ class _Chunk:
 
     clients: Tensor
     steps: Iterator[_Part]
+
+
+class _Below(nn.Module):
+    """A module's layers below its head, callable by `functional_call`."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.whole.features(x)  # type: ignore[operator]
+        return features
 
 
 class BatchedExecutor:
@@ -57,12 +70,11 @@ class BatchedExecutor:
         buffers: Tensor,
         plan: Plan,
         lr: float,
-        columns: slice | None = None,
+        columns: slice = ALL,
         correct: Correct | None = None,
         given: Given | None = None,
     ) -> Trained:
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
-        inside = columns if columns is not None else slice(None)
         gradients = self._gradients(columns)
         for chunk in self._chunks(plan):
             w, b, loss = rows[chunk.clients], buffers[chunk.clients], loss_out[chunk.clients]
@@ -77,7 +89,7 @@ class BatchedExecutor:
                 for name, view in self.flat.views(part_w, columns).items():
                     view.sub_(grads[name], alpha=lr)
                 if correct is not None:
-                    part_w[..., inside].sub_(correction[..., inside], alpha=lr)
+                    part_w[..., columns].sub_(correction[..., columns], alpha=lr)
                 if not isinstance(at, slice):
                     w[at], b[at] = part_w, part_b
                 loss[at] += part_loss
@@ -92,13 +104,12 @@ class BatchedExecutor:
         given: Given,
         buffers: Tensor,
         plan: Plan,
-        columns: slice | None = None,
+        columns: slice = ALL,
     ) -> Walked:
         like = next(iter(carry.values()))
         carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
         total, last = like.new_zeros(len(plan)), like.new_zeros(len(plan))
         gradients = self._gradients(columns)
-        inside = columns if columns is not None else slice(None)
         for chunk in self._chunks(plan):
             models = base[chunk.clients]
             state = {k: v[chunk.clients] for k, v in carry.items()}
@@ -116,7 +127,7 @@ class BatchedExecutor:
                     part_b: Tensor = part_b,
                     losses: list[Tensor] = losses,
                 ) -> Tensor:
-                    part_w[:, inside] = w
+                    part_w[:, columns] = w
                     grads, loss = gradients(part_w, part_b, index)
                     losses.append(loss)
                     return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
@@ -130,6 +141,36 @@ class BatchedExecutor:
                 carry_out[k][chunk.clients] = v
             buffers_out[chunk.clients] = b
         return Walked(carry_out, buffers_out, total / _step_counts(plan, like), last)
+
+    @torch.no_grad()
+    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
+        self.module.train()
+        below = _Below(self.module)
+        positions = plan.positions()
+        starts = torch.tensor([p[0] if len(p) else 0 for p in positions.order], device=self.device)
+        features: Tensor | None = None
+
+        def features_of(params: Named, buffered: Named, x: Tensor) -> Tensor:
+            mine = {f"whole.{k}": v.clone() for k, v in buffered.items()}
+            out: Tensor = functional_call(below, ({f"whole.{k}": v for k, v in params.items()}, mine), (x,))
+            return out
+
+        for chunk in self._chunks(plan):
+            params, buffered = self.flat.views(rows[chunk.clients]), self._module_buffers(buffers[chunk.clients])
+            at_sample = starts[chunk.clients]
+            for part in chunk.steps:
+                at = part.clients
+                x, _ = self.samples.batch(part.index)
+                out = vmap(features_of)({k: v[at] for k, v in params.items()}, {k: v[at] for k, v in buffered.items()}, x)
+                if features is None:
+                    total = sum(map(len, plan.order))
+                    features = out.new_empty(total, *out.shape[2:])
+                where = at_sample[at].unsqueeze(1) + torch.arange(out.shape[1], device=self.device)
+                features[where] = out
+                at_sample[at] += out.shape[1]
+        assert features is not None, "a plan without a step has no features"
+        samples = self.samples.replaced(features, np.concatenate(plan.order))
+        return BatchedExecutor(self.flat.head_alone(), samples, self.chunk, self.loss), positions
 
     @torch.no_grad()
     def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -147,21 +188,19 @@ class BatchedExecutor:
             chosen = torch.from_numpy(clients).to(self.device)
             params = self.flat.views(rows[chosen])
             buffered = self._module_buffers(buffers[chosen])
-            width = max(1, EVALUATED_AT_ONCE // len(clients))
+            width = max(1, min(EVALUATED_PER_CLIENT, EVALUATED_AT_ONCE // len(clients)))
             for start in range(0, int(counts[clients[0]]), width):
                 live = int((counts[clients] > start).sum())
                 index, mask = _evaluation_batch(plan, clients[:live], start, width)
                 x, y = self.samples.batch(index.to(self.device))
                 keep = mask.to(self.device)
-                out = vmap(logits)(
-                    {k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x
-                )
+                out = vmap(logits)({k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x)
                 each = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
                 correct[chosen[:live]] += ((out.argmax(-1) == y) & keep).sum(-1)
                 loss[chosen[:live]] += (each * keep).sum(-1).to(torch.float64)
         return correct, loss
 
-    def _gradients(self, columns: slice | None) -> Callable[[Tensor, Tensor, Tensor], tuple[Named, Tensor]]:
+    def _gradients(self, columns: slice) -> Callable[[Tensor, Tensor, Tensor], tuple[Named, Tensor]]:
         """(rows [c, P], buffers [c, B], index [c, b]) -> gradients by name, losses [c]; updates the buffers in place."""
         trained = {e.name for e in self.flat.within(columns)}
 

@@ -33,6 +33,11 @@ class Plan:
             yield self.order[client][start : start + size]
             start += size
 
+    def positions(self) -> Plan:
+        """The same batches, numbered through: of samples that lie in the order in which the plan visits them."""
+        ends = np.cumsum([len(order) for order in self.order])
+        return Plan(tuple(np.arange(end - len(order), end) for end, order in zip(ends, self.order, strict=True)), self.sizes)
+
     def padded(self) -> tuple[np.ndarray, np.ndarray]:
         """Indices [C, steps, batch] (0 where there is nothing) and sizes [C, steps] (0 where a client has finished)."""
         width = max((int(s.max(initial=0)) for s in self.sizes), default=0)

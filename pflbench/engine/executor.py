@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pflbench.engine.batches import Plan
 
+ALL = slice(None)
+
 Given = Mapping[str, Tensor | float | int | bool]
 """Tensors and numbers passed by name: [C, ...] is a row for each client, [P] one row for all."""
 
@@ -54,11 +56,11 @@ class Executor(Protocol):
         buffers: Tensor,
         plan: Plan,
         lr: float,
-        columns: slice | None = None,
+        columns: slice = ALL,
         correct: Correct | None = None,
         given: Given | None = None,
     ) -> Trained:
-        """Plain SGD along the plan, w <- w - lr * (g + correction), in `columns` only if given. `rows` is not changed."""
+        """Plain SGD along the plan, w <- w - lr * (g + correction), in `columns` only. `rows` is not changed."""
 
     def walk(
         self,
@@ -68,11 +70,17 @@ class Executor(Protocol):
         given: Given,
         buffers: Tensor,
         plan: Plan,
-        columns: slice | None = None,
+        columns: slice = ALL,
     ) -> Walked:
         """Any other inner loop: carry <- step(grad, **carry, **given) for every batch of the plan.
 
         Outside `columns` the models are those of `base` [C, P].
+        """
+
+    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
+        """An executor for the model's head alone, on the features that models `rows` give to the plan's batches in training mode.
+
+        For inner loops that change nothing below the head: the layers there run once, not once per epoch.
         """
 
     def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from pflbench.engine import rng
 from pflbench.engine.batches import Plan, passes
-from pflbench.engine.executor import Correct, Executor, Given, Step, Walked
+from pflbench.engine.executor import ALL, Correct, Executor, Given, Step, Walked
 from pflbench.engine.flat import Flat
 from pflbench.engine.ledger import Ledger
 from pflbench.errors import Diverged
@@ -30,6 +31,10 @@ class Scores:
     total: np.ndarray
     loss: np.ndarray
 
+    def __bool__(self) -> bool:
+        """Whether there was anything to test on."""
+        return len(self.clients) > 0
+
     @property
     def accuracy(self) -> float:
         """Pooled over the clients: sum of correct / sum of total (methods.md 2.1)."""
@@ -38,6 +43,29 @@ class Scores:
     @property
     def mean_loss(self) -> float:
         return float(self.loss.sum() / self.total.sum())
+
+
+@dataclass(frozen=True)
+class Course:
+    """Whose models walk where, made by `Federation.course`."""
+
+    executor: Executor
+    clients: Tensor
+    plan: Plan
+    base: Tensor
+    buffers: Tensor
+    columns: slice
+
+    def take(self, positions: Tensor) -> Course:
+        """The course of some of its clients, by position [k] (on the host)."""
+        at = positions.to(self.clients.device)
+        return replace(
+            self,
+            clients=self.clients[at],
+            plan=self.plan.take(positions.tolist()),
+            base=self.base[at],
+            buffers=self.buffers[at],
+        )
 
 
 class Federation:
@@ -177,9 +205,7 @@ class Federation:
         S: Tensor,
         *,
         epochs: int | None = None,
-        lr: float | None = None,
-        plan: Plan | None = None,
-        columns: slice | None = None,
+        columns: slice = ALL,
         correct: Correct | None = None,
         slot: str = "model",
         **given: Tensor | float,
@@ -190,37 +216,40 @@ class Federation:
         has its own BatchNorm buffers and batch order. Raises Diverged if a client ends with a non-finite parameter.
         """
         purpose = "batches" if slot == "model" else f"batches/{slot}"
-        plan = plan or self.batches(S, epochs, purpose=purpose)
-        done = self.executor.sgd(rows, self._buffers(slot)[S], plan, lr or self.train.lr, columns, correct, given)
+        plan = self.batches(S, epochs, purpose=purpose)
+        done = self.executor.sgd(rows, self._buffers(slot)[S], plan, self.train.lr, columns, correct, given)
         self._refuse_non_finite(done.rows, S, "local training")
         self._buffers(slot)[S] = done.buffers
-        self.ledger.train_loss[slot] = float((self.shares(S) * done.loss).sum())
+        # A client too small for a single step has no training loss.
+        stepped = torch.from_numpy(plan.steps() > 0).to(self.device)
+        self.ledger.train_loss[slot] = float((self.shares(S[stepped]) * done.loss[stepped]).sum())
         return done.rows
 
-    def walk(
-        self,
-        step: Step,
-        S: Tensor,
-        plan: Plan,
-        *,
-        base: Tensor,
-        carry: Mapping[str, Tensor],
-        given: Given,
-        columns: slice | None = None,
-        slot: str = "model",
-        keep_buffers: bool = True,
-    ) -> Walked:
-        """Any other inner loop over the plan's batches: carry <- step(grad, **carry, **given); see engine.executor.
+    @contextmanager
+    def course(self, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL, slot: str = "model") -> Iterator[Course]:
+        """The way of an inner loop (`walk`): models `base` [c, P], of which only `columns` change, along the plan's batches.
 
-        base: the models [c, P] outside `columns`; grad differentiates in `columns` only. carry: tensors [c, ...].
-        keep_buffers=False throws BatchNorm's new buffers away.
-        Raises Diverged for a non-finite loss or carry.
+        Where that is the head alone, the layers below it run once for all walks on this course. BatchNorm's new buffers are
+        thrown away.
         """
-        done = self.executor.walk(step, base, carry, given, self._buffers(slot)[S], plan, columns)
+        buffers = self._buffers(slot)[S]
+        if columns != self.flat.head or not self.flat.has_features or not plan.steps().any():
+            yield Course(self.executor, S, plan, base, buffers, columns)
+            return
+        executor, positions = self.executor.head(base, buffers, plan)
+        try:
+            yield Course(executor, S, positions, base[:, columns], buffers[:, :0], ALL)
+        finally:
+            executor.close()
+
+    def walk(self, step: Step, course: Course, *, carry: Mapping[str, Tensor], given: Given) -> Walked:
+        """An inner loop other than plain SGD: carry <- step(grad, **carry, **given) for every batch; see engine.executor.
+
+        carry: tensors [c, ...]. Raises Diverged for a non-finite loss or carry.
+        """
+        done = course.executor.walk(step, course.base, carry, given, course.buffers, course.plan, course.columns)
         for value in (done.loss.unsqueeze(-1), *done.carry.values()):
-            self._refuse_non_finite(value, S, "an inner loop")
-        if keep_buffers:
-            self._buffers(slot)[S] = done.buffers
+            self._refuse_non_finite(value, course.clients, "an inner loop")
         return done
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
@@ -251,13 +280,20 @@ class Federation:
             self.buffers[slot] = self._initial_buffers.expand(self.size, -1).clone()
         return self.buffers[slot]
 
-    def share_buffers(self, S: Tensor) -> None:
-        """Applies the protocol's rule after a round: keep them local, average them over the cohort, or reset them."""
-        for rows in self.buffers.values():
-            if self.train.bn_buffers == "average":
+    def reset_buffers(self, S: Tensor, slots: Sequence[str]) -> None:
+        """bn_buffers="reset": the cohort's shared models begin their local training with initial buffers."""
+        if self.train.bn_buffers == "reset":
+            for slot in slots:
+                self._buffers(slot)[S] = self._initial_buffers
+
+    def average_buffers(self, S: Tensor, slots: Sequence[str]) -> None:
+        """bn_buffers="average": buffers of shared models are averaged like parameters, and counted as scalars sent."""
+        if self.train.bn_buffers == "average":
+            for slot in slots:
+                rows = self._buffers(slot)
                 rows[:] = self.mean(rows[S], S)
-            elif self.train.bn_buffers == "reset":
-                rows[:] = self._initial_buffers
+                self.ledger.scalars_up += rows.shape[1] * len(S)
+                self.ledger.scalars_down += rows.shape[1] * len(S)
 
     def _refuse_non_finite(self, rows: Tensor, S: Tensor, where: str) -> None:
         finite = rows.flatten(1).isfinite().all(dim=1)

@@ -57,6 +57,15 @@ class Flat:
     def has_batch_norm(self) -> bool:
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
 
+    @property
+    def has_features(self) -> bool:
+        """Whether the module says what its head's input is (methods.md 0.3)."""
+        return hasattr(self.module, "features")
+
+    def head_alone(self) -> Flat:
+        """The layout of the head by itself: its row is the part `head` of this one."""
+        return Flat(self.module.get_submodule(str(self.module.head)))
+
     def row(self) -> Tensor:
         """The module's parameters, [P]."""
         return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
@@ -66,7 +75,7 @@ class Flat:
         flat = [b.detach().reshape(-1).to(dtype) for b in self.module.buffers()]
         return torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
 
-    def views(self, rows: Tensor, columns: slice | None = None) -> dict[str, Tensor]:
+    def views(self, rows: Tensor, columns: slice = slice(None)) -> dict[str, Tensor]:
         """Rows [..., P] as named tensors [..., *shape] that share their memory; only those that lie in `columns`."""
         return {e.name: _view(rows, e) for e in self.within(columns)}
 
@@ -74,10 +83,8 @@ class Flat:
         """Buffer rows [..., B] as named tensors that share their memory."""
         return {e.name: _view(rows, e) for e in self.buffers}
 
-    def within(self, columns: slice | None) -> tuple[Entry, ...]:
+    def within(self, columns: slice) -> tuple[Entry, ...]:
         """The parameter tensors of a range of columns."""
-        if columns is None:
-            return self.parameters
         start, stop, _ = columns.indices(self.size)
         return tuple(e for e in self.parameters if start <= e.start and e.stop <= stop)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import Correct, Given, Loss, Step, Trained, Walked, pick
+from pflbench.engine.executor import ALL, Correct, Executor, Given, Loss, Step, Trained, Walked, pick
 from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
+
+FEATURES_AT_ONCE = 256
 
 
 class _Worker:
     """One model whose parameters are views of one row: loading a client is one copy, a step updates the row in place.
 
-    On a CPU convolutions run a fifth faster channels-last, which no view of a row is: their kernels are tensors of their own there,
-    copied to the row (`pull`) and from it (`push`). They are small.
+    On a CPU convolutions run a fifth faster channels-last, which no view of a row is: their kernels are tensors of their own
+    there, copied to the row (`pull`) and from it (`push`). They are small.
     """
 
     def __init__(self, flat: Flat, samples: Samples, loss: Loss) -> None:
@@ -62,24 +65,34 @@ class _Worker:
         for entry in self.flat.buffers:
             out[entry.start : entry.stop].copy_(self.module.get_buffer(entry.name).reshape(-1))
 
-    def select(self, columns: slice | None) -> list[Tensor]:
+    def select(self, columns: slice) -> list[Tensor]:
         """Makes the parameters in `columns` trainable and the others constants."""
         inside = {e.name for e in self.flat.within(columns)}
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(name in inside)
         return [p for name, p in self.parameters.items() if name in inside]
 
-    def batch(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
-        x, y = self.samples.batch(torch.from_numpy(index).to(self.samples.device))
+    def batches(self, plan: Plan, client: int) -> Iterator[Tensor]:
+        """The client's batches, as indices on the device."""
+        order = torch.from_numpy(plan.order[client]).to(self.samples.device)
+        return iter(torch.split(order, plan.sizes[client].tolist()))
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self.samples.batch(index)
         if self.kernels:
             x = x.contiguous(memory_format=torch.channels_last)
         return x, y
 
-    def gradients(self, index: np.ndarray, parameters: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def gradients(self, index: Tensor, parameters: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         x, y = self.batch(index)
         with torch.enable_grad():
             loss = self.loss(self.module(x), y)
             return loss.detach(), torch.autograd.grad(loss, parameters)
+
+
+def cores() -> int:
+    """Cores this process may use: in a container often fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class LoopExecutor:
@@ -87,9 +100,12 @@ class LoopExecutor:
 
     def __init__(self, flat: Flat, samples: Samples, workers: int | None = None, loss: Loss = F.cross_entropy) -> None:
         on_cpu = samples.device.type == "cpu"
-        count = (workers or os.cpu_count() or 1) if on_cpu else 1
+        count = (workers or cores()) if on_cpu else 1
         self.device = samples.device
         self.flat = flat
+        self.samples = samples
+        self.loss = loss
+        self.workers = count
         self._threads_before = torch.get_num_threads()
         if count > 1:
             # Clients side by side take all cores; threads inside an operation would only compete with them.
@@ -135,28 +151,27 @@ class LoopExecutor:
         buffers: Tensor,
         plan: Plan,
         lr: float,
-        columns: slice | None = None,
+        columns: slice = ALL,
         correct: Correct | None = None,
         given: Given | None = None,
     ) -> Trained:
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
         buffers_out = buffers.clone()
         loss_out = torch.zeros(len(plan), dtype=rows.dtype, device=self.device)
-        inside = columns if columns is not None else slice(None)
 
         def task(worker: _Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
             worker.module.train()
             parameters = worker.select(columns)
             arguments = pick(given or {}, i)
-            for index in plan.batches(i):
+            for index in worker.batches(plan, i):
                 loss, grads = worker.gradients(index, parameters)
                 if correct is not None:
                     correction, penalty = correct(worker.pull(), **arguments)
                     loss = loss + penalty
                 torch._foreach_add_(parameters, grads, alpha=-lr)
                 if correct is not None:
-                    worker.pull()[inside].sub_(correction[inside], alpha=lr)
+                    worker.pull()[columns].sub_(correction[columns], alpha=lr)
                     worker.push()
                 loss_out[i] += loss
             loss_out[i] /= max(len(plan.sizes[i]), 1)
@@ -174,13 +189,12 @@ class LoopExecutor:
         given: Given,
         buffers: Tensor,
         plan: Plan,
-        columns: slice | None = None,
+        columns: slice = ALL,
     ) -> Walked:
         carry_out = {k: v.clone() for k, v in carry.items()}
         buffers_out = buffers.clone()
         dtype = next(iter(carry.values())).dtype
         loss_out = torch.zeros(2, len(plan), dtype=dtype, device=self.device)
-        inside = columns if columns is not None else slice(None)
 
         def task(worker: _Worker, i: int) -> None:
             worker.load(base[i], buffers[i])
@@ -188,11 +202,11 @@ class LoopExecutor:
             parameters = worker.select(columns)
             arguments = pick(given, i)
             mine = {k: v[i] for k, v in carry.items()}
-            for index in plan.batches(i):
+            for index in worker.batches(plan, i):
                 losses: list[Tensor] = []
 
-                def grad(w: Tensor, index: np.ndarray = index, losses: list[Tensor] = losses) -> Tensor:
-                    worker.row[inside].copy_(w)
+                def grad(w: Tensor, index: Tensor = index, losses: list[Tensor] = losses) -> Tensor:
+                    worker.row[columns].copy_(w)
                     worker.push()
                     loss, grads = worker.gradients(index, parameters)
                     losses.append(loss)
@@ -209,6 +223,22 @@ class LoopExecutor:
         self._each(plan, task)
         return Walked(carry_out, buffers_out, loss_out[0], loss_out[1])
 
+    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
+        features: list[Tensor] = [torch.empty(0)] * len(plan)
+
+        def task(worker: _Worker, i: int) -> None:
+            worker.load(rows[i], buffers[i])
+            worker.module.train()
+            batches = worker.batches(plan, i)
+            if not self.flat.has_batch_norm:  # then samples do not see one another, and larger batches are faster
+                batches = iter(torch.split(torch.from_numpy(plan.order[i]).to(self.device), FEATURES_AT_ONCE))
+            below: Any = worker.module.features
+            features[i] = torch.cat([below(worker.batch(index)[0]) for index in batches])
+
+        self._each(plan, task)
+        samples = self.samples.replaced(torch.cat(features), np.concatenate(plan.order))
+        return LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions()
+
     def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
@@ -216,7 +246,7 @@ class LoopExecutor:
         def task(worker: _Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
             worker.module.eval()
-            for index in plan.batches(i):
+            for index in worker.batches(plan, i):
                 x, y = worker.batch(index)
                 logits = worker.module(x)
                 correct[i] += (logits.argmax(-1) == y).sum()

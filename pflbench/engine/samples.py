@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import numpy as np
@@ -20,6 +21,12 @@ class Samples:
         self.y = torch.from_numpy(np.asarray(y, dtype=np.int64)).to(device)
         self.dtype = dtype
         self.device = device
+
+    def replaced(self, features: Tensor, index: np.ndarray) -> Samples:
+        """Features in place of the inputs of some samples, with their labels."""
+        new = copy.copy(self)
+        new.x, new.y = features, self.y[torch.from_numpy(index).to(self.device)]
+        return new
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [*index.shape, ...] and labels [*index.shape].

@@ -50,9 +50,7 @@ def hyperparameters(name: str) -> tuple[Hyper, ...]:
     """The method's hyperparameters in the order of its definition."""
     cls = load(name)
     fields = cls.__pydantic_fields__  # type: ignore[attr-defined]
-    return tuple(
-        Hyper(n, _in_words(f.annotation), f.default, f.description or "", _search(f)) for n, f in fields.items()
-    )
+    return tuple(Hyper(n, _in_words(f.annotation), f.default, f.description or "", _search(f)) for n, f in fields.items())
 
 
 def make(spec: MethodSpec) -> Method:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from pflbench.engine.batches import Plan
 from pflbench.engine.executor import Grad
 from pflbench.engine.federation import Federation
 from pflbench.errors import UserError
@@ -24,9 +26,7 @@ class AlaState:
     trained: Tensor  # [N] bool, the client has trained a model of its own
 
 
-def weight_step(
-    grad: Grad, *, W: Tensor, G_max: Tensor, local: Tensor, received: Tensor, eta: float
-) -> dict[str, Tensor]:
+def weight_step(grad: Grad, *, W: Tensor, G_max: Tensor, local: Tensor, received: Tensor, eta: float) -> dict[str, Tensor]:
     """One mini-batch of weight learning: eq. 4, then eq. 5 with the clipping of eq. 3. Works on [m] and on [c, m]."""
     difference = received - local
     G = grad(local + difference * W)
@@ -49,19 +49,15 @@ class ALA:
     )
     p: int = hyper(1, "range: how many blocks from the top are mixed (Table 5)", ge=1, search=(1, 2, 3, 4, 5, 6))
     # 0.01 by the authors' statement and first public code; their code has had 0.1 since June 2023.
-    threshold: float = hyper(
-        0.01, "the initial stage ends when the std of the last 10 epoch losses is below this", ge=0
-    )
+    threshold: float = hyper(0.01, "the initial stage ends when the std of the last 10 epoch losses is below this", ge=0)
     # The reference has no cap and can loop for ever, e.g. when a weight oscillates between its bounds.
     max_init_epochs: int = hyper(100, "the initial stage ends after this many epochs at the latest", ge=1)
     min_epochs: int = hyper(1, "at least this many weight-learning epochs in every round (Figure 3: 6)", ge=1)
     adapt: bool = hyper(True, "go on learning the weights after the initial stage (ablation: false)")
     start_round: int = hyper(2, "first round with ALA; before it the received model is used (Figure 4: 156)", ge=2)
-    contiguous: bool = hyper(False, "take the subset as one slice of the stored order, as the reference code does")
+    subset: Literal["random", "slice"] = hyper("random", "a random subset, or as in the reference one slice of the stored order")
     drop_last: bool = hyper(False, "drop the last partial batch in weight learning, as the code of 2022 did")
-    ala_all: bool = hyper(
-        False, "run ALA for all clients in every round, not only for the cohort, as the reference does"
-    )
+    ala_all: bool = hyper(False, "run ALA for all clients in every round, not only for the cohort, as the reference does")
     skip_untrained: bool = hyper(False, "a client that has never trained loads the received model and waits with ALA")
 
     def first(self, fed: Federation) -> AlaState:
@@ -71,6 +67,8 @@ class ALA:
             raise UserError(
                 f"p = {self.p}, but this model has {len(blocks)} blocks for ALA.", f"Choose p from 1 to {len(blocks)}."
             )
+        if self.min_epochs > self.max_init_epochs:
+            raise UserError(f"min_epochs = {self.min_epochs} is more than max_init_epochs = {self.max_init_epochs}.")
         columns = self.columns(fed)
         flags = torch.zeros(fed.size, dtype=torch.bool, device=fed.device)
         weights = torch.ones(fed.size, columns.stop - columns.start, dtype=fed.dtype, device=fed.device)
@@ -80,52 +78,50 @@ class ALA:
         """The top p blocks: the last columns of a row."""
         return slice(fed.flat.blocks[self.p - 1].start, fed.flat.size)
 
-    def initialise(
-        self, fed: Federation, a: AlaState, S: Tensor, received: Tensor, local: Tensor
-    ) -> tuple[Tensor, AlaState]:
+    def initialise(self, fed: Federation, a: AlaState, S: Tensor, received: Tensor, local: Tensor) -> tuple[Tensor, AlaState]:
         """Local initialisation (eq. 4): received and local models [c, P] -> initialised models [c, P] and ALA's new state."""
+        subset = fed.subset(S, self.s, contiguous=self.subset == "slice")
+        # In stored order, the same in every epoch: only then can the last batch's losses be compared between epochs.
+        plan = fed.batches(S, 1, samples=subset, shuffle=False, drop_last="auto" if self.drop_last else "never")
         ready = (received != local).any(dim=1) & (fed.t >= self.start_round)
+        ready &= torch.from_numpy(plan.steps() > 0).to(fed.device)
         if self.skip_untrained:
             ready &= a.trained[S]
         at = ready.nonzero().squeeze(1)
         if len(at) == 0:
             return received, a
         A, up = S[at], self.columns(fed)
-        W = self._learn(fed, A, received[at], local[at], a.W[A], a.started[A])
+        W = self._learn(fed, A, plan.take(at.tolist()), received[at], local[at], a.W[A], a.started[A])
         mixed = received[at].clone()
         mixed[:, up] = local[at, up] + (received[at, up] - local[at, up]) * W
         started = a.started.index_fill(0, A, True)
         return received.index_copy(0, at, mixed), replace(a, W=a.W.index_copy(0, A, W), started=started)
 
-    def _learn(self, fed: Federation, A: Tensor, received: Tensor, local: Tensor, W: Tensor, started: Tensor) -> Tensor:
+    def _learn(
+        self, fed: Federation, A: Tensor, plan: Plan, received: Tensor, local: Tensor, W: Tensor, started: Tensor
+    ) -> Tensor:
         """Weight learning until convergence in a client's initial stage, min_epochs (one) afterwards. W: [c, m]."""
         up, W = self.columns(fed), W.clone()
-        subset = fed.subset(A, self.s, self.contiguous)
-        # In stored order, the same in every epoch: only then can the last batch's losses be compared between epochs.
-        plan = fed.batches(A, 1, samples=subset, shuffle=False, drop_last="auto" if self.drop_last else "never")
         first_stage = ~started.cpu()
         live = first_stage | torch.tensor(self.adapt)
         epochs = torch.zeros(len(A), dtype=torch.int64)
         losses = torch.full((len(A), WINDOW), torch.nan, dtype=torch.float64)
-        while bool(live.any()):
-            at = live.nonzero().squeeze(1)
-            where = at.to(fed.device)
-            walked = fed.walk(
-                weight_step,
-                A[where],
-                plan.take(at.tolist()),
-                base=received[where],
-                carry={"W": W[where], "G_max": W.new_zeros(len(at), 1)},
-                given={"local": local[where, up], "received": received[where, up], "eta": self.eta},
-                columns=up,
-                keep_buffers=False,
-            )
-            W[where] = walked.carry["W"]
-            epochs[at] += 1
-            losses[at] = torch.cat([losses[at, 1:], walked.last_loss.double().cpu().unsqueeze(1)], dim=1)
-            settled = (epochs > WINDOW) & (losses.std(dim=1, correction=0) < self.threshold)
-            enough = torch.where(first_stage, settled | (epochs >= self.max_init_epochs), torch.tensor(True))
-            live &= ~(enough & (epochs >= self.min_epochs))
+        with fed.course(A, plan, received, columns=up) as course:
+            while bool(live.any()):
+                at = live.nonzero().squeeze(1)
+                where = at.to(fed.device)
+                walked = fed.walk(
+                    weight_step,
+                    course.take(at),
+                    carry={"W": W[where], "G_max": W.new_zeros(len(at), 1)},
+                    given={"local": local[where, up], "received": received[where, up], "eta": self.eta},
+                )
+                W[where] = walked.carry["W"]
+                epochs[at] += 1
+                losses[at] = torch.cat([losses[at, 1:], walked.last_loss.double().cpu().unsqueeze(1)], dim=1)
+                settled = (epochs > WINDOW) & (losses.std(dim=1, correction=0) < self.threshold)
+                enough = torch.where(first_stage, settled | (epochs >= self.max_init_epochs), torch.tensor(True))
+                live &= ~(enough & (epochs >= self.min_epochs))
         if bool(first_stage.any()):
             of_all = torch.zeros(fed.size, dtype=torch.int64)
             of_all[A.cpu()[first_stage]] = epochs[first_stage]

@@ -12,7 +12,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
 
-_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
+_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
 def method(cls: type) -> Any:
@@ -38,6 +38,7 @@ class Method(ABC):
     category: ClassVar[str]
     version: ClassVar[int] = 1  # raise it whenever a change alters results: it is part of a run's key
     slot: ClassVar[str] = "model"  # which of a client's models is evaluated: its BatchNorm buffers are used
+    shared_slots: ClassVar[tuple[str, ...]] = ("model",)  # which of them travel, should BatchNorm buffers do so (4.3)
 
     @abstractmethod
     def init(self, fed: Federation) -> Any:

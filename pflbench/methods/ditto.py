@@ -30,9 +30,7 @@ class Ditto(FedAvg):
     category = "personalized FL: additional personal model"
     slot = "personal"
 
-    lam: float = hyper(
-        0.1, "lambda, weight of (lambda / 2) |v - Theta|^2", ge=0, search=(0.0001, 0.001, 0.01, 0.1, 1, 10)
-    )
+    lam: float = hyper(0.1, "lambda, weight of (lambda / 2) |v - Theta|^2", ge=0, search=(0.0001, 0.001, 0.01, 0.1, 1, 10))
     personal_epochs: int = hyper(2, "s, epochs of the personal branch", ge=1, search=tuple(range(1, 11)))
     # The authors' own code averages uniformly; the FedALA paper's protocol weights by sample count.
     aggregation: Literal["weighted", "uniform"] = hyper("weighted", "mean over the cohort by sample count, or uniform")
@@ -41,9 +39,7 @@ class Ditto(FedAvg):
         return DittoState(w=fed.initial(), v=fed.everyone(fed.initial()))
 
     def update(self, fed: Federation, s: DittoState, S: Tensor) -> DittoState:
-        v_S = fed.sgd(
-            s.v[S], S, epochs=self.personal_epochs, slot="personal", correct=proximal, anchor=s.w, strength=self.lam
-        )
+        v_S = fed.sgd(s.v[S], S, epochs=self.personal_epochs, slot="personal", correct=proximal, anchor=s.w, strength=self.lam)
         w_S = fed.collect(self.train(fed, s.w, S), S)
         w = fed.mean(w_S, S) if self.aggregation == "weighted" else w_S.mean(0)
         return replace(s, w=w, v=s.v.index_copy(0, S, v_S))

@@ -15,8 +15,8 @@ from pflbench.methods.fedavg import FedAvg
 @dataclass(frozen=True)
 class FedALAState:
     w: Tensor  # [P] the global model
-    theta: Tensor  # [N, P] each client's model after its last own training
-    hat: Tensor  # [N, P] the same, or for this round's cohort the initialised model
+    # [N, P] each client's model after its last own training; for the cohort, from reception to training, the initialised one
+    theta: Tensor
     W: Tensor  # [N, m] and flags [N]: ALA's
     started: Tensor
     trained: Tensor
@@ -33,23 +33,19 @@ class FedALA(ALA, FedAvg):
     category = "personalized FL: personalized aggregation"
 
     def init(self, fed: Federation) -> FedALAState:
-        theta, a = fed.everyone(fed.initial()), self.first(fed)
-        return FedALAState(w=fed.initial(), theta=theta, hat=theta, W=a.W, started=a.started, trained=a.trained)
+        a = self.first(fed)
+        return FedALAState(w=fed.initial(), theta=fed.everyone(fed.initial()), W=a.W, started=a.started, trained=a.trained)
 
     def receive(self, fed: Federation, s: FedALAState, S: Tensor) -> FedALAState:
-        fed.send(s.w, S)
         A = fed.nobody_left_out() if self.ala_all else S
-        hat_A, a = self.initialise(
-            fed, AlaState(s.W, s.started, s.trained), A, s.w.expand(len(A), -1), s.theta.index_select(0, A)
-        )
-        hat = s.theta.index_copy(0, A, hat_A)
-        return replace(s, hat=hat, theta=hat if self.ala_all else s.theta, W=a.W, started=a.started)
+        received = fed.send(s.w, A)
+        hat_A, a = self.initialise(fed, AlaState(s.W, s.started, s.trained), A, received, s.theta[A])
+        return replace(s, theta=s.theta.index_copy(0, A, hat_A), W=a.W, started=a.started)
 
     def update(self, fed: Federation, s: FedALAState, S: Tensor) -> FedALAState:
-        theta_S = fed.sgd(s.hat[S], S)
-        theta = s.theta.index_copy(0, S, theta_S)
+        theta_S = fed.sgd(s.theta[S], S)
         w = fed.mean(fed.collect(theta_S, S), S)
-        return replace(s, w=w, theta=theta, hat=theta, trained=s.trained.index_fill(0, S, True))
+        return replace(s, w=w, theta=s.theta.index_copy(0, S, theta_S), trained=s.trained.index_fill(0, S, True))
 
     def deployed(self, s: FedALAState) -> Tensor:
-        return s.hat
+        return s.theta

@@ -28,9 +28,7 @@ class FedProx(FedAvg):
     venue = "MLSys 2020"
     algorithm = "Algorithm 2"
 
-    mu: float = hyper(
-        0.001, "weight of the proximal term (mu / 2) |w - Theta|^2", ge=0, search=(0.1, 0.01, 0.001, 0.0001)
-    )
+    mu: float = hyper(0.001, "weight of the proximal term (mu / 2) |w - Theta|^2", ge=0, search=(0.1, 0.01, 0.001, 0.0001))
 
     def train(self, fed: Federation, w: Tensor, S: Tensor) -> Tensor:
         return fed.sgd(w.expand(len(S), -1), S, correct=proximal, anchor=w, strength=self.mu)

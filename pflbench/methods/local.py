@@ -24,6 +24,7 @@ class Local(Method):
     venue = "baseline"
     algorithm = "plain SGD on each client"
     category = "baseline"
+    shared_slots = ()
 
     def init(self, fed: Federation) -> LocalState:
         return LocalState(theta=fed.everyone(fed.initial()))

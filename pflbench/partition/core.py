@@ -48,20 +48,20 @@ def split(shares: Sequence[Indices], test_share: float, stream: np.random.Random
     """Split each client's share at random into train and test (methods.md 3.5); not stratified.
 
     `shares` must be ordered by class, within a class as handed out: the published MNIST files depend on it.
-    Raises UserError if a client is left with nothing to train.
+    A client too small for the split has no training data and is never selected (0.5). Raises UserError if that holds for all.
     """
     train, test = [], []
-    for client, share in enumerate(shares):
+    for share in shares:
         # Rounding first: (1 - 0.9) * 10 is 0.9999999999999998, and means 1.
         n_train = math.floor(round((1 - test_share) * len(share), 6))
-        if n_train == 0:
-            raise UserError(
-                f"Client {client} has {len(share)} samples: a test share of {test_share:g} leaves it none to train on.",
-                "Use fewer clients, a smaller test share or a more even partition.",
-            )
         order = share[stream.permutation(len(share))]
         test.append(order[: len(share) - n_train])
         train.append(order[len(share) - n_train :])
+    if not any(len(indices) for indices in train):
+        raise UserError(
+            f"A test share of {test_share:g} leaves no client anything to train on.",
+            "Use fewer clients or a smaller test share.",
+        )
     return Partition(tuple(train), tuple(test))
 
 

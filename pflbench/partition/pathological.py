@@ -1,4 +1,8 @@
-"""Pathological partition: every client holds a few classes (methods.md 3.1, after McMahan et al., AISTATS 2017)."""
+"""Pathological partition: every client holds a few classes (methods.md 3.1, after McMahan et al., AISTATS 2017).
+
+Where the quotas run out before the classes, the reference drops the remaining classes' samples without a word. That is an error
+here: a benchmark on a fifth of its data should not look like one on all of it.
+"""
 
 from __future__ import annotations
 

@@ -173,9 +173,7 @@ def open_engine(url: str) -> Engine:
             return sa.create_engine(target)
         engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS})
     except (ArgumentError, NoSuchModuleError, ValueError):
-        raise UserError(
-            f"'{url}' is no database URL.", "Give a path, or e.g. postgresql+psycopg://user@host/name."
-        ) from None
+        raise UserError(f"'{url}' is no database URL.", "Give a path, or e.g. postgresql+psycopg://user@host/name.") from None
     except ModuleNotFoundError as error:
         raise UserError(f"{place(target)} needs the driver '{error.name}'.", f"pip install {error.name}") from None
     event.listen(engine, "connect", _prepare_sqlite)
@@ -280,9 +278,9 @@ _RULES = {
         ON c.run_id = r.run_id AND c.round = r.round WHERE abs(r.accuracy - c.pooled) > 1e-6 ORDER BY 1""",
     "more correct predictions than test samples": """
         SELECT DISTINCT run_id FROM client_round WHERE correct < 0 OR correct > total ORDER BY 1""",
-    "finished, but the last round is missing": """
+    "finished, but rounds are missing": """
         SELECT id FROM run WHERE status = 'finished'
-        AND NOT EXISTS (SELECT 1 FROM round WHERE run_id = run.id AND round = run.rounds) ORDER BY 1""",
+        AND (SELECT count(*) FROM round WHERE run_id = run.id) != run.rounds + 1 ORDER BY 1""",
 }
 
 
@@ -335,9 +333,7 @@ def _require_place(url: URL, create: bool) -> None:
 
 
 def _missing(url: URL) -> UserError:
-    return UserError(
-        f"No results yet: there is no database at {place(url)}.", f"`pflbench run ...` makes one; {ELSEWHERE}"
-    )
+    return UserError(f"No results yet: there is no database at {place(url)}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
 
 
 def _some(names: list[str]) -> str:

@@ -171,9 +171,7 @@ def run(engine: Engine, id_or_key: int | str, *, last: int = 10) -> RunDetail:
     with _reading(engine) as c:
         info = RunInfo(*c.execute(_info_query().where(Run.id == run_id)).one())
         columns = (Run.protocol, Run.spec, Run.environment, Run.parameters, Run.partition_id)
-        protocol, spec, environment, parameters, partition_id = c.execute(
-            select(*columns).where(Run.id == run_id)
-        ).one()
+        protocol, spec, environment, parameters, partition_id = c.execute(select(*columns).where(Run.id == run_id)).one()
         newest = select(Round.__table__).where(Round.run_id == run_id).order_by(Round.round.desc()).limit(last)
         rounds = [dict(row) for row in c.execute(newest).mappings()]
         names = c.scalars(select(Series.name).where(Series.run_id == run_id).distinct().order_by(Series.name))
@@ -213,9 +211,7 @@ def results(
         return [Result(*row) for row in c.execute(query.order_by(Run.id))]
 
 
-def curves(
-    engine: Engine, run_ids: Collection[int], *, points: int | None = None, seconds: bool = False
-) -> dict[int, Curve]:
+def curves(engine: Engine, run_ids: Collection[int], *, points: int | None = None, seconds: bool = False) -> dict[int, Curve]:
     """The curves of runs of *one* protocol by run; runs without an evaluated round are left out.
 
     With `points`, at most about that many evaluated rounds are read, evenly spaced, first and last included: then
@@ -267,9 +263,7 @@ def partition(engine: Engine, hash_or_id: int | str) -> PartitionInfo:
         return _partition(rows[0])
     if rows:
         raise UserError(f"The hashes of {len(rows)} partitions begin with '{text}'.", "Give more digits of the hash.")
-    raise UserError(
-        f"No partition '{text}' in this database.", "`pflbench runs show RUN` names the partition of a run."
-    )
+    raise UserError(f"No partition '{text}' in this database.", "`pflbench runs show RUN` names the partition of a run.")
 
 
 def clients(engine: Engine, run_id: int, round: int | None = None) -> Clients:
@@ -282,18 +276,14 @@ def clients(engine: Engine, run_id: int, round: int | None = None) -> Clients:
         rows = c.execute(query).all()
     if not rows or round is None:
         where = "" if round is None else f" after round {round}"
-        raise UserError(
-            f"Run {run_id} has no client results{where}.", "`pflbench runs show RUN` shows which rounds it has."
-        )
+        raise UserError(f"Run {run_id} has no client results{where}.", "`pflbench runs show RUN` shows which rounds it has.")
     client, correct, total, loss = (list(column) for column in zip(*rows, strict=True))
     return Clients(round, _integers(client), _integers(correct), _integers(total), np.array(loss, dtype=np.float64))
 
 
 def artifact(engine: Engine, run_id: int, name: str, round: int | None = None) -> np.ndarray[Any, np.dtype[Any]]:
     """A named array of a run and round (default: the newest). Raises UserError if there is none, listing the names."""
-    query = select(Artifact.dtype, Artifact.shape, Artifact.data).where(
-        Artifact.run_id == run_id, Artifact.name == name
-    )
+    query = select(Artifact.dtype, Artifact.shape, Artifact.data).where(Artifact.run_id == run_id, Artifact.name == name)
     if round is not None:
         query = query.where(Artifact.round == round)
     with _reading(engine) as c:
@@ -339,9 +329,7 @@ def _find(engine: Engine, text: str) -> int:
         ).all()
     keys = {key for key, _ in rows}
     if not text or not keys:
-        raise UserError(
-            f"No run '{text}' in this database.", "`pflbench runs list` shows the numbers and keys of all runs."
-        )
+        raise UserError(f"No run '{text}' in this database.", "`pflbench runs list` shows the numbers and keys of all runs.")
     if len(keys) > 1:
         raise UserError(f"The keys of {len(keys)} runs begin with '{text}'.", "Give more digits of the key.")
     return int(rows[-1].id)
@@ -359,8 +347,7 @@ def _result_columns(chosen: Select) -> tuple[Any, Any, Any]:
         select(Round.accuracy, Round.round).where(*mine).order_by(Round.round.desc()).limit(chosen.last).correlate(Run)
     ).subquery()
     return tuple(
-        select(of).scalar_subquery()
-        for of in (func.avg(tail.c.accuracy), func.max(tail.c.round), func.count(tail.c.round))
+        select(of).scalar_subquery() for of in (func.avg(tail.c.accuracy), func.max(tail.c.round), func.count(tail.c.round))
     )  # type: ignore[return-value]
 
 

@@ -117,9 +117,7 @@ class Round(Base):
     scalars_down: Mapped[int | None] = mapped_column(BigInteger)
     bytes_up: Mapped[int | None] = mapped_column(BigInteger)
     bytes_down: Mapped[int | None] = mapped_column(BigInteger)
-    peak_memory: Mapped[int | None] = mapped_column(
-        BigInteger
-    )  # bytes: of the GPU, or the process's resident set on a CPU
+    peak_memory: Mapped[int | None] = mapped_column(BigInteger)  # bytes: of the GPU, or the process's resident set on a CPU
 
 
 class ClientRound(Base):
