@@ -72,9 +72,7 @@ def test_missing_data_say_what_where_how_large_and_the_command(name: str, tmp_pa
     assert not list(tmp_path.iterdir())  # looking leaves nothing behind
 
 
-def test_the_command_names_the_data_folder_only_if_it_is_not_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_names_the_data_folder_only_if_it_is_not_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PFLBENCH_DATA", str(tmp_path))
     with pytest.raises(UserError) as e:
         data.load(DataSpec(name="mnist"), data.default_root())

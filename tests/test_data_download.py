@@ -159,9 +159,7 @@ def test_agnews_fetches_only_what_is_not_whole(server: Server, tmp_path: Path, m
     assert data.load(data.parse("agnews", tmp_path), tmp_path).y.tolist() == [0, 1]
 
 
-def test_tiny_is_checked_and_used_as_the_zip_it_is(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiny_is_checked_and_used_as_the_zip_it_is(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
     buffer = io.BytesIO()

@@ -99,9 +99,7 @@ def test_many_images_decode_in_a_pool_as_they_do_here(tmp_path: Path, monkeypatc
         load(source, tmp_path / "pool")
 
 
-def test_the_second_load_decodes_nothing_and_a_change_decodes_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_load_decodes_nothing_and_a_change_decodes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "s"
     for name in "ab":
         put(source / name / "0.png", pixels(0))

@@ -112,9 +112,7 @@ def test_a_legend_fits_whichever_entry_is_long(width: float, long: int) -> None:
         wrapped, columns, height = style.legend(texts, width)
         figure, (ax,) = style.grid(1, 1, width, 1.0, titles=1, below=height)
         handles = [ax.plot([0, 1], [0, 1], label=text)[0] for text in wrapped]
-        extent = figure.legend(
-            handles=handles, loc="lower center", ncols=columns, borderaxespad=0.3
-        ).get_window_extent()
+        extent = figure.legend(handles=handles, loc="lower center", ncols=columns, borderaxespad=0.3).get_window_extent()
     assert figure.bbox.x0 <= extent.x0 < extent.x1 <= figure.bbox.x1
     assert extent.y1 <= ax.get_tightbbox().y0  # type: ignore[union-attr]
 
@@ -185,9 +183,7 @@ def test_partitions_are_chosen_by_dataset_label_number_and_hash(engine: Engine) 
         drawn(partitions=["ff"])
 
 
-@pytest.mark.parametrize(
-    ("suffix", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml"), (".PNG", b"\x89PNG")]
-)
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml"), (".PNG", b"\x89PNG")])
 def test_the_suffix_decides_the_format(engine: Engine, tmp_path: Path, suffix: str, start: bytes) -> None:
     path = tmp_path / f"figure{suffix}"
     curves.plot(engine).save(path)
@@ -233,9 +229,7 @@ def test_a_method_looks_the_same_in_every_figure(engine: Engine) -> None:
 
 
 def test_variants_of_a_method_differ_in_the_line_only(engine: Engine) -> None:
-    add_run(
-        engine, spec("ditto", hyperparameters={"lam": 1.0, "personal_epochs": 2, "aggregation": "weighted"}), [0.1, 0.2]
-    )
+    add_run(engine, spec("ditto", hyperparameters={"lam": 1.0, "personal_epochs": 2, "aggregation": "weighted"}), [0.1, 0.2])
     _, first, second = curves.plot(engine).figure.axes[0].lines
     assert first.get_color() == second.get_color()
     assert first.get_marker() == second.get_marker()

@@ -56,9 +56,7 @@ def test_a_run_without_evaluation_has_no_value(engine: Engine, rule: str) -> Non
     assert (result.value, result.round) == (None, None)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Best", "first", "mean-last", "mean-last:", "mean-last:0", "mean-last:-1", "last:3"]
-)
+@pytest.mark.parametrize("text", ["", "Best", "first", "mean-last", "mean-last:", "mean-last:0", "mean-last:-1", "last:3"])
 def test_a_wrong_selection_names_the_valid_ones(text: str) -> None:
     with pytest.raises(UserError, match="best, last, mean-last:K"):
         selection.parse(text)

@@ -35,9 +35,7 @@ __all__ = [
     "verify",
 ]
 
-DATASETS: dict[str, Dataset] = {
-    d.name: d for d in (DIGITS, MNIST, FASHIONMNIST, EMNIST, CIFAR10, CIFAR100, TINY, AGNEWS)
-}
+DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, FASHIONMNIST, EMNIST, CIFAR10, CIFAR100, TINY, AGNEWS)}
 SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, NPZ, CSV)}
 
 _LEARNING_RATES = {"cnn": 0.005, "fasttext": 0.1, "resnet18": 0.1, "logreg": 0.1, "mlp": 0.1}

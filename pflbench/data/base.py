@@ -105,13 +105,9 @@ def fetch_command(name: str, root: Path) -> str:
 def missing(name: str, size: str, root: Path, looked_for: Sequence[Path]) -> UserError:
     """The error for data that are not here: what, where it was looked for, how large, and how to get it."""
     places = " or ".join(map(str, looked_for))
-    return UserError(
-        f"The data of '{name}' are missing: no {places}.", f"Get them ({size}): {fetch_command(name, root)}"
-    )
+    return UserError(f"The data of '{name}' are missing: no {places}.", f"Get them ({size}): {fetch_command(name, root)}")
 
 
 def corrupt(name: str, root: Path, finding: Finding) -> UserError:
     """The error for a file that must not be used."""
-    return UserError(
-        f"{finding.file} is {finding.state}: {finding.detail}.", f"Get it anew: {fetch_command(name, root)}"
-    )
+    return UserError(f"{finding.file} is {finding.state}: {finding.detail}.", f"Get it anew: {fetch_command(name, root)}")

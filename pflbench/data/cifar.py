@@ -13,9 +13,7 @@ from pflbench.data.hashing import md5
 from pflbench.data.vision import Reader, download, load, verify
 
 FILES = {
-    "CIFAR10": [
-        f"cifar-10-batches-py/{f}" for f in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
-    ],
+    "CIFAR10": [f"cifar-10-batches-py/{f}" for f in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")],
     "CIFAR100": [f"cifar-100-python/{f}" for f in ("train", "test", "meta")],
 }
 

@@ -63,9 +63,7 @@ def _check(path: Path, classes: list[str], parts: dict[str, dict[str, list[str]]
     for split, files in parts.items():
         for name in files:
             if name not in classes:
-                raise UserError(
-                    f"{path / split / name} has no counterpart in the training folder: '{name}' is no class."
-                )
+                raise UserError(f"{path / split / name} has no counterpart in the training folder: '{name}' is no class.")
 
 
 def _content(path: Path, root: Path, progress: Progress | None) -> str:

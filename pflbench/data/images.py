@@ -111,8 +111,7 @@ def _decode_all(listing: Listing, path: Path, progress: Progress | None) -> None
         np.lib.format.write_array_header_1_0(file, _header(shape))
         start = file.tell()
     jobs = [
-        (listing.root, names, first.shape, path, start + i * CHUNK * first.size)
-        for i, names in enumerate(_chunks(listing.files))
+        (listing.root, names, first.shape, path, start + i * CHUNK * first.size) for i, names in enumerate(_chunks(listing.files))
     ]
     grey = list(_parallel(_decode_chunk, jobs, "decoding images", listing, progress))
     if all(grey):

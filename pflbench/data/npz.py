@@ -56,13 +56,9 @@ def _require(path: Path, held: list[str]) -> None:
 
 def _samples(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
-        raise UserError(
-            f"{path}: x is {x.dtype}.", "Expected uint8 (scaled to [-1, 1]) or floating point (taken as is)."
-        )
+        raise UserError(f"{path}: x is {x.dtype}.", "Expected uint8 (scaled to [-1, 1]) or floating point (taken as is).")
     if x.ndim not in (2, 3, 4) or x.size == 0:
-        raise UserError(
-            f"{path}: x has the shape {x.shape}.", "Expected [n, h, w], [n, c, h, w], [n, h, w, c] or [n, d]."
-        )
+        raise UserError(f"{path}: x has the shape {x.shape}.", "Expected [n, h, w], [n, c, h, w], [n, h, w, c] or [n, d].")
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and _channels_last(x.shape):
@@ -78,9 +74,7 @@ def _channels_last(shape: tuple[int, ...]) -> bool:
     return shape[3] in (1, 3) and shape[1] not in (1, 3)
 
 
-def _labels(
-    path: Path, y: npt.NDArray[Any], names: npt.NDArray[Any] | None
-) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+def _labels(path: Path, y: npt.NDArray[Any], names: npt.NDArray[Any] | None) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Labels as 0..K-1. With names, label k is the k-th; without, the classes are the labels that occur, sorted."""
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"{path}: y is {y.dtype} with the shape {y.shape}.", "Expected integers, one per sample.")

@@ -106,9 +106,7 @@ def _download(root: Path, variant: str | None, progress: Progress | None) -> Non
     place = _place(root)
     if place is not None and place.is_dir():
         if findings := _findings(root)[0]:
-            raise UserError(
-                f"{findings[0].file} is incomplete: {findings[0].detail}.", f"Remove {place} and run this again."
-            )
+            raise UserError(f"{findings[0].file} is incomplete: {findings[0].detail}.", f"Remove {place} and run this again.")
         return
     target = root / f"{NAME}.zip"
     if not (target.is_file() and md5(target) == MD5):

@@ -43,9 +43,7 @@ def verify(reader: Reader, root: Path, variant: str | None) -> list[Finding]:
     """One finding per file."""
     place = _place(reader, root, variant) or _places(reader, root)[0]
     return [
-        reader.check(place / f)
-        if (place / f).is_file()
-        else Finding(place / f, "missing", f"{reader.size} to download")
+        reader.check(place / f) if (place / f).is_file() else Finding(place / f, "missing", f"{reader.size} to download")
         for f in reader.files(variant)
     ]
 
@@ -83,9 +81,7 @@ def download(reader: Reader, root: Path, variant: str | None, progress: Progress
         place.mkdir(parents=True, exist_ok=True)
         _open(reader, place, variant, train=True, download=True)
     except PermissionError as e:
-        raise UserError(
-            f"{e.filename} cannot be written: {e.strerror}.", "Name a folder that can: --data-dir PATH."
-        ) from e
+        raise UserError(f"{e.filename} cannot be written: {e.strerror}.", "Name a folder that can: --data-dir PATH.") from e
     except (OSError, RuntimeError, EOFError, HTTPException, tarfile.TarError, zipfile.BadZipFile) as e:
         lines = " ".join(str(e).split()) or type(e).__name__
         raise UserError(

@@ -26,9 +26,7 @@ class Entry:
 
 
 TABLES = {
-    "accuracy": Entry(
-        "Accuracy of each method in each setting, mean and std over seeds", "pflbench.report.accuracy:build"
-    ),
+    "accuracy": Entry("Accuracy of each method in each setting, mean and std over seeds", "pflbench.report.accuracy:build"),
 }
 PLOTS = {
     "curves": Entry("Accuracy over rounds or seconds, mean and band over seeds", "pflbench.report.curves:plot"),

@@ -133,8 +133,7 @@ def _mark_best(cells: Sequence[Sequence[Cell | None]]) -> list[list[Cell | None]
     columns = [[cell for cell in column if cell] for column in zip(*cells, strict=True)]
     tops = [round(max(cell.mean for cell in column), 2) if len(column) > 1 else None for column in columns]
     return [
-        [cell and replace(cell, best=round(cell.mean, 2) == top) for cell, top in zip(row, tops, strict=True)]
-        for row in cells
+        [cell and replace(cell, best=round(cell.mean, 2) == top) for cell, top in zip(row, tops, strict=True)] for row in cells
     ]
 
 
@@ -159,9 +158,7 @@ def _protocol(settings: Sequence[Setting]) -> list[str]:
         if len(where) == 1:
             shared.append(f"{name} {next(iter(where))}")
         elif not all(labels.words(key, spec[key]) in s.head for s, spec in zip(settings, flat, strict=True)):
-            notes.append(
-                f"{name.capitalize()}: " + "; ".join(f"{v} ({_some(titles)})" for v, titles in where.items()) + "."
-            )
+            notes.append(f"{name.capitalize()}: " + "; ".join(f"{v} ({_some(titles)})" for v, titles in where.items()) + ".")
     return ([f"In all settings: {', '.join(shared)}."] if shared else []) + notes
 
 

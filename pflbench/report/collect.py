@@ -110,9 +110,7 @@ def _named(kind: str, asked: Iterable[str], present: dict[str, str]) -> set[str]
     for text in asked:
         fits = {name for name, title in present.items() if text.casefold() in (name.casefold(), title.casefold())}
         if not fits:
-            raise UserError(
-                f"No runs with {kind} '{text}' in this database.", f"There are: {', '.join(sorted(present))}."
-            )
+            raise UserError(f"No runs with {kind} '{text}' in this database.", f"There are: {', '.join(sorted(present))}.")
         chosen |= fits
     return chosen or None
 
@@ -159,17 +157,13 @@ def _settings(results: Iterable[Result]) -> tuple[Setting, ...]:
         head = (labels.dataset_title(r.spec), r.partition_label)
         by_head[head].append(Setting(r.protocol, r.partition, head, r.spec))
     settings = [setting for same in by_head.values() for setting in _with_distinct_heads(same)]
-    settings.sort(
-        key=lambda s: (labels.rank(labels.DATASETS, s.spec["data"]["name"]), s.head[0], s.spec["model"], s.head)
-    )
+    settings.sort(key=lambda s: (labels.rank(labels.DATASETS, s.spec["data"]["name"]), s.head[0], s.spec["model"], s.head))
     return tuple(settings)
 
 
 def _with_distinct_heads(settings: Sequence[Setting]) -> list[Setting]:
     shared = [labels.flat({k: v for k, v in s.spec.items() if k not in ("method", "seed")}) for s in settings]
-    apart = labels.telling_apart(
-        [{**spec, "partition hash": s.partition} for spec, s in zip(shared, settings, strict=True)]
-    )
+    apart = labels.telling_apart([{**spec, "partition hash": s.partition} for spec, s in zip(shared, settings, strict=True)])
     # A partition's hash differs with everything that makes it: it is news only where nothing else tells them apart.
     if len({json.dumps({k: v for k, v in d.items() if k != "partition hash"}) for d in apart}) == len(settings):
         apart = [{k: v for k, v in d.items() if k != "partition hash"} for d in apart]

@@ -80,9 +80,7 @@ def plot(
 
 def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int) -> list[Panel]:
     """The figure's numbers, for the `most` settings with the most runs, in the order of the settings."""
-    held = [
-        sum(len(runs) for (_, j), runs in found.cells.items() if j == column) for column in range(len(found.settings))
-    ]
+    held = [sum(len(runs) for (_, j), runs in found.cells.items() if j == column) for column in range(len(found.settings))]
     chosen = sorted(sorted(range(len(held)), key=lambda j: -held[j])[:most])
     return [_panel(engine, found, j, x, band) for j in chosen]
 
@@ -94,9 +92,7 @@ def _panel(engine: Engine, found: Arranged, column: int, x: X, band: Band) -> Pa
     setting = found.settings[column]
     if x == "seconds" and not any(curve.seconds is not None and curve.seconds[-1] > 0 for curve in curves.values()):
         raise UserError(f"The runs of {setting.title} have no recorded times.", "Draw them over rounds: --x round.")
-    lines = [
-        _line(found.rows[i], {run: curves[run] for run in runs if run in curves}, band) for i, runs in cells.items()
-    ]
+    lines = [_line(found.rows[i], {run: curves[run] for run in runs if run in curves}, band) for i, runs in cells.items()]
     return Panel(setting, tuple(lines))
 
 

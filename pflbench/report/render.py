@@ -93,9 +93,7 @@ def _latex(table: Table, width: int | None) -> str:
         text = _escape(e.text.removesuffix(" *"))
         return rf"\textbf{{{text}}}" if e.best else text
 
-    rows = [
-        " & ".join([_escape(row.label), *(entry(c.entries[i]) for c in columns)]) for i, row in enumerate(table.rows)
-    ]
+    rows = [" & ".join([_escape(row.label), *(entry(c.entries[i]) for c in columns)]) for i, row in enumerate(table.rows)]
     return "\n".join(
         [
             r"% needs \usepackage{booktabs}",
@@ -132,8 +130,7 @@ def _csv_value(value: object) -> object:
 
 def _json(table: Table, width: int | None) -> str:
     settings = [
-        {"title": s.title, "protocol": s.protocol, "partition": s.partition, "spec": _shared(s.spec)}
-        for s in table.settings
+        {"title": s.title, "protocol": s.protocol, "partition": s.partition, "spec": _shared(s.spec)} for s in table.settings
     ]
     document = {
         "title": table.title,

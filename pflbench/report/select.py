@@ -17,9 +17,7 @@ def parse(text: str) -> Select:
     rule, _, count = text.partition(":")
     if rule == "mean-last" and count.isascii() and count.isdigit() and int(count) > 0:
         return Select("mean-last", int(count))
-    raise UserError(
-        f"Unknown selection '{text}'.", f"Valid: {VALID}, e.g. mean-last:10 for the mean of the last 10 rounds."
-    )
+    raise UserError(f"Unknown selection '{text}'.", f"Valid: {VALID}, e.g. mean-last:10 for the mean of the last 10 rounds.")
 
 
 def sentence(select: Select) -> str:

@@ -130,9 +130,7 @@ def legend(texts: Sequence[str], width: float) -> tuple[list[str], int, float]:
     return wrapped, columns, 0.15 * max(sum(1 + text.count("\n") for text in column) for column in filled)
 
 
-def grid(
-    panels: int, columns: int, width: float, height: float, *, titles: int, below: float
-) -> tuple[Figure, list[Axes]]:
+def grid(panels: int, columns: int, width: float, height: float, *, titles: int, below: float) -> tuple[Figure, list[Axes]]:
     """An empty figure of `panels` panels in rows of `columns`, without pyplot, on the Agg canvas; sizes in inches.
 
     `width` is the figure's, `height` a panel's axes'; `titles` is the number of lines of the longest title, `below` the
