@@ -147,15 +147,14 @@ def main() -> None:
             results[name].append(arm(name, options))
     for name in arms:
         times = [r["seconds"] for r in results[name]]
-        told = ", ".join(f"{s:.2f}" for s in times)
-        print(
-            f"{name:8} {statistics.median(times):7.2f} s a round ({told})  peak {max(r['peak_mb'] for r in results[name]):.0f} MB"
-        )
+        peak = max(r["peak_mb"] for r in results[name])
+        print(f"{name:8} {statistics.median(times):7.2f} s a round ({listed(times)})  peak {peak:.0f} MB")
     ratios = [a["seconds"] / b["seconds"] for a, b in zip(results[arms[0]], results[arms[1]], strict=True)]
-    told = ", ".join(f"{r:.2f}" for r in ratios)
-    print(
-        f"{arms[0]} / {arms[1]}: {statistics.median(ratios):.2f} ({told}); {torch.get_num_threads()} cores, torch {torch.__version__}"
-    )
+    print(f"{arms[0]} / {arms[1]}: {statistics.median(ratios):.2f} ({listed(ratios)})")
+
+
+def listed(values: list[float]) -> str:
+    return ", ".join(f"{v:.2f}" for v in values)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """`python -m pflbench`."""
 
+import sys
+
 from pflbench.cli import main
 
-main()
+if __name__ == "__main__":
+    sys.exit(main())

@@ -132,7 +132,7 @@ class TrainSpec(Spec):
     @classmethod
     def _all_are_participants(cls, values: Any) -> Any:
         # With everyone in the cohort the two rules are one: it must not split keys.
-        if isinstance(values, dict) and values.get("join_ratio", 1.0) == 1:
+        if isinstance(values, dict) and values.get("join_ratio", 1.0) == 1 and values.get("evaluate") in (None, "participants"):
             return {**values, "evaluate": "all"}
         return values
 

@@ -43,9 +43,7 @@ def spec(
     )
 
 
-def add_partition(
-    engine: Engine, hash: str = "a" * 64, *, dataset: str = "mnist", counts: Any = ((9, 0), (3, 6))
-) -> int:
+def add_partition(engine: Engine, hash: str = "a" * 64, *, dataset: str = "mnist", counts: Any = ((9, 0), (3, 6))) -> int:
     """A partition [clients][classes]; a third of the samples are test samples."""
     counts = np.array(counts)
     record = PartitionRecord(

@@ -18,13 +18,17 @@ app = typer.Typer(help="Upgrade, check and describe the results database.", no_a
 
 
 @contextmanager
-def existing(db: str) -> Iterator[Engine]:
-    """An existing database; its failures become UserErrors."""
+def opened(db: str, *, create: bool = False) -> Iterator[Engine]:
+    """The database, which must exist unless it may be made; its failures become UserErrors."""
     from pflbench.store import db as store
 
     url = store.to_url(db)
     with store.friendly(url):
-        yield store.connect(url, create=False)
+        engine = store.connect(url, create=create)
+        try:
+            yield engine
+        finally:
+            engine.dispose()  # the last connection to close leaves one file, without a write-ahead log beside it
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import message, print_json, print_table
-from pflbench.cli.db import existing
+from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view
 from pflbench.errors import UserError
 
@@ -83,7 +83,7 @@ def _made(request: Request) -> list[dict[str, Any]]:
 def _stored(stored: str | None, run: str | None, db: str) -> dict[str, Any]:
     from pflbench.store import read
 
-    with existing(db) as engine:
+    with opened(db) as engine:
         found = read.partition(engine, stored) if stored is not None else read.run(engine, str(run), last=1).partition
     if found is None:
         raise UserError(f"Run {run} has no partition yet.", "It is stored when the run starts.")

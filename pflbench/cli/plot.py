@@ -9,7 +9,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import message
-from pflbench.cli.db import existing
+from pflbench.cli.db import opened
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call
 from pflbench.errors import unknown
 
@@ -47,7 +47,7 @@ def plot(
         "band": band,
     }
     target = output or Path(f"{name}.png")
-    with existing(db) as engine:
+    with opened(db) as engine:
         drawing = call(f"plot {name}", PLOTS[name], engine, given)
     drawing.save(target)
     for line in (drawing.caption, *drawing.notes):

@@ -13,6 +13,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import error, message, print_json
+from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view, run_view
 from pflbench.errors import Diverged, unknown
 
@@ -87,23 +88,20 @@ def run(
         return
 
     from pflbench.run import Execution, execute
-    from pflbench.store import db as store
 
     _prepare(specs, data_dir, quiet)
     how = Execution(device, cast(Engine, engine), workers, chunk)
     command = shlex.join(["pflbench", *sys.argv[1:]])
-    url = store.to_url(db)
-    results = store.connect(url)
     done: list[dict[str, Any]] = []
     failed = False
     try:
-        for spec in specs:
-            steps = execute(spec, results, data_dir, how, force=force, checkpoint_every=checkpoint_every, command=command)
-            with store.friendly(url):
-                failed |= not _follow(spec, cast("Generator[Step]", steps), quiet)
+        with opened(db, create=True) as results:
+            for spec in specs:
+                steps = execute(spec, results, data_dir, how, force=force, checkpoint_every=checkpoint_every, command=command)
+                failed |= not _follow(spec, steps, quiet)
                 done.append(_result(results, spec.key))
-            if not as_json:
-                print(_line(done[-1]), flush=True)
+                if not as_json:
+                    print(_line(done[-1]), flush=True)
     finally:
         if as_json:
             print_json(done)

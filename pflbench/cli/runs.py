@@ -10,7 +10,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import message, print_fields, print_json, print_table
-from pflbench.cli.db import existing
+from pflbench.cli.db import opened
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def list_(
     """List runs, newest first."""
     from pflbench.store import read
 
-    with existing(db) as engine:
+    with opened(db) as engine:
         found = read.runs(engine, method=method, dataset=dataset, status=status, key=key, limit=limit + 1)
     shown = found[:limit]
     if as_json:
@@ -86,7 +86,7 @@ def show(
     """Show one run: specification, environment, partition and last rounds."""
     from pflbench.store import read
 
-    with existing(db) as engine:
+    with opened(db) as engine:
         detail = read.run(engine, run, last=last)
     if as_json:
         print_json(_plain(detail))
@@ -114,9 +114,11 @@ def rm(
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Remove runs with all their rounds. It asks first."""
+    from pflbench import checkpoint
     from pflbench.store import read, write
+    from pflbench.store.failures import sqlite_path
 
-    with existing(db) as engine:
+    with opened(db) as engine:
         found = {info.id: info for info in (read.run(engine, run, last=1).info for run in runs)}
         for info in found.values():
             message(
@@ -126,6 +128,7 @@ def rm(
             _ask(len(found))
         for run_id in found:
             write.remove_run(engine, run_id)
+            checkpoint.discard(checkpoint.folder(sqlite_path(engine.url)), run_id)
     message(f"Removed {len(found)} run(s).")
 
 

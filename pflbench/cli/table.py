@@ -10,7 +10,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import message, stdout
-from pflbench.cli.db import existing
+from pflbench.cli.db import opened
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call
 from pflbench.errors import unknown
 
@@ -69,7 +69,7 @@ def table(
         "select": select,
         "paper": paper,
     }
-    with existing(db) as engine:
+    with opened(db) as engine:
         found = call(f"table {name}", TABLES[name], engine, given)
     width = stdout().width if output is None and sys.stdout.isatty() else None
     text = render(found, "json" if as_json else format or "text", width=width)

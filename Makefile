@@ -1,0 +1,45 @@
+# `make demo`, `make test` and `make lint` each prepare .venv by themselves. PYTHON picks the interpreter it is made with.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+DEMO_DB := demo.db
+DEMO_FIGURE := reports/demo-curves.png
+
+# Tests start one process per worker; each with one thread, or they stand in each other's way.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help install demo test lint clean
+help:
+	@echo "make demo   train FedAvg, Ditto and FedALA on the embedded digits, print the table, save $(DEMO_FIGURE)"
+	@echo "make test   the test suite"
+	@echo "make lint   ruff and mypy"
+	@echo "make clean  remove .venv and what the demo made"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "No '$(PYTHON)' here. Install Python 3.11 or newer, or say: make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); pflbench needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@mkdir -p reports
+	$(BIN)/pflbench run -m fedavg -m ditto -m fedala -d digits --rounds 30 --seeds 0-2 --db $(DEMO_DB)
+	$(BIN)/pflbench table accuracy -d digits --db $(DEMO_DB)
+	$(BIN)/pflbench plot curves -d digits --db $(DEMO_DB) -o $(DEMO_FIGURE)
+
+test: $(STAMP)
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(DEMO_FIGURE) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(DEMO_DB) $(DEMO_DB)-wal $(DEMO_DB)-shm $(DEMO_DB).lock $(DEMO_DB).checkpoints

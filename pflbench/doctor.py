@@ -1,0 +1,91 @@
+"""What `pflbench doctor` finds: versions, device, data, database. Nothing here fails; what is wrong is a finding."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pflbench import __version__
+from pflbench.errors import UserError
+
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "torchtext",
+    "numpy",
+    "scikit-learn",
+    "sqlalchemy",
+    "alembic",
+    "pydantic",
+    "typer",
+    "rich",
+    "matplotlib",
+)
+
+
+def examine(db: str, data_dir: Path) -> dict[str, Any]:
+    """Sections of names and values; `problems` says in words what will not work, and is empty if all will."""
+    problems: list[str] = []
+    return {
+        "versions": {"pflbench": __version__, "python": platform.python_version(), **_packages(problems)},
+        "device": _device(problems),
+        "data": _data(data_dir),
+        "database": _database(db, problems),
+        "problems": problems,
+    }
+
+
+def cores() -> int:
+    """The cores this process may use: in a container fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _packages(problems: list[str]) -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+            problems.append(f"{name} is not installed: pip install pflbench")
+    return found
+
+
+def _device(problems: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"system": platform.platform(), "cores": cores()}
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        problems.append(f"torch cannot be imported: {error}")
+        return found
+    found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    found["auto"] = "cuda, engine batched" if found["gpus"] else "cpu, engine loop"
+    return found
+
+
+def _data(data_dir: Path) -> dict[str, Any]:
+    """What lies in the data folder. Whether it is whole takes reading it all: that is `pflbench data verify`."""
+    try:
+        entries = sorted(path.name for path in data_dir.iterdir() if not path.name.startswith("."))
+    except FileNotFoundError:
+        return {"folder": str(data_dir.absolute()), "found": [], "note": "no such folder; `digits` needs none"}
+    except OSError as error:
+        return {"folder": str(data_dir.absolute()), "found": [], "note": error.strerror}
+    return {"folder": str(data_dir.absolute()), "found": entries, "note": "`pflbench data verify` checks them"}
+
+
+def _database(db: str, problems: list[str]) -> dict[str, Any]:
+    from pflbench.store import db as store
+
+    try:
+        url = store.to_url(db)
+        with store.friendly(url):
+            return {"state": "usable", **store.info(url)}
+    except UserError as error:
+        if not Path(db).exists() and "://" not in db:
+            return {"state": "none yet", "path": db}
+        problems.append(f"database: {error.message}")
+        return {"state": error.message}

@@ -1,0 +1,152 @@
+"""Who may import whom, how large files may be, and that every command is documented."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from pflbench.cli import app
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pflbench"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LONGEST = 400
+
+# Part of the package -> the parts it may import. Every part may import itself; nothing imports cli.
+MAY_IMPORT = {
+    "spec": set(),
+    "errors": set(),
+    "_torchvision": set(),
+    "environment": set(),
+    "data": {"spec", "errors", "_torchvision"},
+    "partition": {"spec", "errors"},
+    "models": {"errors", "_torchvision"},
+    "engine": {"spec", "errors", "models"},
+    "methods": {"engine", "spec", "errors"},
+    "store": {"spec", "errors"},
+    "report": {"store", "errors"},
+    "checkpoint": {"errors"},
+    "setting": {"data", "partition", "store", "spec", "errors"},
+    "run": {
+        "data",
+        "partition",
+        "models",
+        "methods",
+        "engine",
+        "store",
+        "setting",
+        "checkpoint",
+        "environment",
+        "spec",
+        "errors",
+    },
+    "plan": {"data", "partition", "models", "methods", "spec", "errors"},
+    "doctor": {"store", "errors"},
+    "__main__": {"cli"},
+    "cli": {
+        "run",
+        "plan",
+        "setting",
+        "checkpoint",
+        "doctor",
+        "report",
+        "data",
+        "partition",
+        "models",
+        "methods",
+        "store",
+        "spec",
+        "errors",
+    },
+}
+# Other people's packages, where a part is held to few of them or must do without one.
+ONLY = {"partition": {"numpy"}, "errors": set(), "spec": {"pydantic"}, "cli": {"typer", "rich", "sqlalchemy"}}
+WITHOUT = {"store": {"torch", "torchvision"}, "report": {"torch", "torchvision"}}
+
+
+def part(module: Path) -> str:
+    """Of pflbench/data/tiny.py: "data"; of pflbench/run.py: "run"."""
+    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(module: Path) -> Iterator[str]:
+    """Full names of everything a module imports, anywhere in it; `from a import b` gives "a.b"."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def parts_imported(module: Path) -> set[str]:
+    ours = {name.split(".")[1] for name in imports(module) if name.startswith("pflbench.")}
+    return {name for name in ours if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()} - {part(module)}
+
+
+def packages_imported(module: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(module)} - sys.stdlib_module_names - {"pflbench", "__future__"}
+
+
+def identifier(module: Path) -> str:
+    return str(module.relative_to(PACKAGE))
+
+
+def test_rules_know_every_part() -> None:
+    assert {part(module) for module in MODULES} == {*MAY_IMPORT, "__init__"}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=identifier)
+def test_imports_keep_to_the_rules(module: Path) -> None:
+    here = part(module)
+    assert parts_imported(module) <= MAY_IMPORT.get(here, set())
+    packages = packages_imported(module)
+    assert packages <= ONLY.get(here, packages)
+    assert not packages & WITHOUT.get(here, set())
+
+
+def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules above are worth something only if the reader sees imports in every form and place."""
+    bad = tmp_path / "pflbench" / "methods" / "bad.py"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("from pflbench import store\ndef f():\n    import pflbench.report.labels\n    from torch.nn import Linear\n")
+    for name in ("store", "report"):
+        (tmp_path / "pflbench" / name).mkdir()
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "pflbench")
+    assert parts_imported(bad) == {"store", "report"}
+    assert packages_imported(bad) == {"torch"}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=identifier)
+def test_no_file_is_too_long(module: Path) -> None:
+    assert len(module.read_text(encoding="utf-8").splitlines()) <= LONGEST
+
+
+def commands() -> list[str]:
+    """Every command as it is typed: "pflbench runs list"."""
+
+    def walk(command: object, name: str) -> Iterator[str]:
+        children = getattr(command, "commands", None)
+        if children is None:
+            yield name
+        else:
+            for child, below in children.items():
+                yield from walk(below, f"{name} {child}")
+
+    return list(walk(typer.main.get_command(app), "pflbench"))
+
+
+def test_there_are_the_promised_commands() -> None:
+    promised = "run, table, plot, methods list, methods show, data list, data verify, data download, partition show"
+    promised += ", runs list, runs show, runs rm, db upgrade, db check, db info, doctor"
+    assert set(commands()) == {f"pflbench {name}" for name in promised.split(", ")}
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_is_in_the_readme(command: str) -> None:
+    assert command in (ROOT / "README.md").read_text(encoding="utf-8")
