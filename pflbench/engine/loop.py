@@ -80,7 +80,8 @@ class _Worker:
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self.samples.batch(index)
         if self.kernels:
-            x = x.contiguous(memory_format=torch.channels_last)
+            # Not x.contiguous(...): with one channel its strides would say nothing, and what follows would take the slow format.
+            x = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last).copy_(x)
         return x, y
 
     def gradients(self, index: Tensor, parameters: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -41,7 +41,7 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
         "min_epochs": 1,
         "adapt": True,
         "start_round": 2,
-        "contiguous": False,
+        "subset": "random",
         "drop_last": False,
         "ala_all": False,
         "skip_untrained": False,
