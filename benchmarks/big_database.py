@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import Engine, insert
 
-from pflbench.spec import DataSpec, Dirichlet, MethodSpec, Pathological, RunSpec, TrainSpec, Value
+from pflbench import methods
+from pflbench.spec import DataSpec, Dirichlet, Pathological, RunSpec, TrainSpec
 from pflbench.store import db, write
 from pflbench.store.records import PartitionRecord
 from pflbench.store.schema import ClientRound, Round, now
@@ -39,13 +40,13 @@ DATASETS = (
     ("tiny", "resnet18", 0.1, 200, 100_000, 11_279_112, 20),
 )
 
-# method: hyperparameters, final accuracy as a share of what is reachable, rounds to get there, relative time per round
-METHODS: dict[str, tuple[dict[str, Value], float, float, float]] = {
-    "local": ({}, 0.80, 40, 0.9),
-    "fedavg": ({}, 0.62, 230, 1.0),
-    "fedprox": ({"mu": 0.001}, 0.63, 160, 1.2),
-    "ditto": ({"lam": 0.1, "personal_epochs": 2}, 0.90, 30, 3.2),
-    "fedala": ({"eta_w": 1.0, "s": 80, "p": 1}, 0.97, 60, 1.2),
+# method: final accuracy as a share of what is reachable, rounds to get there, relative time per round
+METHODS: dict[str, tuple[float, float, float]] = {
+    "local": (0.80, 40, 0.9),
+    "fedavg": (0.62, 230, 1.0),
+    "fedprox": (0.63, 160, 1.2),
+    "ditto": (0.90, 30, 3.2),
+    "fedala": (0.97, 60, 1.2),
 }
 
 
@@ -142,7 +143,7 @@ def main() -> None:
     settings = [(row, spec) for row in DATASETS for spec in partitions(row[-1])][: options.settings]
     for (row, partition), (method, recipe) in itertools.product(settings, METHODS.items()):
         dataset, model, lr, classes, samples, parameters, _ = row
-        hyperparameters, share, pace, cost = recipe
+        share, pace, cost = recipe
         held = counts(partition, classes, samples)
         partition_id = save_partition(engine, dataset, partition, held)
         difficulty = 1 - 0.12 * np.log10(classes) - (0.05 if partition.label == "Dir(1)" else 0)
@@ -152,7 +153,7 @@ def main() -> None:
                 partition=partition,
                 model=model,
                 train=TrainSpec(rounds=options.rounds, lr=lr),
-                method=MethodSpec(name=method, hyperparameters=hyperparameters),
+                method=methods.spec(method, {}),
                 seed=seed,
             )
             run_id = write.create_run(engine, spec, {"synthetic": True, "device": "none"})
