@@ -91,7 +91,7 @@ def test_protocols_are_never_averaged_and_their_heads_say_what_differs(engine: E
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("local_epochs", 5), ("batch_size", 20), ("join_ratio", 0.5), ("eval_every", 5), ("evaluate", "all"),
+        ("local_epochs", 5), ("batch_size", 20), ("join_ratio", 0.5), ("eval_every", 5),
         ("drop_last", "never"), ("bn_buffers", "average"), ("dtype", "float64"), ("model", "mlp"),
         ("partition", {"scheme": "dirichlet", "beta": 0.1, "clients": 20, "seed": 2}),
     ],
@@ -102,6 +102,13 @@ def test_whatever_differs_makes_a_column_of_its_own(engine: Engine, field: str, 
     table = build(engine)
     assert len({s.title for s in table.settings}) == 2
     assert sorted(c.mean for c in table.cells[0] if c) == [pytest.approx(50), pytest.approx(90)]
+
+
+@pytest.mark.parametrize(("join_ratio", "columns"), [(1.0, 1), (0.5, 2)])
+def test_who_is_evaluated_matters_only_where_not_all_take_part(engine: Engine, join_ratio: float, columns: int) -> None:
+    for seed, evaluate in enumerate(("participants", "all")):
+        add_run(engine, spec(seed=seed, join_ratio=join_ratio, evaluate=evaluate), [0.9])
+    assert len(build(engine).settings) == columns
 
 
 def test_partitions_that_differ_under_one_protocol_are_kept_apart(engine: Engine) -> None:

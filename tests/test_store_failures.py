@@ -285,7 +285,7 @@ def test_info_counts(filled: Path) -> None:
     [
         ("DELETE FROM run", "client_round belong to no run"),
         ("DELETE FROM round WHERE round = 2", "without their round: run 1"),
-        ("DELETE FROM round WHERE round = 3", "last round is missing: run 1"),
+        ("DELETE FROM round WHERE round = 3", "rounds are missing: run 1"),
         ("UPDATE round SET accuracy = 0.99 WHERE round = 1", "accuracy that is not that of the round's clients: run 1"),
         ("UPDATE client_round SET correct = total + 1 WHERE client = 0", "more correct predictions"),
         ("DROP INDEX ix_run_protocol", "not the tables of schema"),
