@@ -161,6 +161,10 @@ def test_table(shell: Shell, tmp_path: Path) -> None:
     wrote = shell("table", "-f", "csv", "-o", "out.csv")
     assert (wrote.out, "out.csv" in wrote.err) == ("", True)
     assert [row["method"] for row in csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text()))] == ["fedavg", "ditto"]
+    assert shell("table", "-f", "markdown", "-o", "out.md").code == 0
+    made = (tmp_path / "out.md").read_text().splitlines()[-1]
+    assert "Made by `pflbench table -f markdown -o out.md` (pflbench " in made
+    assert made.endswith("from runs 1, 2, 3, 4.")
     assert "Valid: accuracy" in shell.refused("table", "acuracy")
     assert "mean-last:K" in shell.refused("table", "--select", "middle")
     assert "Unknown format" in shell.refused("table", "-f", "pdf")
@@ -171,6 +175,7 @@ def test_table(shell: Shell, tmp_path: Path) -> None:
 def test_plot(shell: Shell, tmp_path: Path) -> None:
     assert shell("plot", "curves").out == "curves.png\n"
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert b"Made by `pflbench plot curves` (pflbench " in (tmp_path / "curves.png").read_bytes()
     assert shell("plot", "distribution", "-o", "who.svg").code == 0
     assert "<svg" in (tmp_path / "who.svg").read_text()
     assert "Valid: curves, distribution" in shell.refused("plot", "bars")

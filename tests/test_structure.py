@@ -53,6 +53,7 @@ MAY_IMPORT = {
         "plan",
         "setting",
         "checkpoint",
+        "environment",
         "doctor",
         "report",
         "data",

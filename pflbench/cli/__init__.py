@@ -11,7 +11,7 @@ import typer
 
 from pflbench import __version__
 from pflbench.cli import data, db, doctor, methods, partition, plot, run, runs, table
-from pflbench.cli.console import error
+from pflbench.cli.console import error, remember
 from pflbench.errors import UserError
 
 app = typer.Typer(
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     With PFLBENCH_DEBUG=1 exceptions pass, with their traceback.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    remember(arguments)
     try:
         return int(app(args=arguments, prog_name="pflbench", standalone_mode=False) or 0)
     except KeyboardInterrupt:

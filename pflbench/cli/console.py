@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -81,3 +82,16 @@ def _print(table: Table) -> None:
 
 def _is_number(cell: str) -> bool:
     return not cell.strip("0123456789.+-e/%")
+
+
+_typed: list[str] = []
+
+
+def remember(arguments: Sequence[str]) -> None:
+    """Keeps the command line for `command_line`."""
+    _typed[:] = arguments
+
+
+def command_line() -> str:
+    """The command as it was typed: it is recorded with every run and in every file that is written."""
+    return shlex.join(["pflbench", *_typed])

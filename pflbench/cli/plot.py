@@ -10,7 +10,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import message
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, provenance
 from pflbench.errors import unknown
 
 
@@ -49,7 +49,7 @@ def plot(
     target = output or Path(f"{name}.png")
     with opened(db) as engine:
         drawing = call(f"plot {name}", PLOTS[name], engine, given)
-    drawing.save(target)
+    drawing.save(target, provenance(drawing.runs))
     for line in (drawing.caption, *drawing.notes):
         message(line)
     print(target)

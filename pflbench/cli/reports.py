@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pflbench.cli import options as o
+from pflbench.cli.console import command_line
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +40,17 @@ Status = Annotated[
     list[str],
     typer.Option("--status", metavar="STATUS", autocompletion=o.completion(_statuses), help="Default: finished; any for all."),
 ]
+
+
+def provenance(runs: Iterable[int]) -> str:
+    """What stands in every file that is written: the command, the commit, the runs."""
+    from pflbench import __version__
+    from pflbench.environment import commit
+
+    version = f"{__version__}, commit {commit()}" if commit() else __version__
+    numbers = ", ".join(map(str, sorted(set(runs))))
+    made = f"Made by `{command_line()}` (pflbench {version})"
+    return f"{made} from runs {numbers}." if numbers else f"{made}."
 
 
 def call(command: str, entry: Entry, engine: Engine, given: dict[str, Any]) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import error, message, print_json
+from pflbench.cli.console import command_line, error, message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view, run_view
 from pflbench.errors import Diverged, unknown
@@ -91,7 +89,7 @@ def run(
 
     _prepare(specs, data_dir, quiet)
     how = Execution(device, cast(Engine, engine), workers, chunk)
-    command = shlex.join(["pflbench", *sys.argv[1:]])
+    command = command_line()
     done: list[dict[str, Any]] = []
     failed = False
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import message, stdout
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, provenance
 from pflbench.errors import unknown
 
 
@@ -72,6 +73,9 @@ def table(
     with opened(db) as engine:
         found = call(f"table {name}", TABLES[name], engine, given)
     width = stdout().width if output is None and sys.stdout.isatty() else None
+    if output is not None:
+        runs = (run for row in found.cells for cell in row if cell for run in cell.runs)
+        found = replace(found, notes=(*found.notes, provenance(runs)))
     text = render(found, "json" if as_json else format or "text", width=width)
     if output is None:
         print(text, end="")

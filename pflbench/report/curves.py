@@ -74,8 +74,10 @@ def plot(
             f"Drawn: the {len(drawn)} settings with the most runs, of {len(found.settings)}. "
             "Choose with --dataset and --partition."
         )
+    shown = [panel.setting for panel in drawn]
+    runs = {run.id for (_, j), cell in found.cells.items() if found.settings[j] in shown for run in cell}
     with style.context():
-        return style.Drawing(_draw(drawn, found.rows, x), _caption(drawn, x, band), tuple(notes))
+        return style.Drawing(_draw(drawn, found.rows, x), _caption(drawn, x, band), tuple(notes), tuple(sorted(runs)))
 
 
 def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int) -> list[Panel]:

@@ -65,9 +65,10 @@ class Drawing:
     figure: Figure
     caption: str
     notes: tuple[str, ...] = field(default=())
+    runs: tuple[int, ...] = ()  # the numbers of the runs it shows
 
-    def save(self, path: Path) -> None:
-        """PNG (300 dpi), PDF or SVG by suffix, with the caption in the file's metadata.
+    def save(self, path: Path, provenance: str = "") -> None:
+        """PNG (300 dpi), PDF or SVG by suffix, with the caption and where it comes from in the file's metadata.
 
         Raises UserError for another suffix.
         """
@@ -81,7 +82,7 @@ class Drawing:
         fast: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if suffix == ".png" else {}
         try:
             with context():
-                self.figure.savefig(path, metadata={entry: self.caption, **fixed}, **fast)
+                self.figure.savefig(path, metadata={entry: f"{self.caption} {provenance}".strip(), **fixed}, **fast)
         except OSError as error:
             raise UserError(
                 f"Cannot write the figure {path}: {error.strerror or error}.",
