@@ -19,7 +19,7 @@ from pflbench.engine.ledger import Ledger
 from pflbench.errors import Diverged
 from pflbench.spec import TrainSpec
 
-EVALUATION_BATCH = 512
+EVALUATION_BATCH = 128  # larger ones leave the cache of a CPU core and are slower; a GPU gets those of all clients at once
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pflbench.engine.executor import ALL, Correct, Executor, Given, Loss, Step, 
 from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
 
-FEATURES_AT_ONCE = 256
+FEATURES_AT_ONCE = 128
 
 
 class _Worker:
