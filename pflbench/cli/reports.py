@@ -47,7 +47,8 @@ def provenance(runs: Iterable[int]) -> str:
     from pflbench import __version__
     from pflbench.environment import commit
 
-    version = f"{__version__}, commit {commit()}" if commit() else __version__
+    found = commit()
+    version = f"{__version__}, commit {found}" if found else __version__
     numbers = ", ".join(map(str, sorted(set(runs))))
     made = f"Made by `{command_line()}` (pflbench {version})"
     return f"{made} from runs {numbers}." if numbers else f"{made}."
