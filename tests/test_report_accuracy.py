@@ -151,6 +151,8 @@ def test_only_finished_runs_count_and_the_others_are_named(engine: Engine) -> No
     assert any("3 runs (1 diverged, 1 finished, 1 running)" in note for note in table.notes)
     assert cell(build(engine, status=["finished", "running"]), "FedAvg").runs == (1, 2)
     every = build(engine, status=["any"])
+    assert "Counted as far as they got: run 2 (running), run 3 (diverged)." in every.notes
+    assert not any("as far as they got" in note for note in build(engine).notes)
     assert cell(every, "FedAvg").runs == (1, 2, 3)  # the fourth has nothing to show
 
 

@@ -93,8 +93,12 @@ def collect(
             f"None of the {len(left_out)} matching runs is {' or '.join(wanted)} with a result: {_tally(left_out)}.",
             "Repeat `pflbench run` to complete them, or show them as they are with --status any.",
         )
-    notes = (f"Not counted: {_tally(left_out)}. --status any shows what they have.",) if left_out else ()
-    return replace(_arrange(counted), notes=notes)
+    notes = []
+    if left_out:
+        notes.append(f"Not counted: {_tally(left_out)}. --status any shows what they have.")
+    if partial := [result for result in counted if result.status != "finished"]:
+        notes.append("Counted as far as they got: " + ", ".join(f"run {r.id} ({r.status})" for r in partial) + ".")
+    return replace(_arrange(counted), notes=tuple(notes))
 
 
 def _statuses(status: Collection[str]) -> tuple[str, ...]:
