@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,24 @@ def discard(where: Path, run_id: int) -> None:
         (where / f"{run_id}.{suffix}").unlink(missing_ok=True)
 
 
+def tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
+    """A method's state as named tensors: "w", and "base.w" where a state contains another."""
+    found: dict[str, Tensor] = {}
+    for field in dataclasses.fields(state):
+        value, name = getattr(state, field.name), f"{prefix}{field.name}"
+        found |= tensors(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value}
+    return found
+
+
+def _filled(like: Any, values: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """The inverse of `tensors`."""
+    new = {}
+    for field in dataclasses.fields(like):
+        value, name = getattr(like, field.name), f"{prefix}{field.name}"
+        new[field.name] = _filled(value, values, f"{name}.") if dataclasses.is_dataclass(value) else values[name]
+    return dataclasses.replace(like, **new)
+
+
 class Checkpoints:
     """The checkpoint of one run. `owner` tells it from that of another run which had the same number before it was removed."""
 
@@ -60,8 +78,7 @@ class Checkpoints:
         import torch
 
         begun = time.perf_counter()
-        fields = {f.name: getattr(snapshot.state, f.name) for f in dataclasses.fields(snapshot.state)}
-        content = {**vars(snapshot), "state": fields, "owner": self.owner}
+        content = {**vars(snapshot), "state": tensors(snapshot.state), "owner": self.owner}
         partial = self.file.with_suffix(".partial")
         try:
             with partial.open("wb") as handle:
@@ -89,10 +106,10 @@ class Checkpoints:
             content = torch.load(self.file, map_location=device, weights_only=True)
         except Exception:  # whatever is wrong with the file: without it the run begins anew
             return None
-        shapes = {f.name: getattr(like, f.name).shape for f in dataclasses.fields(like)}
+        shapes = {name: value.shape for name, value in tensors(like).items()}
         if content.pop("owner") != self.owner or {k: v.shape for k, v in content["state"].items()} != shapes:
             return None
-        return Snapshot(**{**content, "state": dataclasses.replace(like, **content["state"])})
+        return Snapshot(**{**content, "state": _filled(like, content["state"])})
 
     def remove(self) -> None:
         discard(self.file.parent, int(self.file.stem))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from pflbench import data, methods, models
 from pflbench.errors import UserError, unknown
+from pflbench.methods.placement import SUFFIX
 from pflbench.partition.pfllib import describe
 from pflbench.spec import (
     IID,
@@ -34,7 +35,7 @@ S = TypeVar("S")
 MAX_SEEDS = 1000
 
 # Option (as a field of Request) -> field of the partition's specification. A scheme refuses the options it does not list.
-_COMMON = {"clients": "clients", "partition_seed": "seed", "test_share": "test_share"}
+_COMMON = {"clients": "clients", "partition_seed": "seed", "test_share": "test_share", "central_test": "central_test"}
 SCHEMES: dict[str, dict[str, str]] = {
     "pathological": {**_COMMON, "classes_per_client": "classes_per_client", "balanced": "balanced", "least": "least"},
     "dirichlet": {**_COMMON, "beta": "beta", "least": "least"},
@@ -72,6 +73,8 @@ class Request:
     data_dir: Path = Path("data")
     model: str | None = None
     settings: tuple[str, ...] = ()  # "method.name=value"
+    ala: bool = False  # plug ALA into each of the methods
+    preset: str | None = None
     seed: int | None = None
     seeds: str | None = None  # "0-4", "0,2,5"
     # partition
@@ -87,6 +90,7 @@ class Request:
     group_sizes: str | None = None  # "4,4,4"
     partition_seed: int | None = None
     test_share: float | None = None
+    central_test: bool | None = None
     # training
     rounds: int | None = None
     local_epochs: int | None = None
@@ -106,16 +110,46 @@ def plan(request: Request) -> list[RunSpec]:
     Raises UserError for unknown names, values out of range and options that do not belong to the chosen partition.
     """
     if not request.methods:
-        raise UserError("No method given.", f"Add -m/--method, one or more of: {', '.join(sorted(methods.METHODS))}.")
-    names = tuple(dict.fromkeys(request.methods))
-    for name in names:
-        if name not in methods.METHODS:
-            raise unknown("method", name, methods.METHODS)
+        raise UserError("No method given.", f"Add -m/--method, one or more of: {', '.join(sorted(methods.names()))}.")
+    names = _names(request)
     settings, seeds, places = _settings(request.settings, names), _seeds(request), _places(request)
-    trained = [methods.spec(name, settings[name]) for name in names]
-    return [
+    trained = [methods.spec(name, settings[name], request.preset) for name in names]
+    specs = [
         _run(request, dataset, partition, method, seed) for dataset, partition in places for seed in seeds for method in trained
     ]
+    warnings(specs)
+    return specs
+
+
+def warnings(specs: Sequence[RunSpec]) -> list[str]:
+    """What methods say of the protocol they are to run under, each once. Raises UserError for what cannot work."""
+    said = [f"{s.method.name}: {text}" for s in specs for text in methods.make(s.method).check(s.train)]
+    return list(dict.fromkeys(said))
+
+
+def preset_notes(request: Request) -> list[str]:
+    """What the preset would switch, but does not unless it is asked for by name, since it uses test labels (methods.md 0.6)."""
+    settings = _settings(request.settings, _names(request))
+    return [
+        f"--preset {request.preset} leaves {name} as it is: {item}={value} adapts on test labels. Ask for it: "
+        f"--set {name}.{item}={value}"
+        for name in _names(request)
+        for item, value in methods.load(name).presets_on_test_labels.get(request.preset or "", {}).items()
+        if item not in settings[name]
+    ]
+
+
+def _names(request: Request) -> tuple[str, ...]:
+    if request.preset is not None and request.preset not in methods.PRESETS:
+        raise unknown("preset", request.preset, methods.PRESETS)
+    names = dict.fromkeys(request.methods)
+    for name in names:
+        methods.load(name)
+    if request.ala:
+        names = dict.fromkeys(name if name.endswith(SUFFIX) else f"{name}{SUFFIX}" for name in names)
+        for name in names:
+            methods.load(name)
+    return tuple(names)
 
 
 def _places(request: Request) -> list[tuple[DataSpec, PartitionSpec]]:
@@ -219,8 +253,9 @@ def _settings(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, dict[
         method, dot, parameter = target.strip().partition(".")
         if not (equals and dot and method and parameter):
             raise UserError(f"--set {text}: expected method.name=value.", "For example --set fedala.p=2.")
-        if method not in methods.METHODS:
-            raise unknown("method", method, methods.METHODS)
+        methods.load(method)
+        if method not in names and f"{method}{SUFFIX}" in names:
+            method += SUFFIX
         if method not in names:
             raise UserError(f"--set {text}: {method} is not run by this command.", f"Add -m {method}, or drop the --set.")
         found[method][parameter] = value.strip()

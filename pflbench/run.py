@@ -13,18 +13,14 @@ import numpy as np
 import sqlalchemy
 import torch
 
-from pflbench import checkpoint, environment, methods
+from pflbench import central, checkpoint, environment, methods
 from pflbench.checkpoint import Checkpoints, Snapshot
-from pflbench.engine import rng
-from pflbench.engine.batched import BatchedExecutor
-from pflbench.engine.executor import Executor
-from pflbench.engine.federation import Federation, Scores
-from pflbench.engine.flat import Flat
-from pflbench.engine.loop import LoopExecutor
-from pflbench.engine.samples import Samples
+from pflbench.engine.federation import Federation
+from pflbench.engine.ledger import COUNTERS
+from pflbench.engine.scores import Scores
 from pflbench.errors import Diverged, UserError
+from pflbench.execution import Execution, exact_arithmetic, federation, find_device, memory_errors
 from pflbench.methods.base import Method
-from pflbench.models import build
 from pflbench.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import write
@@ -32,15 +28,7 @@ from pflbench.store.failures import sqlite_path
 from pflbench.store.records import RoundRecord, RunRow
 from pflbench.store.schema import now
 
-
-@dataclass(frozen=True)
-class Execution:
-    """How a run is executed; recorded with it, no part of its key."""
-
-    device: str = "auto"
-    engine: Literal["auto", "loop", "batched"] = "auto"
-    workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
-    chunk: int | None = None  # batched: clients at a time; None: the whole cohort
+TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and received, in the order of COUNTERS
 
 
 @dataclass(frozen=True)
@@ -74,8 +62,10 @@ def execute(
     method = methods.make(spec.method)
     device = find_device(how.device)
     where = checkpoint.folder(sqlite_path(store.url))
-    with checkpoint.locked(where, spec.key), _exact_arithmetic(device), _memory(how, device):
+    with checkpoint.locked(where, spec.key), exact_arithmetic(device), memory_errors(how, device):
         found = None if force else write.find_run(store, spec.key)
+        if found:
+            _refuse_changed_file(found, spec)
         if found and found.status == "finished":
             yield Progress(found.id, "exists", spec.train.rounds, spec.train.rounds)
             return
@@ -85,79 +75,19 @@ def execute(
         setting = load_setting(spec, data_root)
         fed = federation(spec, setting, device, how)
         try:
+            if setting.central is not None:
+                central.require_global_model(spec.method.name, method, fed)
             if found is None:
                 write.create_run(store, spec, environment.describe())
                 found = write.find_run(store, spec.key)
                 assert found is not None
             checkpoints = Checkpoints(where, found.id, owner=f"{found.key}/{found.attempt}/{found.created_at}")
-            _begin(store, found.id, setting, fed, command)
-            loop = _Loop(spec, method, fed, store, found, checkpoints, checkpoint_every)
+            _begin(store, found.id, setting, fed, command, methods.record(spec.method.name))
+            loop = _Loop(spec, method, fed, store, found, checkpoints, checkpoint_every, setting.central, how)
             with _marked(store, spec, loop):
                 yield from loop.run()
         finally:
             fed.executor.close()
-
-
-def find_device(name: str) -> torch.device:
-    """ "auto" is the first GPU if there is one, else the CPU. A GPU that is not there is a UserError."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"Unknown device '{name}'.", "Valid: auto, cpu, cuda, cuda:0, cuda:1, ...") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"Device '{name}' is not supported.", "Valid: auto, cpu, cuda, cuda:0, cuda:1, ...")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
-                        "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
-    return device
-
-
-def federation(spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> Federation:
-    """The clients of a specification on a device, with the initial model of its seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.torch_seed(spec.seed, "model"))
-        arrays = setting.arrays
-        module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
-    flat = Flat(module)
-    samples = Samples(arrays.x, arrays.y, getattr(torch, spec.train.dtype), device)
-    engine = how.engine if how.engine != "auto" else ("loop" if device.type == "cpu" else "batched")
-    looped = engine == "loop"
-    executor: Executor = LoopExecutor(flat, samples, how.workers) if looped else BatchedExecutor(flat, samples, how.chunk)
-    fed = Federation(flat, executor, spec.train, setting.partition.train, setting.partition.test, spec.seed)
-    if not fed.batches(fed.nobody_left_out(), 1).steps().any():
-        executor.close()
-        raise UserError(
-            f"No client has a single batch to train on (batch size {spec.train.batch_size}, drop-last {spec.train.drop_last}).",
-            "Choose another --batch-size or --drop-last, or fewer clients; BatchNorm needs batches of at least 2.",
-        )
-    return fed
-
-
-@contextmanager
-def _exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """On a GPU float32 means float32, and the same command gives the same numbers: cuDNN's defaults promise neither."""
-    if device.type == "cpu":
-        yield
-        return
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
-
-
-@contextmanager
-def _memory(how: Execution, device: torch.device) -> Iterator[None]:
-    """Out of GPU memory is the user's to mend."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError:
-        hint = "--chunk N trains N clients at a time (try a quarter of the cohort)"
-        if how.engine == "loop":
-            hint = "A smaller --batch-size or model needs less"
-        raise UserError(
-            f"Out of GPU memory on {device}.", f"{hint}, --device cpu none. The same command resumes the run."
-        ) from None
 
 
 class _Loop:
@@ -172,9 +102,12 @@ class _Loop:
         row: RunRow,
         checkpoints: Checkpoints,
         checkpoint_every: float,
+        central_samples: np.ndarray | None,
+        how: Execution,
     ) -> None:
         self.spec, self.method, self.fed, self.store, self.run_id = spec, method, fed, store, row.id
-        self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
+        self.checkpoints, self.checkpoint_every, self.central_samples = checkpoints, checkpoint_every, central_samples
+        self.observe_every, self.follow = how.observe_every, how.follow
         self.rounds_stored = 0 if row.last_round is None else row.last_round + 1
         self.snapshot: Snapshot | None = None
         self.best: float | None = None
@@ -212,31 +145,30 @@ class _Loop:
         """
         begun = time.perf_counter()
         cost: dict[str, Any] = {}
+        seen: dict[str, np.ndarray] = {}
         if t > 0:
-            now_t = self.fed.at(t)
+            now_t = self._at(t, row=t)
+            now_t.followed = self.follow.client if self.follow and self.follow.first <= t <= self.follow.last else None
             S = now_t.cohort(t)
             with self._clock() as update:
                 now_t.reset_buffers(S, self.method.shared_slots)
                 state = self.method.update(now_t, state, S)
                 now_t.average_buffers(S, self.method.shared_slots)
-            cost = self._cost(now_t, received, update.seconds, len(S))
-        following = self.fed.at(t + 1)
+            cost, seen = self._cost(now_t, received, update.seconds, len(S)), now_t.ledger.artifacts
+        following = self._at(t + 1, row=t)
         S = following.cohort(t + 1)
         with self._clock() as receive:
             state = self.method.receive(following, state, S)
         evaluated = t % self.spec.train.eval_every == 0 or t == self.spec.train.rounds
         results = self._evaluate(following, state, S) if evaluated else {}
         # What reception of round t + 1 shows was seen at this E1.
-        write.write_round(self.store, self.run_id, RoundRecord(round=t, **cost, **results, artifacts=following.ledger.artifacts))
+        artifacts = {**seen, **following.ledger.artifacts}
+        write.write_round(self.store, self.run_id, RoundRecord(round=t, **cost, **results, artifacts=artifacts))
         if "accuracy" in results:
             self.best = max(results["accuracy"], self.best or 0.0)
-        ledger = following.ledger
         carried = {
             "seconds_receive": receive.seconds,
-            "params_up": ledger.params_up,
-            "params_down": ledger.params_down,
-            "scalars_up": ledger.scalars_up,
-            "scalars_down": ledger.scalars_down,
+            "traffic": following.ledger.traffic.by_client().tolist(),
             "best": self.best,
             "accuracy": results.get("accuracy"),
             "seconds": time.perf_counter() - begun,
@@ -248,6 +180,12 @@ class _Loop:
             self.save()
         return state, carried
 
+    def _at(self, t: int, row: int) -> Federation:
+        """The federation in round t; what it observes goes to a row of the database."""
+        fed = self.fed.at(t)
+        fed.observing = self.observe_every > 0 and row % self.observe_every == 0
+        return fed
+
     def save(self) -> None:
         """Keeps the last whole round as the checkpoint."""
         if self.snapshot is not None:
@@ -257,16 +195,17 @@ class _Loop:
     def _cost(self, fed: Federation, received: dict[str, Any], seconds: float, participants: int) -> dict[str, Any]:
         """Round t's columns: its reception and its update together."""
         ledger, word = fed.ledger, self.fed.dtype.itemsize
-        sent = {
-            name: received[name] + getattr(ledger, name) for name in ("params_up", "params_down", "scalars_up", "scalars_down")
-        }
+        traffic = ledger.traffic.by_client() + np.array(received["traffic"], dtype=np.int64)
+        ledger.observe(TRAFFIC, traffic)
+        sent = dict(zip(COUNTERS, traffic.sum(axis=0).tolist(), strict=True))
         return {
             **sent,
             "bytes_up": word * (sent["params_up"] + sent["scalars_up"]),
             "bytes_down": word * (sent["params_down"] + sent["scalars_down"]),
             "seconds_receive": received["seconds_receive"],
             "seconds_update": seconds,
-            "train_loss": ledger.train_loss.get(self.method.slot),
+            # What is tested may be a copy that is not trained in a round's update, only made from what is.
+            "train_loss": ledger.train_loss.get(self.method.slot, ledger.train_loss.get("model")),
             "participants": participants,
             "peak_memory": self._peak_memory(),
         }
@@ -277,8 +216,9 @@ class _Loop:
         with self._clock() as evaluate:
             scores = fed.evaluate(self.method.deployed(state), who, self.method.slot)
             series = {name: fed.evaluate(models, who, slot) for name, (models, slot) in self.method.series(state).items()}
+            on_central = central.evaluate(self.method, fed, state, self.central_samples)
         if not scores:
-            return {"seconds_evaluate": evaluate.seconds}
+            return {"seconds_evaluate": evaluate.seconds, "series": on_central}
         for tested in (scores, *series.values()):
             _refuse_non_finite(tested, fed.t)
         each = scores.correct / scores.total
@@ -292,7 +232,7 @@ class _Loop:
             "correct": scores.correct,
             "total": scores.total,
             "loss": scores.loss,
-            "series": {name: (s.accuracy, s.mean_loss) for name, s in series.items()},
+            "series": {**{name: (s.accuracy, s.mean_loss) for name, s in series.items()}, **on_central},
         }
 
     def _progress(self, kind: Any, t: int, carried: dict[str, Any] | None = None) -> Progress:
@@ -339,10 +279,24 @@ def _refuse_non_finite(scores: Scores, t: int) -> None:
         )
 
 
-def _begin(store: sqlalchemy.Engine, run_id: int, setting: Setting, fed: Federation, command: str) -> None:
+def _refuse_changed_file(found: RunRow, spec: RunSpec) -> None:
+    """A plug-in's author may forget to raise its version: other code must neither go on with a run nor pass for what made it."""
+    before, present = (record.get("sha256") for record in (found.environment.get("plugin", {}), methods.record(spec.method.name)))
+    if before is not None and before != present:
+        raise UserError(
+            f"The file of method '{spec.method.name}' has changed since run {found.id} was made with it, its version has not.",
+            "Raise `version` in the class if results change; --force runs it anew.",
+        )
+
+
+def _begin(
+    store: sqlalchemy.Engine, run_id: int, setting: Setting, fed: Federation, command: str, plugin: dict[str, str]
+) -> None:
     device = fed.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else environment.processor()
     described = {**environment.describe(), "command": command, "torch_threads": torch.get_num_threads()}
+    if plugin:
+        described["plugin"] = plugin
     if device.type == "cuda":
         described["cuda"] = torch.version.cuda
         torch.cuda.reset_peak_memory_stats(device)

@@ -6,21 +6,25 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from pflbench import data
 from pflbench.data import Arrays
 from pflbench.errors import UserError
 from pflbench.partition import Partition, make, pfllib
+from pflbench.partition.core import Indices
 from pflbench.spec import DataSpec, PartitionSpec, Pfllib, RunSpec
 from pflbench.store.records import PartitionRecord
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Samples, who holds which, and what the database says of it."""
+    """Samples, who holds which, and what the database says of it. central: the samples of the central test set, if any."""
 
     arrays: Arrays
     partition: Partition
     record: PartitionRecord
+    central: Indices | None = None
 
 
 def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> Setting:
@@ -42,10 +46,22 @@ _kept: dict[tuple[DataSpec, PartitionSpec, Path], Setting] = {}
 def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data.Progress | None) -> Setting:
     if isinstance(spec, Pfllib):
         arrays, partition = _pfllib(spec)
-    else:
-        arrays = data.load(source, data_root, progress)
-        partition = make(spec, arrays.y, len(arrays.classes))
-    return Setting(arrays, partition, _record(source, spec, arrays, partition))
+        return Setting(arrays, partition, _record(source, spec, arrays, partition))
+    arrays = data.load(source, data_root, progress)
+    held = _train_size(source, arrays) if spec.central_test else len(arrays.y)
+    partition = make(spec, arrays.y[:held], len(arrays.classes))
+    central = np.arange(held, len(arrays.y)) if spec.central_test else None
+    return Setting(arrays, partition, _record(source, spec, arrays, partition), central)
+
+
+def _train_size(source: DataSpec, arrays: Arrays) -> int:
+    if arrays.train_size is None:
+        known = [dataset.name for dataset in data.DATASETS.values() if dataset.test_part]
+        raise UserError(
+            f"{source.label} has no official test part that --central-test could set aside.",
+            f"These have one: {', '.join(known)}, and folder:PATH with a folder train and one folder test in it.",
+        )
+    return arrays.train_size
 
 
 def _pfllib(spec: Pfllib) -> tuple[Arrays, Partition]:

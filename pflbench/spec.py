@@ -10,16 +10,28 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 Value = bool | int | float | str | None
 
 # Where own data lies on one machine is no property of the run: `content`, the hash of that data, stands for it in the key.
-_NOT_IN_KEY = {"path"}
+_NOT_IN_KEY = {"path", "test_labels"}
+
+# Marks a field that came after the first runs were stored. Its default means what was before it, and then it is left out of
+# the JSON form: so the keys of older runs stay what they are.
+ADDED = "added"
 
 
 class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_serializer(mode="wrap")
+    def _without_added_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain: dict[str, Any] = dump(self)
+        for name, field in type(self).model_fields.items():
+            if ADDED in field.metadata and getattr(self, name) == field.default:
+                plain.pop(name, None)
+        return plain
 
 
 class DataSpec(Spec):
@@ -41,6 +53,7 @@ class _Partition(Spec):
     clients: int = Field(ge=1)
     seed: int = Field(1, ge=0)
     test_share: float = Field(0.25, gt=0, lt=1)
+    central_test: Annotated[bool, ADDED] = False  # the official test part is set aside; clients share the training part
 
 
 class Pathological(_Partition):
@@ -143,6 +156,7 @@ class MethodSpec(Spec):
     name: str
     version: int = 1
     hyperparameters: dict[str, Value] = Field(default_factory=dict)
+    test_labels: bool = False  # whether clients adapt on labelled test data; follows from the hyperparameters
 
 
 class RunSpec(Spec):

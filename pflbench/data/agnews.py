@@ -60,15 +60,18 @@ def _load(root: Path, variant: str | None, progress: Progress | None) -> Arrays:
 
 
 def read(paths: list[Path]) -> text.Labelled:
-    """All texts of the files, title and description joined; labels 1..4 become 0..3."""
-    labels, texts = [], []
+    """All texts of the files, title and description joined; labels 1..4 become 0..3. Of two files the first is for training."""
+    labels: list[int] = []
+    texts: list[str] = []
+    starts = []
     for path in paths:
+        starts.append(len(texts))
         for line, cells in table.rows(path):
             if len(cells) != 3 or cells[0] not in ("1", "2", "3", "4"):
                 raise UserError(f"{path}, line {line}: expected a class 1 to 4, a title and a description.")
             labels.append(int(cells[0]) - 1)
             texts.append(table.joined(cells[1:]))
-    return texts, np.array(labels, np.int64), CLASSES
+    return text.Labelled(texts, np.array(labels, np.int64), CLASSES, train_size=starts[1] if len(starts) == 2 else None)
 
 
 def _download(root: Path, variant: str | None, progress: Progress | None) -> None:

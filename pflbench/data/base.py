@@ -28,12 +28,14 @@ class Arrays:
     y: int64 [n], 0..K-1.
     classes: the K names.
     vocabulary: of token ids, the number of embedding rows; index 0 is padding and <unk>.
+    train_size: how many leading samples are the official training part; None where there is no such split.
     """
 
     x: npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
     y: npt.NDArray[np.int64]
     classes: tuple[str, ...]
     vocabulary: int | None = None
+    train_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Dataset:
     """One line of the table of contents.
 
     size is that of the download, as text. `variants` are the names allowed behind the colon, `variant` the one meant
-    when there is no colon. The functions take the data folder and the variant; `download` is None where there is
-    nothing to fetch.
+    when there is no colon. `test_part` says whether there is an official one. The functions take the data folder and the
+    variant; `download` is None where there is nothing to fetch.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Dataset:
     download: Callable[[Path, str | None, Progress | None], None] | None = None
     variants: tuple[str, ...] = ()
     variant: str | None = None
+    test_part: bool = True
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def _check(reader: str, path: Path) -> Finding:
 def _parts(sets: list[Any], variant: str | None) -> Arrays:
     x = np.concatenate([s.data for s in sets]).transpose(0, 3, 1, 2)
     y = np.concatenate([np.array(s.targets, np.int64) for s in sets])
-    return Arrays(np.ascontiguousarray(x), y, tuple(sets[0].classes))
+    return Arrays(np.ascontiguousarray(x), y, tuple(sets[0].classes), train_size=len(sets[0]))
 
 
 def _dataset(name: str, title: str, reader: str, classes: int, size: str, classes_per_client: int) -> Dataset:

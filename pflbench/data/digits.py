@@ -31,4 +31,5 @@ DIGITS = Dataset(
     defaults=Defaults("mlp", 0.1, classes_per_client=2, rounds=50, clients=10),
     load=_load,
     verify=_verify,
+    test_part=False,
 )

@@ -31,7 +31,16 @@ def listing(path: Path) -> Listing:
     _check(path, classes, parts)
     index = {name: i for i, name in enumerate(classes)}
     pairs = [(file, index[name]) for part in parts.values() for name, names in part.items() for file in names]
-    return Listing(path, tuple(f for f, _ in pairs), np.array([k for _, k in pairs], np.int64), tuple(classes))
+    y = np.array([k for _, k in pairs], np.int64)
+    return Listing(path, tuple(f for f, _ in pairs), y, tuple(classes), _train_size(parts))
+
+
+def _train_size(parts: dict[str, dict[str, list[str]]]) -> int | None:
+    """Of a training folder with one folder beside it; which of several is the test part, nobody says."""
+    train, *others = parts
+    if len(others) != 1 or others[0] in TRAIN:
+        return None
+    return sum(map(len, parts[train].values()))
 
 
 def class_files(path: Path, folder: str = "") -> dict[str, list[str]]:

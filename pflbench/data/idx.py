@@ -42,7 +42,7 @@ def _parts(sets: list[Any], variant: str | None) -> Arrays:
     names = [str(name).split(" - ")[0] for name in sets[0].classes]  # torchvision: "0 - zero"
     if variant == "letters":  # labels 1..26, torchvision's class 0 is "N/A"
         y, names = y - 1, names[1:]
-    return Arrays(x, y, tuple(names))
+    return Arrays(x, y, tuple(names), train_size=len(sets[0].data))
 
 
 def _dataset(

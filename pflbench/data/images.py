@@ -35,12 +35,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The images of a dataset in stored order. root is a folder or a zip file, `files` are names in it, y int64 [n]."""
+    """The images of a dataset in stored order. root is a folder or a zip file, `files` are names in it, y int64 [n].
+
+    train_size: as in Arrays.
+    """
 
     root: Path
     files: tuple[str, ...]
     y: npt.NDArray[np.int64]
     classes: tuple[str, ...]
+    train_size: int | None = None
 
 
 def is_image(name: str) -> bool:
@@ -87,7 +91,7 @@ def load(listing: Listing, root: Path, progress: Progress | None) -> Arrays:
         return x
 
     x = cached(root, f"{fingerprint(listing)}.npy", read, lambda path: _decode_all(listing, path, progress))
-    return Arrays(x, listing.y, listing.classes)
+    return Arrays(x, listing.y, listing.classes, train_size=listing.train_size)
 
 
 def _content(listing: Listing, progress: Progress | None) -> str:

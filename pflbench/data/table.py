@@ -50,7 +50,7 @@ def _read(path: Path) -> text.Labelled:
     if len(classes) < 2:
         raise UserError(f"{path} has {len(texts)} texts of {len(classes)} classes.", "Expected two classes or more.")
     index = {name: i for i, name in enumerate(classes)}
-    return texts, np.array([index[label] for label in labels], np.int64), tuple(classes)
+    return text.Labelled(texts, np.array([index[label] for label in labels], np.int64), tuple(classes))
 
 
 def _by_number(label: str) -> tuple[int, int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -49,20 +50,29 @@ def encode(texts: Sequence[str], progress: Progress | None = None) -> tuple[npt.
     return ids, len(index)
 
 
-Labelled = tuple[Sequence[str], npt.NDArray[np.int64], tuple[str, ...]]
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Texts with labels y, int64 [n], the names of the classes, and train_size as in Arrays."""
+
+    texts: Sequence[str]
+    y: npt.NDArray[np.int64]
+    classes: tuple[str, ...]
+    train_size: int | None = None
 
 
 def load(root: Path, key: str, read: Callable[[], Labelled], progress: Progress | None) -> Arrays:
     """The texts that `read` gives, encoded. `key`, a hash of the files behind them, names the cache."""
 
     def build(path: Path) -> None:
-        texts, y, classes = read()
-        ids, size = encode(texts, progress)
+        held = read()
+        ids, size = encode(held.texts, progress)
+        train_size = np.array([] if held.train_size is None else [held.train_size], np.int64)
         with path.open("wb") as file:
-            np.savez(file, x=ids, y=y, classes=np.array(classes), vocabulary=np.array(size))
+            np.savez(file, x=ids, y=held.y, classes=np.array(held.classes), vocabulary=np.array(size), train_size=train_size)
 
     def from_cache(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as z:
-            return Arrays(z["x"].astype(np.int64), z["y"], tuple(map(str, z["classes"])), int(z["vocabulary"]))
+            train_size = next(map(int, z["train_size"]), None)
+            return Arrays(z["x"].astype(np.int64), z["y"], tuple(map(str, z["classes"])), int(z["vocabulary"]), train_size)
 
     return cached(root, f"{key[:32]}.text.npz", from_cache, build)

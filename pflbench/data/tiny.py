@@ -124,4 +124,5 @@ TINY = Dataset(
     load=_load,
     verify=_verify,
     download=_download,
+    test_part=False,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,21 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import ALL, Correct, Executor, Given, Loss, Step, Trained, Walked, pick
+from pflbench.engine.executor import (
+    ALL,
+    Correct,
+    Executor,
+    Given,
+    Loss,
+    Objective,
+    Output,
+    Step,
+    Trained,
+    Walked,
+    output,
+    pick,
+    unwrap,
+)
 from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
 
@@ -26,6 +40,7 @@ EVALUATED_PER_CLIENT = 512
 class _Part:
     """The clients whose batch has the same size at one step: no batch is padded, so BatchNorm and losses stay exact."""
 
+    step: int
     clients: slice | Tensor  # rows of the chunk
     index: Tensor  # [c, b]
 
@@ -36,6 +51,18 @@ class _Chunk:
 
     clients: Tensor
     steps: Iterator[_Part]
+
+
+class _Whole(nn.Module):
+    """A module with its features, callable by `functional_call`."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = output(self.whole, x)
+        return out.logits, out.features
 
 
 class _Below(nn.Module):
@@ -73,18 +100,21 @@ class BatchedExecutor:
         columns: slice = ALL,
         correct: Correct | None = None,
         given: Given | None = None,
+        objective: Objective | None = None,
+        references: Sequence[Tensor] = (),
     ) -> Trained:
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
-        gradients = self._gradients(columns)
+        gradients = self._gradients(columns, objective)
         for chunk in self._chunks(plan):
             w, b, loss = rows[chunk.clients], buffers[chunk.clients], loss_out[chunk.clients]
             mine = pick(given or {}, chunk.clients)
+            compared = [r[chunk.clients] for r in references]
             for part in chunk.steps:
                 at = part.clients
                 part_w, part_b = w[at], b[at]
-                grads, part_loss = gradients(part_w, part_b, part.index)
+                grads, part_loss = gradients(part_w, part_b, part.index, [r[at] for r in compared])
                 if correct is not None:
-                    correction, penalty = correct(part_w, **pick(mine, at))
+                    correction, penalty = correct(part_w, **unwrap(pick(mine, at)))
                     part_loss = part_loss + penalty
                 for name, view in self.flat.views(part_w, columns).items():
                     view.sub_(grads[name], alpha=lr)
@@ -105,34 +135,44 @@ class BatchedExecutor:
         buffers: Tensor,
         plan: Plan,
         columns: slice = ALL,
+        *,
+        each: Mapping[str, Tensor] | None = None,
+        parts: int = 1,
+        objective: Objective | None = None,
     ) -> Walked:
         like = next(iter(carry.values()))
         carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
         total, last = like.new_zeros(len(plan)), like.new_zeros(len(plan))
-        gradients = self._gradients(columns)
+        gradients = self._gradients(columns, objective)
         for chunk in self._chunks(plan):
             models = base[chunk.clients]
             state = {k: v[chunk.clients] for k, v in carry.items()}
             b = buffers[chunk.clients]
             mine = pick(given, chunk.clients)
+            inputs = {k: v[chunk.clients] for k, v in (each or {}).items()}
             for part in chunk.steps:
                 at = part.clients
                 part_w, part_b = models[at], b[at]
+                pieces = part.index.tensor_split(parts, dim=1)
                 losses: list[Tensor] = []
 
                 def grad(
                     w: Tensor,
-                    index: Tensor = part.index,
+                    part: int = 0,
+                    of: int = 0,
+                    pieces: tuple[Tensor, ...] = pieces,
                     part_w: Tensor = part_w,
                     part_b: Tensor = part_b,
                     losses: list[Tensor] = losses,
                 ) -> Tensor:
                     part_w[:, columns] = w
-                    grads, loss = gradients(part_w, part_b, index)
+                    grads, loss = gradients(part_w, part_b[:, of], pieces[part], ())
                     losses.append(loss)
                     return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
 
-                for k, v in step(grad, **{k: v[at] for k, v in state.items()}, **pick(mine, at)).items():
+                now = {k: v[at, part.step] for k, v in inputs.items()}
+                before = {k: v[at] for k, v in state.items()}
+                for k, v in step(grad, **before, **unwrap(pick(mine, at)), **now).items():
                     state[k][at] = v
                 b[at] = part_b
                 total[chunk.clients[at]] += losses[0]
@@ -195,29 +235,45 @@ class BatchedExecutor:
                 x, y = self.samples.batch(index.to(self.device))
                 keep = mask.to(self.device)
                 out = vmap(logits)({k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x)
-                each = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+                each = vmap(self.loss)(out.flatten(0, 1).unsqueeze(1), y.flatten().unsqueeze(1)).view_as(y)
                 correct[chosen[:live]] += ((out.argmax(-1) == y) & keep).sum(-1)
                 loss[chosen[:live]] += (each * keep).sum(-1).to(torch.float64)
         return correct, loss
 
-    def _gradients(self, columns: slice) -> Callable[[Tensor, Tensor, Tensor], tuple[Named, Tensor]]:
-        """(rows [c, P], buffers [c, B], index [c, b]) -> gradients by name, losses [c]; updates the buffers in place."""
-        trained = {e.name for e in self.flat.within(columns)}
+    def _gradients(self, columns: slice, objective: Objective | None = None) -> Callable[..., tuple[Named, Tensor]]:
+        """(rows [c, P], buffers [c, B], index [c, b], references) -> gradients by name, losses [c].
 
-        def loss_of(params: Named, constants: Named, buffered: Named, x: Tensor, y: Tensor) -> tuple[Tensor, Named]:
+        Updates the buffers in place.
+        """
+        trained = {e.name for e in self.flat.within(columns)}
+        whole = _Whole(self.module)
+
+        def outputs(params: Named, buffered: Named, x: Tensor) -> Output:
+            named = {f"whole.{k}": v for k, v in (*params.items(), *buffered.items())}
+            return Output(*functional_call(whole, named, (x,)))
+
+        def value(params: Named, mine: Named, x: Tensor, y: Tensor, references: tuple[Named, ...], before: Named) -> Tensor:
+            if objective is None:
+                return self.loss(functional_call(self.module, (params, mine), (x,)), y)
+            compared = [outputs(r, {k: v.clone() for k, v in before.items()}, x) for r in references]
+            return objective(self.loss, y, outputs(params, mine, x), *compared)
+
+        def loss_of(
+            params: Named, constants: Named, buffered: Named, x: Tensor, y: Tensor, references: tuple[Named, ...]
+        ) -> tuple[Tensor, Named]:
             mine = {k: v.clone() for k, v in buffered.items()}
-            logits = functional_call(self.module, ({**params, **constants}, mine), (x,))
-            return self.loss(logits, y), mine
+            return value({**params, **constants}, mine, x, y, references, buffered), mine
 
         per_client = vmap(grad_and_value(loss_of, has_aux=True))
 
-        def gradients(w: Tensor, b: Tensor, index: Tensor) -> tuple[Named, Tensor]:
+        def gradients(w: Tensor, b: Tensor, index: Tensor, references: Sequence[Tensor] = ()) -> tuple[Named, Tensor]:
             self.module.train()
             views = self.flat.views(w)
             params = {k: v for k, v in views.items() if k in trained}
             constants = {k: v for k, v in views.items() if k not in trained}
             x, y = self.samples.batch(index)
-            grads, (loss, after) = per_client(params, constants, self._module_buffers(b), x, y)
+            compared = tuple(self.flat.views(r) for r in references)
+            grads, (loss, after) = per_client(params, constants, self._module_buffers(b), x, y, compared)
             for entry in self.flat.buffers:
                 b[:, entry.start : entry.stop] = after[entry.name].reshape(len(b), -1)
             return grads, loss
@@ -251,7 +307,7 @@ def _parts(index: Tensor, sizes: np.ndarray) -> Iterator[_Part]:
             at = np.flatnonzero(sizes[:, j] == size)
             contiguous = at[-1] - at[0] + 1 == len(at)
             clients = slice(int(at[0]), int(at[-1]) + 1) if contiguous else torch.from_numpy(at).to(index.device)
-            yield _Part(clients, index[clients, j, : int(size)])
+            yield _Part(j, clients, index[clients, j, : int(size)])
 
 
 def _step_counts(plan: Plan, like: Tensor) -> Tensor:

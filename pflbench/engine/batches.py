@@ -38,6 +38,14 @@ class Plan:
         ends = np.cumsum([len(order) for order in self.order])
         return Plan(tuple(np.arange(end - len(order), end) for end, order in zip(ends, self.order, strict=True)), self.sizes)
 
+    def once(self, batch_size: int) -> tuple[Plan, Plan]:
+        """Every sample of each client once, and this plan's batches as positions among those."""
+        found = [np.unique(order, return_inverse=True) for order in self.order]
+        starts = np.cumsum([0, *(len(samples) for samples, _ in found)])
+        sizes = (batch_sizes(len(samples), batch_size, "never", 1) for samples, _ in found)
+        positions = tuple(start + at for start, (_, at) in zip(starts, found, strict=False))
+        return Plan(tuple(samples for samples, _ in found), tuple(sizes)), Plan(positions, self.sizes)
+
     def padded(self) -> tuple[np.ndarray, np.ndarray]:
         """Indices [C, steps, batch] (0 where there is nothing) and sizes [C, steps] (0 where a client has finished)."""
         width = max((int(s.max(initial=0)) for s in self.sizes), default=0)
@@ -51,20 +59,18 @@ class Plan:
         return index, sizes
 
 
-def batch_sizes(n: int, batch_size: int, drop_last: str, skip_single: bool) -> np.ndarray:
+def batch_sizes(n: int, batch_size: int, drop_last: str, smallest: int) -> np.ndarray:
     """Batch sizes of one pass over n samples (methods.md 0.5).
 
     drop_last: "auto" drops the last partial batch only if there is a full one, "always", "never".
-    skip_single: leave out a batch of one sample, which BatchNorm cannot train on.
+    smallest: leave out a batch of fewer samples, such as one of a single sample, which BatchNorm cannot train on.
     """
     full, tail = divmod(n, batch_size)
     sizes = [batch_size] * full
     keep_tail = drop_last == "never" or (drop_last == "auto" and full == 0)
     if tail and keep_tail:
         sizes.append(tail)
-    if skip_single:
-        sizes = [s for s in sizes if s > 1]
-    return np.array(sizes, dtype=np.int64)
+    return np.array([s for s in sizes if s >= smallest], dtype=np.int64)
 
 
 def passes(
@@ -72,11 +78,11 @@ def passes(
     epochs: int,
     batch_size: int,
     drop_last: str,
-    skip_single: bool,
+    smallest: int,
     rng: np.random.Generator | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Order and batch sizes of `epochs` passes over a client's samples, reshuffled for each pass if `rng` is given."""
-    sizes = batch_sizes(len(samples), batch_size, drop_last, skip_single)
+    sizes = batch_sizes(len(samples), batch_size, drop_last, smallest)
     kept = int(sizes.sum())
     orders = [(samples if rng is None else rng.permutation(samples))[:kept] for _ in range(epochs)]
     return np.concatenate(orders) if orders else samples[:0], np.tile(sizes, epochs)

@@ -3,69 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pflbench.engine import rng
+from pflbench.engine import head, rng
 from pflbench.engine.batches import Plan, passes
-from pflbench.engine.executor import ALL, Correct, Executor, Given, Step, Walked
+from pflbench.engine.course import Course
+from pflbench.engine.executor import ALL, Argument, Correct, Executor, Given, Objective, Step, Trained, Walked
 from pflbench.engine.flat import Flat
-from pflbench.engine.ledger import Ledger
+from pflbench.engine.ledger import Ledger, Traffic
+from pflbench.engine.scores import Scores
 from pflbench.errors import Diverged
 from pflbench.spec import TrainSpec
 
+Initialise = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(received [P'] or [c, P'], S, rest [c, P - P'] or None) -> everyone's models [N, P']: see `Federation.load`."""
+
 EVALUATION_BATCH = 128  # larger ones leave the cache of a CPU core and are slower; a GPU gets those of all clients at once
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Test results of some clients: correct [c], total [c], summed cross-entropy [c]."""
-
-    clients: np.ndarray
-    correct: np.ndarray
-    total: np.ndarray
-    loss: np.ndarray
-
-    def __bool__(self) -> bool:
-        """Whether there was anything to test on."""
-        return len(self.clients) > 0
-
-    @property
-    def accuracy(self) -> float:
-        """Pooled over the clients: sum of correct / sum of total (methods.md 2.1)."""
-        return float(self.correct.sum() / self.total.sum())
-
-    @property
-    def mean_loss(self) -> float:
-        return float(self.loss.sum() / self.total.sum())
-
-
-@dataclass(frozen=True)
-class Course:
-    """Whose models walk where, made by `Federation.course`."""
-
-    executor: Executor
-    clients: Tensor
-    plan: Plan
-    base: Tensor
-    buffers: Tensor
-    columns: slice
-
-    def take(self, positions: Tensor) -> Course:
-        """The course of some of its clients, by position [k] (on the host)."""
-        at = positions.to(self.clients.device)
-        return replace(
-            self,
-            clients=self.clients[at],
-            plan=self.plan.take(positions.tolist()),
-            base=self.base[at],
-            buffers=self.buffers[at],
-        )
 
 
 class Federation:
@@ -94,7 +53,11 @@ class Federation:
         self.test_indices = [np.asarray(i, dtype=np.int64) for i in test_indices]
         self.n = torch.tensor([len(i) for i in train_indices], dtype=self.dtype, device=self.device)
         self.t = 0
-        self.ledger = Ledger()
+        self.observing = False
+        self.followed: int | None = None  # the client whose models are kept
+        self.ledger = Ledger(Traffic(len(train_indices)))
+        self.uploads: list[Tensor] = []
+        self._initialise: Initialise | None = None
         self._initial = flat.row().to(self.device, self.dtype)
         self._initial_buffers = flat.buffer_row(self.dtype).to(self.device)
         self.buffers: dict[str, Tensor] = {}
@@ -107,7 +70,13 @@ class Federation:
     def at(self, t: int) -> Federation:
         """The same federation in round t, with a new ledger."""
         now = copy.copy(self)
-        now.t, now.ledger = t, Ledger()
+        now.t, now.ledger = t, Ledger(Traffic(self.size))
+        return now
+
+    def initialising(self, by: Initialise) -> Federation:
+        """The same federation in the same round, in which `load` does what is given, and `uploads` keeps what is collected."""
+        now = copy.copy(self)
+        now._initialise, now.uploads = by, []
         return now
 
     def initial(self) -> Tensor:
@@ -131,20 +100,50 @@ class Federation:
         size = int(self.train.join_ratio * self.size)
         return torch.from_numpy(rng.cohort(self.seed, t, self.candidates(), size)).to(self.device)
 
+    def evaluated(self, S: Tensor) -> Tensor:
+        """The clients that E1 will test: the cohort or everyone (methods.md 2.2)."""
+        return S if self.train.evaluate == "participants" else self.nobody_left_out()
+
+    def rows(self, models: Tensor, S: Tensor) -> Tensor:
+        """The models of S, [c, P], of one for all [P] or of one for each [N, P]."""
+        return models.expand(len(S), -1) if models.dim() == 1 else models[S]
+
+    def observe(self, name: str, value: Tensor) -> None:
+        """Keeps an array that is large or dear in the rounds that were chosen for that (`run --observe-every`)."""
+        if self.observing:
+            self.ledger.observe(name, value)
+
     # -- communication ------------------------------------------------------------------------------------------------
 
-    def send(self, w: Tensor, S: Tensor, scalars: int = 0) -> Tensor:
-        """Server -> clients: one row [P] to all of the cohort, or a row for each [c, P]. Returns [c, P]; counts it."""
-        rows = w.expand(len(S), -1) if w.dim() == 1 else w
-        self.ledger.params_down += rows.shape[-1] * len(S)
-        self.ledger.scalars_down += scalars * len(S)
-        return rows
+    def send(self, w: Tensor, S: Tensor, *, models: int = 1, scalars: int = 0) -> Tensor:
+        """Server -> clients, counted: one row [P] to all of the cohort, or rows. models: how many rows each client gets."""
+        clients = S.cpu().numpy()
+        self.ledger.traffic.params_down[clients] += models * w.shape[-1]
+        self.ledger.traffic.scalars_down[clients] += scalars
+        return w
 
-    def collect(self, rows: Tensor, S: Tensor, scalars: int = 0) -> Tensor:
+    def load(self, received: Tensor, S: Tensor, *, others: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
+        """Local model <- received model: the one place where local initialisation (ALA) can step in.
+
+        received: one row for all [P'] or a row for each of the cohort [c, P']. Returns what each client starts from: one row
+        for all [P'], or [N, P'], with the rows of `others` outside the cohort. rest: where only a part of the model travels,
+        the columns above it of each client's own, [c, P - P'].
+        """
+        if self._initialise is not None:
+            return self._initialise(received, S, rest)
+        if received.dim() == 1:
+            return received
+        assert others is not None, "rows of the cohort need a place among everyone's"
+        return others.index_copy(0, S, received)
+
+    def collect(self, rows: Tensor, S: Tensor, *, scalars: int = 0) -> Tensor:
         """Clients -> server: rows [c, ...], counted; raises Diverged for a non-finite upload, which is never averaged."""
         self._refuse_non_finite(rows, S, "upload")
-        self.ledger.params_up += rows.shape[-1] * len(S)
-        self.ledger.scalars_up += scalars * len(S)
+        clients = S.cpu().numpy()
+        self.ledger.traffic.params_up[clients] += rows.shape[-1]
+        self.ledger.traffic.scalars_up[clients] += scalars
+        if self._initialise is not None:
+            self.uploads.append(rows)
         return rows
 
     def shares(self, S: Tensor) -> Tensor:
@@ -166,16 +165,20 @@ class Federation:
         samples: Sequence[np.ndarray] | None = None,
         shuffle: bool = True,
         drop_last: str | None = None,
+        parts: int = 1,
     ) -> Plan:
-        """Mini-batches of E epochs over each client's own (or the given) samples; they depend on seed, purpose, round, client."""
+        """Mini-batches of E epochs over each client's own (or the given) samples; they depend on seed, purpose, round, client.
+
+        parts: batches this many times as large, for a walk that splits each.
+        """
         orders, sizes = [], []
         for i, client in enumerate(S.tolist()):
             order, size = passes(
                 self.train_indices[client] if samples is None else samples[i],
                 self.train.local_epochs if epochs is None else epochs,
-                self.train.batch_size,
+                self.train.batch_size * parts,
                 drop_last or self.train.drop_last,
-                self.flat.has_batch_norm,
+                parts * (2 if self.flat.has_batch_norm else 1),
                 rng.stream(self.seed, purpose, self.t, client) if shuffle else None,
             )
             orders.append(order)
@@ -199,31 +202,78 @@ class Federation:
                 chosen.append(draw.permutation(mine)[:m])
         return chosen
 
-    def sgd(
+    def sgd(self, rows: Tensor, S: Tensor, **how: Any) -> Tensor:
+        """Local training: plain SGD from rows [c, P] over E epochs -> [c, P] (methods.md 0.1). Takes what `fit` takes."""
+        return self.fit(rows, S, **how).rows
+
+    def fit(
         self,
         rows: Tensor,
         S: Tensor,
         *,
         epochs: int | None = None,
+        plan: Plan | None = None,
         columns: slice = ALL,
         correct: Correct | None = None,
+        objective: Objective | None = None,
+        references: Sequence[Tensor] = (),
         slot: str = "model",
-        **given: Tensor | float,
-    ) -> Tensor:
-        """Local training: plain SGD from rows [c, P] over E epochs -> [c, P] (methods.md 0.1).
+        into: str | None = None,
+        **given: Argument,
+    ) -> Trained:
+        """Plain SGD from rows [c, P] along a plan, by default E epochs, with the losses [c].
 
-        correct(w, **given) returns the gradient of a penalty and its value. slot names which of the clients' models this is: each
-        has its own BatchNorm buffers and batch order. Raises Diverged if a client ends with a non-finite parameter.
+        correct(w, **given) returns the gradient of a penalty and its value; objective and references: engine.executor. slot names
+        which of the clients' models this is: each has its own BatchNorm buffers and batch order; into: where the new buffers go,
+        if not back. Raises Diverged if a client ends with a non-finite parameter.
         """
-        purpose = "batches" if slot == "model" else f"batches/{slot}"
-        plan = self.batches(S, epochs, purpose=purpose)
-        done = self.executor.sgd(rows, self._buffers(slot)[S], plan, self.train.lr, columns, correct, given)
+        plan = plan or self.batches(S, epochs, purpose=_purpose(slot))
+        lr, buffers = self.train.lr, self._buffers(slot)[S]
+        if correct is None and objective is None and head.possible(self.flat, columns, plan):
+            done = head.sgd(self.executor, self.flat, rows, buffers, plan, lr)
+        else:
+            done = self.executor.sgd(rows, buffers, plan, lr, columns, correct, given, objective, references)
         self._refuse_non_finite(done.rows, S, "local training")
-        self._buffers(slot)[S] = done.buffers
+        self._buffers(into or slot)[S] = done.buffers
+        self._note(into or slot, S, plan, done.loss, rows, done.rows)
+        return done
+
+    def train_by(
+        self,
+        step: Step,
+        rows: Tensor,
+        S: Tensor,
+        *,
+        carry: Mapping[str, Tensor],
+        given: Given | None = None,
+        each: Mapping[str, Tensor] | None = None,
+        plan: Plan | None = None,
+        parts: int = 1,
+        slots: tuple[str, ...] = ("model",),
+        into: tuple[str, ...] | None = None,
+    ) -> dict[str, Tensor]:
+        """Local training by a step of the method's own: carry <- step(grad, **carry, **given, **each) for every batch.
+
+        rows [c, P] are the models to begin with; carry: tensors [c, ...], the trained model first; the rest: engine.executor.
+        slots: the clients' models whose gradients the step takes, `grad(w, of=k)` being that of slots[k]. Returns the new carry.
+        Raises Diverged for a non-finite value in it.
+        """
+        plan = plan or self.batches(S, purpose=_purpose(slots[0]), parts=parts)
+        buffers = torch.stack([self._buffers(slot)[S] for slot in slots], dim=1)
+        done = self.executor.walk(step, rows, carry, given or {}, buffers, plan, each=each, parts=parts)
+        for value in (done.loss.unsqueeze(-1), *done.carry.values()):
+            self._refuse_non_finite(value, S, "local training")
+        for k, slot in enumerate(into or slots):
+            self._buffers(slot)[S] = done.buffers[:, k]
+        self._note((into or slots)[0], S, plan, done.loss, rows, done.carry[next(iter(carry))])
+        return done.carry
+
+    def _note(self, slot: str, S: Tensor, plan: Plan, loss: Tensor, before: Tensor, after: Tensor) -> None:
         # A client too small for a single step has no training loss.
         stepped = torch.from_numpy(plan.steps() > 0).to(self.device)
-        self.ledger.train_loss[slot] = float((self.shares(S[stepped]) * done.loss[stepped]).sum())
-        return done.rows
+        self.ledger.train_loss[slot] = float((self.shares(S[stepped]) * loss[stepped]).sum())
+        if self.followed is not None and slot == "model":
+            self.ledger.follow(self.followed, S, before, after)
 
     @contextmanager
     def course(self, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL, slot: str = "model") -> Iterator[Course]:
@@ -234,20 +284,24 @@ class Federation:
         """
         buffers = self._buffers(slot)[S]
         if columns != self.flat.head or not self.flat.has_features or not plan.steps().any():
-            yield Course(self.executor, S, plan, base, buffers, columns)
+            yield Course(self.executor, S, plan, base, buffers.unsqueeze(1), columns)
             return
         executor, positions = self.executor.head(base, buffers, plan)
         try:
-            yield Course(executor, S, positions, base[:, columns], buffers[:, :0], ALL)
+            yield Course(executor, S, positions, base[:, columns], buffers[:, None, :0], ALL)
         finally:
             executor.close()
 
-    def walk(self, step: Step, course: Course, *, carry: Mapping[str, Tensor], given: Given) -> Walked:
+    def walk(
+        self, step: Step, course: Course, *, carry: Mapping[str, Tensor], given: Given, objective: Objective | None = None
+    ) -> Walked:
         """An inner loop other than plain SGD: carry <- step(grad, **carry, **given) for every batch; see engine.executor.
 
         carry: tensors [c, ...]. Raises Diverged for a non-finite loss or carry.
         """
-        done = course.executor.walk(step, course.base, carry, given, course.buffers, course.plan, course.columns)
+        done = course.executor.walk(
+            step, course.base, carry, given, course.buffers, course.plan, course.columns, objective=objective
+        )
         for value in (done.loss.unsqueeze(-1), *done.carry.values()):
             self._refuse_non_finite(value, course.clients, "an inner loop")
         return done
@@ -268,10 +322,40 @@ class Federation:
         else:
             rows = models[clients]
         orders = tuple(self.test_indices[c] for c in clients.tolist())
-        sizes = tuple(np.diff(np.append(np.arange(0, len(o), EVALUATION_BATCH), len(o))) for o in orders)
+        sizes = tuple(_evaluation_sizes(o) for o in orders)
         correct, loss = self.executor.evaluate(rows, self._buffers(slot)[clients], Plan(orders, sizes))
         total = np.array([len(o) for o in orders], dtype=np.int64)
         return Scores(clients.cpu().numpy(), correct.cpu().numpy(), total, loss.cpu().numpy())
+
+    def evaluate_central(self, model: Tensor, samples: np.ndarray, slot: str = "model") -> tuple[float, float]:
+        """Accuracy and mean loss of one model [P] on samples that no client holds.
+
+        Its BatchNorm buffers are the mean of all clients', by sample count.
+        """
+        pieces = tuple(np.array_split(samples, -(-len(samples) // (8 * EVALUATION_BATCH))))  # for all cores to share
+        buffers = self.mean(self._buffers(slot), torch.arange(self.size, device=self.device))
+        plan = Plan(pieces, tuple(_evaluation_sizes(piece) for piece in pieces))
+        correct, loss = self.executor.evaluate(model.expand(len(plan), -1), buffers.expand(len(plan), -1), plan)
+        return int(correct.sum()) / len(samples), float(loss.sum()) / len(samples)
+
+    def losses(self, models: Tensor, S: Tensor, samples: Sequence[np.ndarray], slot: str = "model") -> Tensor:
+        """L_i of models [c, P] on each client's given samples: the mean over batches of size B of the batch's mean loss, [c].
+
+        In evaluation mode; 0 for a client without samples.
+        """
+        B = self.train.batch_size
+        buffers = self._buffers(slot)[S]
+        total = torch.zeros(len(S), dtype=torch.float64, device=self.device)
+        batches = np.array([-(-len(mine) // B) for mine in samples])
+        # A mean over full batches is one over samples: only the last, partial batch weighs differently.
+        full = [mine[: len(mine) // B * B] for mine in samples]
+        tail = [mine[len(mine) // B * B :] for mine in samples]
+        for pieces in (full, tail):
+            plan = Plan(tuple(pieces), tuple(_evaluation_sizes(piece) for piece in pieces))
+            _, summed = self.executor.evaluate(models, buffers, plan)
+            of_batch = np.array([B if pieces is full else max(len(piece), 1) for piece in pieces])
+            total += summed / torch.from_numpy(of_batch * np.maximum(batches, 1)).to(self.device)
+        return total.to(self.dtype)
 
     # -- BatchNorm buffers --------------------------------------------------------------------------------------------
 
@@ -292,8 +376,9 @@ class Federation:
             for slot in slots:
                 rows = self._buffers(slot)
                 rows[:] = self.mean(rows[S], S)
-                self.ledger.scalars_up += rows.shape[1] * len(S)
-                self.ledger.scalars_down += rows.shape[1] * len(S)
+                clients = S.cpu().numpy()
+                self.ledger.traffic.scalars_up[clients] += rows.shape[1]
+                self.ledger.traffic.scalars_down[clients] += rows.shape[1]
 
     def _refuse_non_finite(self, rows: Tensor, S: Tensor, where: str) -> None:
         # A sum has what is not finite in any of its terms, at a tenth of the cost of looking at each.
@@ -304,3 +389,11 @@ class Federation:
                 f"client {client} has a non-finite value after {where} in round {self.t}",
                 "Nothing of that round was averaged. A smaller --lr usually helps.",
             )
+
+
+def _purpose(slot: str) -> str:
+    return "batches" if slot == "model" else f"batches/{slot}"
+
+
+def _evaluation_sizes(order: np.ndarray) -> np.ndarray:
+    return np.diff(np.append(np.arange(0, len(order), EVALUATION_BATCH), len(order)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -15,7 +15,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import ALL, Correct, Executor, Given, Loss, Step, Trained, Walked, pick
+from pflbench.engine.executor import (
+    ALL,
+    Correct,
+    Executor,
+    Given,
+    Loss,
+    Objective,
+    Output,
+    Step,
+    Trained,
+    Walked,
+    output,
+    pick,
+    unwrap,
+)
 from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
 
@@ -33,6 +47,7 @@ class _Worker:
         self.samples = samples
         self.loss = loss
         self.flat = flat
+        self.references: list[_Worker] = []
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.row = torch.empty(flat.size, dtype=samples.dtype, device=samples.device)
         self.parameters = dict(self.module.named_parameters())
@@ -47,6 +62,9 @@ class _Worker:
     def load(self, row: Tensor, buffers: Tensor) -> None:
         self.row.copy_(row)
         self.push()
+        self.load_buffers(buffers)
+
+    def load_buffers(self, buffers: Tensor) -> None:
         for name, value in self.flat.buffer_views(buffers).items():
             self.module.get_buffer(name).copy_(value)
 
@@ -84,11 +102,28 @@ class _Worker:
             x = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last).copy_(x)
         return x, y
 
-    def gradients(self, index: Tensor, parameters: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def gradients(
+        self, index: Tensor, parameters: list[Tensor], objective: Objective | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         x, y = self.batch(index)
+        compared = [output(reference.module, x) for reference in self.references] if objective else []
         with torch.enable_grad():
-            loss = self.loss(self.module(x), y)
+            loss = self.value(x, y, objective, compared)
             return loss.detach(), torch.autograd.grad(loss, parameters)
+
+    def value(self, x: Tensor, y: Tensor, objective: Objective | None, compared: list[Output]) -> Tensor:
+        if objective is None:
+            return self.loss(self.module(x), y)
+        return objective(self.loss, y, output(self.module, x), *compared)
+
+    def refer(self, rows: Sequence[Tensor], buffers: Tensor) -> None:
+        """Loads the frozen models of an objective. In training mode their buffers do not matter, and are not kept."""
+        while len(self.references) < len(rows):
+            self.references.append(_Worker(self.flat, self.samples, self.loss))
+        del self.references[len(rows) :]
+        for reference, row in zip(self.references, rows, strict=True):
+            reference.load(row, buffers)
+            reference.module.train()
 
 
 def cores() -> int:
@@ -155,6 +190,8 @@ class LoopExecutor:
         columns: slice = ALL,
         correct: Correct | None = None,
         given: Given | None = None,
+        objective: Objective | None = None,
+        references: Sequence[Tensor] = (),
     ) -> Trained:
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
         buffers_out = buffers.clone()
@@ -163,10 +200,11 @@ class LoopExecutor:
         def task(worker: _Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
             worker.module.train()
+            worker.refer([r[i] for r in references], buffers[i])
             parameters = worker.select(columns)
-            arguments = pick(given or {}, i)
+            arguments = unwrap(pick(given or {}, i))
             for index in worker.batches(plan, i):
-                loss, grads = worker.gradients(index, parameters)
+                loss, grads = worker.gradients(index, parameters, objective)
                 if correct is not None:
                     correction, penalty = correct(worker.pull(), **arguments)
                     loss = loss + penalty
@@ -191,6 +229,10 @@ class LoopExecutor:
         buffers: Tensor,
         plan: Plan,
         columns: slice = ALL,
+        *,
+        each: Mapping[str, Tensor] | None = None,
+        parts: int = 1,
+        objective: Objective | None = None,
     ) -> Walked:
         carry_out = {k: v.clone() for k, v in carry.items()}
         buffers_out = buffers.clone()
@@ -198,28 +240,43 @@ class LoopExecutor:
         loss_out = torch.zeros(2, len(plan), dtype=dtype, device=self.device)
 
         def task(worker: _Worker, i: int) -> None:
-            worker.load(base[i], buffers[i])
+            worker.load(base[i], buffers[i, 0])
             worker.module.train()
+            worker.refer((), buffers[i, 0])
             parameters = worker.select(columns)
-            arguments = pick(given, i)
+            arguments = unwrap(pick(given, i))
             mine = {k: v[i] for k, v in carry.items()}
-            for index in worker.batches(plan, i):
+            loaded = 0
+            for j, index in enumerate(worker.batches(plan, i)):
+                pieces = index.tensor_split(parts)
                 losses: list[Tensor] = []
 
-                def grad(w: Tensor, index: Tensor = index, losses: list[Tensor] = losses) -> Tensor:
+                def grad(
+                    w: Tensor,
+                    part: int = 0,
+                    of: int = 0,
+                    pieces: tuple[Tensor, ...] = pieces,
+                    losses: list[Tensor] = losses,
+                ) -> Tensor:
+                    nonlocal loaded
+                    if of != loaded:
+                        worker.save_buffers(buffers_out[i, loaded])
+                        worker.load_buffers(buffers_out[i, of])
+                        loaded = of
                     worker.row[columns].copy_(w)
                     worker.push()
-                    loss, grads = worker.gradients(index, parameters)
+                    loss, grads = worker.gradients(pieces[part], parameters, objective)
                     losses.append(loss)
                     return torch.cat([g.reshape(-1) for g in grads])
 
-                mine = step(grad, **mine, **arguments)
+                now = {k: v[i, j] for k, v in (each or {}).items()}
+                mine = step(grad, **mine, **arguments, **now)
                 loss_out[0, i] += losses[0]
                 loss_out[1, i] = losses[0]
             loss_out[0, i] /= max(len(plan.sizes[i]), 1)
             for k, v in mine.items():
                 carry_out[k][i] = v
-            worker.save_buffers(buffers_out[i])
+            worker.save_buffers(buffers_out[i, loaded])
 
         self._each(plan, task)
         return Walked(carry_out, buffers_out, loss_out[0], loss_out[1])
@@ -251,7 +308,7 @@ class LoopExecutor:
                 x, y = worker.batch(index)
                 logits = worker.module(x)
                 correct[i] += (logits.argmax(-1) == y).sum()
-                loss[i] += F.cross_entropy(logits, y, reduction="sum").to(torch.float64)
+                loss[i] += self.loss(logits, y).to(torch.float64) * len(y)
 
         self._each(plan, task)
         return correct, loss

@@ -1,6 +1,7 @@
 """The table of contents of all methods, and the way from a name and `--set` values to a method.
 
-A new method is one file in this folder and one line here. No method is imported before it is asked for.
+A new method is one file in this folder and one line here; methods from outside are found by `methods.outside`. No method is
+imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pflbench.errors import UserError, unknown
+from pflbench.methods import outside
+from pflbench.methods.placement import PLACEMENT, REFUSED, SUFFIX
 from pflbench.spec import MethodSpec, Value
 
 if TYPE_CHECKING:
@@ -21,9 +25,26 @@ METHODS: dict[str, str] = {
     "local": "pflbench.methods.local:Local",
     "fedavg": "pflbench.methods.fedavg:FedAvg",
     "fedprox": "pflbench.methods.fedprox:FedProx",
+    "fedavg-c": "pflbench.methods.finetuned:FedAvgC",
+    "fedprox-c": "pflbench.methods.finetuned:FedProxC",
+    "per-fedavg": "pflbench.methods.perfedavg:PerFedAvg",
+    "fedrep": "pflbench.methods.fedrep:FedRep",
+    "pfedme": "pflbench.methods.pfedme:PFedMe",
     "ditto": "pflbench.methods.ditto:Ditto",
+    "fedamp": "pflbench.methods.fedamp:FedAMP",
+    "heurfedamp": "pflbench.methods.heurfedamp:HeurFedAMP",
+    "fedphp": "pflbench.methods.fedphp:FedPHP",
+    "fedfomo": "pflbench.methods.fedfomo:FedFomo",
+    "apple": "pflbench.methods.apple:APPLE",
+    "partialfed": "pflbench.methods.partialfed:PartialFed",
     "fedala": "pflbench.methods.fedala:FedALA",
+    "elastic": "pflbench.methods.elastic:Elastic",
+    "feddeper": "pflbench.methods.feddeper:FedDeper",
 }
+
+
+PRESETS = ("fedala2022",)
+"""Named sets of hyperparameters, each switching `Method.presets` (methods.md 0.6)."""
 
 
 @dataclass(frozen=True)
@@ -37,54 +58,115 @@ class Hyper:
     search: tuple[Value, ...]
 
 
+def names(with_ala: bool = False) -> list[str]:
+    """All methods, built-in ones first; with_ala: and then all that may go with ALA, as "fedrep+ala"."""
+    plain = dict.fromkeys([*METHODS, *(method.name for method in outside.found())])
+    return [*plain, *(f"{name}{SUFFIX}" for name in plain if with_ala and name not in REFUSED)]
+
+
 def load(name: str) -> type[Method]:
-    """The method's class; an unknown name is a UserError that lists the valid ones."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    module, attribute = METHODS[name].split(":")
+    """The method's class, of "x+ala" that of x; an unknown name or a refused combination is a UserError."""
+    base = name.removesuffix(SUFFIX)
+    outsider = outside.find(base)
+    if outsider is not None:
+        return outsider.load()
+    if base not in METHODS:
+        raise unknown("method", name, names())
+    if base != name and base in REFUSED:
+        raise UserError(f"{name} is not possible: {REFUSED[base]}.", f"ALA goes with: {', '.join(PLACEMENT)}.")
+    module, attribute = METHODS[base].split(":")
     cls: type[Method] = getattr(import_module(module), attribute)
     return cls
 
 
+def record(name: str) -> dict[str, str]:
+    """Where a method's code comes from, to be stored with a run; empty for built-in ones, which the commit describes."""
+    outsider = outside.find(name.removesuffix(SUFFIX))
+    return outsider.record() if outsider is not None else {}
+
+
 def hyperparameters(name: str) -> tuple[Hyper, ...]:
-    """The method's hyperparameters in the order of its definition."""
-    cls = load(name)
-    fields = cls.__pydantic_fields__  # type: ignore[attr-defined]
+    """The method's hyperparameters in the order of its definition; of "x+ala" those of x and then those of ALA."""
+    decided = _decided(name)
+    fields = {n: f for cls in _classes(name) for n, f in cls.__pydantic_fields__.items() if n not in decided}
     return tuple(Hyper(n, _in_words(f.annotation), f.default, f.description or "", _search(f)) for n, f in fields.items())
 
 
 def make(spec: MethodSpec) -> Method:
     """The method with the specification's hyperparameters; an unknown or impossible one is a UserError."""
+    title, decided = load(spec.name).title, _decided(spec.name)
+    given = {k: v for k, v in spec.hyperparameters.items() if decided.get(k) != v}
+    valid = {h.name for h in hyperparameters(spec.name)}
+    for name in given:
+        if not valid:
+            raise UserError(f"{title} has no hyperparameters, so '{spec.name}.{name}' cannot be set.")
+        if name in decided:
+            raise UserError(f"{spec.name}.{name} is {decided[name]} and cannot be set: ALA takes its place there.")
+        if name not in valid:
+            raise unknown(f"hyperparameter of {spec.name}", name, valid)
+    made = [_valid(spec.name, cls, {**given, **decided}) for cls in _classes(spec.name)]
+    if len(made) == 1:
+        method: Method = made[0]
+        return method
+    from pflbench.methods.plus import PlusALA
+
+    return PlusALA(*made)
+
+
+def spec(name: str, overrides: Mapping[str, Value], preset: str | None = None) -> MethodSpec:
+    """The complete specification: all hyperparameters written out and validated, strings converted to their types.
+
+    preset: a named set of hyperparameters (methods.md 0.6), below the overrides.
+    """
+    classes = _classes(name)
+    switched = {k: v for cls in classes for k, v in cls.presets.get(preset, {}).items() if k not in _decided(name)}
+    method = make(MethodSpec(name=name, hyperparameters={**switched, **overrides}))
+    parts = [method.base, method.ala] if len(classes) > 1 else [method]  # type: ignore[attr-defined]
+    values: dict[str, Any] = {k: v for part in parts for k, v in dataclasses.asdict(part).items()}  # type: ignore[arg-type]
+    version = sum(cls.version for cls in classes) - len(classes) + 1
+    return MethodSpec(name=name, version=version, hyperparameters=values, test_labels=method.uses_test_labels())
+
+
+def _classes(name: str) -> tuple[Any, ...]:
+    """What a name is made of: the method, and ALA where it is plugged in."""
+    cls = load(name)
+    if not name.endswith(SUFFIX):
+        return (cls,)
+    from pflbench.methods.ala import ALA
+
+    both = sorted(vars(cls)["__pydantic_fields__"].keys() & ALA.__pydantic_fields__)  # type: ignore[attr-defined]
+    if both:
+        raise UserError(
+            f"{name} is not possible: the method and ALA both have a hyperparameter {both[0]}.", "Rename the method's."
+        )
+    return (cls, ALA)
+
+
+def _decided(name: str) -> Mapping[str, Value]:
+    """Hyperparameters that plugging in ALA decides."""
+    return PLACEMENT.get(name.removesuffix(SUFFIX), {}) if name.endswith(SUFFIX) else {}
+
+
+def _valid(name: str, cls: Any, values: Mapping[str, Value]) -> Any:
     from pydantic import ValidationError
 
-    cls = load(spec.name)
-    valid = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for name in spec.hyperparameters:
-        if name not in valid:
-            if not valid:
-                raise UserError(f"{cls.title} has no hyperparameters, so '{spec.name}.{name}' cannot be set.")
-            raise unknown(f"hyperparameter of {spec.name}", name, valid)
     try:
-        return cls(**spec.hyperparameters)
+        return cls(**{k: v for k, v in values.items() if k in cls.__pydantic_fields__})
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
         raise UserError(
-            f"{spec.name}.{name} = {first['input']!r} is not possible: {first['msg']}.",
-            f"See `pflbench methods show {spec.name}`.",
+            f"{name}.{first['loc'][0]} = {first['input']!r} is not possible: {first['msg']}.",
+            f"See `pflbench methods show {name}`.",
         ) from None
-
-
-def spec(name: str, overrides: Mapping[str, Value]) -> MethodSpec:
-    """The complete specification: all hyperparameters written out and validated, strings converted to their types."""
-    method = make(MethodSpec(name=name, hyperparameters=dict(overrides)))
-    values: dict[str, Any] = dataclasses.asdict(method)  # type: ignore[call-overload]
-    return MethodSpec(name=name, version=method.version, hyperparameters=values)
 
 
 def _in_words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " | ".join(str(v) for v in get_args(kind))
+    if get_origin(kind) is Annotated:
+        return _in_words(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(_in_words(part) for part in get_args(kind))
     return getattr(kind, "__name__", str(kind))
 
 

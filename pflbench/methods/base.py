@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -11,6 +12,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
+    from pflbench.spec import TrainSpec
 
 _CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, validate_default=True)
 
@@ -28,17 +30,24 @@ def hyper(default: Any, help: str, *, search: tuple[Any, ...] = (), **limits: An
 class Method(ABC):
     """A federated method.
 
-    The state is a frozen dataclass of tensors with everything the method carries from round to round; it is the checkpoint.
+    The state is a frozen dataclass of tensors (or of such dataclasses) with everything the method carries from round to round;
+    it is the checkpoint.
     """
 
+    name: ClassVar[str]  # of a plug-in, under which it is run; without one it is the file's
     title: ClassVar[str]
     authors: ClassVar[str]
     venue: ClassVar[str]
     algorithm: ClassVar[str]  # where it is defined, e.g. "Algorithm 1"
     category: ClassVar[str]
     version: ClassVar[int] = 1  # raise it whenever a change alters results: it is part of a run's key
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # preset -> hyperparameters that it switches (methods.md 0.6)
+    # What a preset would switch, but must be asked for by name, since clients then adapt on labelled test data.
+    presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     slot: ClassVar[str] = "model"  # which of a client's models is evaluated: its BatchNorm buffers are used
     shared_slots: ClassVar[tuple[str, ...]] = ("model",)  # which of them travel, should BatchNorm buffers do so (4.3)
+
+    meets: ClassVar[bool] = False  # what a client receives depends on who else is in the cohort
 
     @abstractmethod
     def init(self, fed: Federation) -> Any:
@@ -55,6 +64,18 @@ class Method(ABC):
     @abstractmethod
     def deployed(self, s: Any) -> Tensor:
         """The models that clients would use now: [N, P], or [P] where all use the same."""
+
+    def check(self, train: TrainSpec) -> Iterator[str]:
+        """Warnings about this method under a protocol, before anything runs. Raises UserError for what is impossible."""
+        yield from ()
+
+    def shared(self, fed: Federation) -> slice:
+        """The columns of a model that travel."""
+        return slice(0, fed.flat.size)
+
+    def uses_test_labels(self) -> bool:
+        """Whether clients adapt on labelled test data: such a run is marked in every table."""
+        return False
 
     def series(self, s: Any) -> dict[str, tuple[Tensor, str]]:
         """Further models to evaluate beside the headline: name -> (models as in `deployed`, slot)."""

@@ -16,6 +16,7 @@ from pflbench.methods.fedprox import proximal
 @dataclass(frozen=True)
 class DittoState:
     w: Tensor  # [P] the global model
+    start: Tensor  # what clients have after reception: [P], all the same, or [N, P]
     v: Tensor  # [N, P] the personal models
 
 
@@ -36,11 +37,12 @@ class Ditto(FedAvg):
     aggregation: Literal["weighted", "uniform"] = hyper("weighted", "mean over the cohort by sample count, or uniform")
 
     def init(self, fed: Federation) -> DittoState:
-        return DittoState(w=fed.initial(), v=fed.everyone(fed.initial()))
+        return DittoState(**vars(super().init(fed)), v=fed.everyone(fed.initial()))
 
     def update(self, fed: Federation, s: DittoState, S: Tensor) -> DittoState:
-        v_S = fed.sgd(s.v[S], S, epochs=self.personal_epochs, slot="personal", correct=proximal, anchor=s.w, strength=self.lam)
-        w_S = fed.collect(self.train(fed, s.w, S), S)
+        centre = fed.rows(s.start, S)
+        v_S = fed.sgd(s.v[S], S, epochs=self.personal_epochs, slot="personal", correct=proximal, anchor=centre, strength=self.lam)
+        w_S = fed.collect(self.train(fed, s, S), S)
         w = fed.mean(w_S, S) if self.aggregation == "weighted" else w_S.mean(0)
         return replace(s, w=w, v=s.v.index_copy(0, S, v_S))
 

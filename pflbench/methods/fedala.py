@@ -17,9 +17,7 @@ class FedALAState:
     w: Tensor  # [P] the global model
     # [N, P] each client's model after its last own training; for the cohort, from reception to training, the initialised one
     theta: Tensor
-    W: Tensor  # [N, m] and flags [N]: ALA's
-    started: Tensor
-    trained: Tensor
+    ala: AlaState
 
 
 @method
@@ -33,19 +31,18 @@ class FedALA(ALA, FedAvg):
     category = "personalized FL: personalized aggregation"
 
     def init(self, fed: Federation) -> FedALAState:
-        a = self.first(fed)
-        return FedALAState(w=fed.initial(), theta=fed.everyone(fed.initial()), W=a.W, started=a.started, trained=a.trained)
+        return FedALAState(w=fed.initial(), theta=fed.everyone(fed.initial()), ala=self.first(fed))
 
     def receive(self, fed: Federation, s: FedALAState, S: Tensor) -> FedALAState:
         A = fed.nobody_left_out() if self.ala_all else S
-        received = fed.send(s.w, A)
-        hat_A, a = self.initialise(fed, AlaState(s.W, s.started, s.trained), A, received, s.theta[A])
-        return replace(s, theta=s.theta.index_copy(0, A, hat_A), W=a.W, started=a.started)
+        received = fed.rows(fed.send(s.w, A), A)
+        hat_A, ala = self.initialise(fed, s.ala, A, received, s.theta[A])
+        return replace(s, theta=s.theta.index_copy(0, A, hat_A), ala=ala)
 
     def update(self, fed: Federation, s: FedALAState, S: Tensor) -> FedALAState:
         theta_S = fed.sgd(s.theta[S], S)
         w = fed.mean(fed.collect(theta_S, S), S)
-        return replace(s, w=w, theta=s.theta.index_copy(0, S, theta_S), trained=s.trained.index_fill(0, S, True))
+        return replace(s, w=w, theta=s.theta.index_copy(0, S, theta_S), ala=s.ala.after_training(S))
 
     def deployed(self, s: FedALAState) -> Tensor:
         return s.theta

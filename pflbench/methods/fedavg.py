@@ -14,6 +14,7 @@ from pflbench.methods.base import Method, method
 @dataclass(frozen=True)
 class FedAvgState:
     w: Tensor  # [P] the global model
+    start: Tensor  # what clients have after reception: [P], all the same, or [N, P]
 
 
 @method
@@ -27,20 +28,19 @@ class FedAvg(Method):
     category = "traditional FL"
 
     def init(self, fed: Federation) -> Any:
-        return FedAvgState(w=fed.initial())
+        return FedAvgState(w=fed.initial(), start=fed.load(fed.initial(), fed.nobody_left_out()))
 
     def receive(self, fed: Federation, s: Any, S: Tensor) -> Any:
-        fed.send(s.w, S)
-        return s
+        return replace(s, start=fed.load(fed.send(s.w, S), S))
 
     def update(self, fed: Federation, s: Any, S: Tensor) -> Any:
-        theta_S = self.train(fed, s.w, S)
+        theta_S = self.train(fed, s, S)
         return replace(s, w=fed.mean(fed.collect(theta_S, S), S))
 
-    def train(self, fed: Federation, w: Tensor, S: Tensor) -> Tensor:
-        """theta_i for i in S: E epochs from the global model, [c, P]."""
-        return fed.sgd(w.expand(len(S), -1), S)
+    def train(self, fed: Federation, s: Any, S: Tensor) -> Tensor:
+        """theta_i for i in S: E epochs from the received model, [c, P]."""
+        return fed.sgd(fed.rows(s.start, S), S)
 
     def deployed(self, s: Any) -> Tensor:
-        w: Tensor = s.w
-        return w
+        start: Tensor = s.start
+        return start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -30,5 +32,5 @@ class FedProx(FedAvg):
 
     mu: float = hyper(0.001, "weight of the proximal term (mu / 2) |w - Theta|^2", ge=0, search=(0.1, 0.01, 0.001, 0.0001))
 
-    def train(self, fed: Federation, w: Tensor, S: Tensor) -> Tensor:
-        return fed.sgd(w.expand(len(S), -1), S, correct=proximal, anchor=w, strength=self.mu)
+    def train(self, fed: Federation, s: Any, S: Tensor) -> Tensor:
+        return fed.sgd(fed.rows(s.start, S), S, correct=proximal, anchor=s.w, strength=self.mu)

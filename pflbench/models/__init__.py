@@ -26,7 +26,7 @@ class Entry:
 
 
 def build(name: str, input_shape: Shape, classes: int, vocabulary: int | None = None) -> Backbone:
-    """The model `name` with framework-default initial parameters, for samples of `input_shape` (without the batch).
+    """The model `name` with its usual initial parameters, for samples of `input_shape` (without the batch).
 
     Images are (channels, height, width); texts are (positions,) and have the number of tokens in `vocabulary`.
     Raises UserError if there is no such model or it does not fit the data.
@@ -46,10 +46,28 @@ def _cnn(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
     return CNN(shape, classes)
 
 
+def _cnn2(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
+    from pflbench.models.cnn import EmnistCNN
+
+    return EmnistCNN(shape, classes)
+
+
 def _resnet18(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
     from pflbench.models.resnet import ResNet18
 
     return ResNet18(classes)
+
+
+def _resnet20(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
+    from pflbench.models.resnet20 import ResNet20
+
+    return ResNet20(shape[0], classes)
+
+
+def _resnet20_gn(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
+    from pflbench.models.resnet20 import ResNet20, group_norm
+
+    return ResNet20(shape[0], classes, group_norm)
 
 
 def _fasttext(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
@@ -91,7 +109,10 @@ def _numbers(shape: Shape, vocabulary: int | None) -> str:
 
 MODELS: dict[str, Entry] = {
     "cnn": Entry("4-layer CNN (2 convolutions, 2 linear layers)", _cnn, _images),
+    "cnn2": Entry("2 convolutions, 2 linear layers, made for EMNIST", _cnn2, _images),
     "resnet18": Entry("ResNet-18 with batch normalisation", _resnet18, _colour),
+    "resnet20": Entry("ResNet-20 with batch normalisation, made for CIFAR", _resnet20, _images),
+    "resnet20-gn": Entry("ResNet-20 with group normalisation", _resnet20_gn, _images),
     "fasttext": Entry("fastText: mean embedding, 2 linear layers", _fasttext, _texts),
     "logreg": Entry("logistic regression", _logreg, _numbers),
     "mlp": Entry("multilayer perceptron with one hidden layer of 64 units", _mlp, _numbers),

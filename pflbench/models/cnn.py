@@ -1,4 +1,4 @@
-"""The 4-layer CNN of McMahan et al., AISTATS 2017, as FedALA uses it (methods.md 4.1)."""
+"""The 4-layer CNN of McMahan et al., AISTATS 2017, as FedALA uses it (methods.md 4.1), and the usual one for EMNIST (4.4)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,26 @@ class CNN(Backbone):
     def features(self, x: Tensor) -> Tensor:
         # Pooling before ReLU gives the same numbers and spares the ReLU three quarters of its input.
         x = F.relu(F.max_pool2d(self.conv_1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv_2(x), 2))
+        return F.relu(self.fc(x.flatten(1)))
+
+
+class EmnistCNN(Backbone):
+    """Two 3x3 convolutions with 32 and 64 channels, each with ReLU, one 2x2 max-pooling, `fc` of 128 units, `output`."""
+
+    head = "output"
+    blocks = (("output",), ("fc",), ("conv_2",), ("conv_1",))
+
+    def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        channels, height, width = input_shape
+        self.conv_1 = nn.Conv2d(channels, 32, 3)
+        self.conv_2 = nn.Conv2d(32, 64, 3)
+        self.fc = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
+        self.output = nn.Linear(128, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv_1(x))
         x = F.relu(F.max_pool2d(self.conv_2(x), 2))
         return F.relu(self.fc(x.flatten(1)))
 

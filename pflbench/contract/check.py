@@ -1,0 +1,38 @@
+"""Runs the contract suite on one method, in this process: what is plugged in here is known there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pflbench import methods
+from pflbench.errors import UserError
+
+SUITE = Path(__file__).with_name("suite.py")
+# Neither the settings of the project in whose folder this runs, nor a cache left there.
+_ALONE = ("-c", os.devnull, "--rootdir", str(SUITE.parent), "-p", "no:cacheprovider", "-o", "python_classes=Contract")
+
+
+class _On:
+    """A pytest plug-in that says which method the suite is about."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        if "name" in metafunc.fixturenames:
+            metafunc.parametrize("name", [self.name])
+
+
+def keeps_the_contract(name: str) -> bool:
+    """Whether a method passes the whole suite; pytest prints what does not. A missing pytest is a UserError."""
+    methods.load(name)
+    try:
+        import pytest
+    except ImportError:
+        raise UserError("The contract suite needs pytest, which is not installed.", "Get it: pip install pytest") from None
+    code = pytest.main([str(SUITE), *_ALONE, "-q", "--no-header", "--tb=short"], plugins=[_On(name)])
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    return code == pytest.ExitCode.OK

@@ -1,0 +1,114 @@
+"""Small federations on made-up data, for tests that hold for any model and any method."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pflbench import models
+from pflbench.checkpoint import tensors
+from pflbench.engine.batched import BatchedExecutor
+from pflbench.engine.executor import Executor
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
+from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.samples import Samples
+from pflbench.methods.base import Method
+from pflbench.spec import TrainSpec
+
+__all__ = ["CLASSES", "EXECUTORS", "federation", "tensors", "train"]
+
+CLASSES = 4
+EXECUTORS = ("loop", "batched", "batched in chunks")
+
+
+class BatchNormNet(nn.Module):
+    """Two blocks with BatchNorm between them, the smallest model with buffers."""
+
+    head = "output"
+    blocks = (("output",), ("hidden", "norm"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(12, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.output = nn.Linear(6, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.hidden(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.features(x))
+        return logits
+
+
+SHAPES = {
+    "mlp": (12,),
+    "logreg": (12,),
+    "batchnorm": (12,),
+    "cnn": (1, 16, 16),
+    "cnn2": (1, 16, 16),
+    "resnet18": (3, 32, 32),
+    "resnet20": (3, 16, 16),
+    "resnet20-gn": (3, 16, 16),
+    "fasttext": (20,),
+}
+
+
+def federation(
+    model: str = "mlp",
+    engine: str = "loop",
+    *,
+    n: tuple[int, ...] = (33, 8, 21, 14),
+    tests: tuple[int, ...] | None = None,
+    seed: int = 0,
+    dtype: str = "float64",
+    **train: Any,
+) -> Federation:
+    """Clients with n training samples each; batches of 5, so that some clients have a partial batch.
+
+    engine: one of EXECUTORS; tests: test samples of each client, by default half as many; train: as in TrainSpec.
+    """
+    tests = tests or tuple(max(k // 2, 1) for k in n)
+    rng = np.random.default_rng(7)
+    total = sum(n) + sum(tests)
+    shape = SHAPES[model]
+    y = rng.integers(CLASSES, size=total)
+    x: np.ndarray
+    if model == "fasttext":
+        x = rng.integers(30, size=(total, *shape))
+    else:
+        x = rng.normal(size=(total, *shape)) + rng.normal(size=(CLASSES, *shape))[y]
+    torch.manual_seed(seed)
+    module = BatchNormNet() if model == "batchnorm" else models.build(model, shape, CLASSES, 30 if model == "fasttext" else None)
+    flat = Flat(module)
+    samples = Samples(x, y, getattr(torch, dtype), torch.device("cpu"))
+    settings = {"rounds": 4, "batch_size": 5, "lr": 0.1, **train}
+    bounds = np.cumsum([0, *n, *tests])
+    parts = [np.arange(a, b) for a, b in itertools.pairwise(bounds)]
+    spec = TrainSpec(dtype=dtype, **settings)
+    return Federation(flat, executor(engine, flat, samples), spec, parts[: len(n)], parts[len(n) :], seed)
+
+
+def executor(engine: str, flat: Flat, samples: Samples) -> Executor:
+    if engine == "loop":
+        return LoopExecutor(flat, samples, workers=2)
+    return BatchedExecutor(flat, samples, chunk=None if engine == "batched" else 3)
+
+
+def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1) -> Any:
+    """The state after `count` rounds and one more reception, as E1 of the round after sees it."""
+    state = state if state is not None else method.receive(fed.at(start), method.init(fed), fed.cohort(start))
+    for t in range(start, start + count):
+        now = fed.at(t)
+        now.reset_buffers(now.cohort(t), method.shared_slots)
+        state = method.update(now, state, now.cohort(t))
+        now.average_buffers(now.cohort(t), method.shared_slots)
+        following = fed.at(t + 1)
+        state = method.receive(following, state, following.cohort(t + 1))
+    return state

@@ -1,0 +1,181 @@
+"""What every method must keep, whatever it is. No method is exempt by name.
+
+A method's own test says `@pytest.mark.parametrize("name", ["my-method"])` over `class TestContract(Contract): ...`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pflbench import methods
+from pflbench.checkpoint import Checkpoints, Snapshot, tensors
+from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.engine import rng
+from pflbench.errors import Diverged
+from pflbench.methods.base import Method
+from pflbench.methods.placement import PLACEMENT
+from pflbench.spec import MethodSpec
+
+
+def make(name: str) -> Method:
+    return methods.make(MethodSpec(name=name))
+
+
+def _of_numpy() -> list[int]:
+    state: Any = np.random.get_state()
+    numbers: list[int] = state[1].tolist()
+    return [*numbers, state[2]]
+
+
+def copied(state: Any) -> dict[str, torch.Tensor]:
+    return {field: value.clone() for field, value in tensors(state).items()}
+
+
+def assert_same(a: Any, b: Any, tolerance: float = 0.0) -> None:
+    for field, value in tensors(a).items():
+        torch.testing.assert_close(tensors(b)[field], value, rtol=0, atol=tolerance, msg=lambda m, f=field: f"{f}: {m}")  # type: ignore[misc]
+
+
+class Contract:
+    """Subclass it in a test, parametrised by `name`: a method's name, or one with "+ala"."""
+
+    def test_it_says_what_it_is(self, name: str) -> None:
+        cls = methods.load(name)
+        assert cls.title
+        assert cls.venue
+        assert cls.algorithm
+        assert cls.category
+        assert cls.__doc__
+        for h in methods.hyperparameters(name):
+            assert h.help, f"{name}.{h.name} is not explained"
+
+    def test_its_defaults_are_valid_and_complete(self, name: str) -> None:
+        spec = methods.spec(name, {})
+        decided = PLACEMENT.get(name.removesuffix("+ala"), {}) if name.endswith("+ala") else {}
+        free = {k: str(v) for k, v in spec.hyperparameters.items() if k not in decided}
+        assert set(free) == {h.name for h in methods.hyperparameters(name)}
+        assert spec.hyperparameters.items() >= decided.items()
+        assert methods.spec(name, free) == spec
+
+    def test_state_and_shapes(self, name: str) -> None:
+        fed = federation()
+        state = train(make(name), fed)
+        parameters = getattr(state, "__dataclass_params__", None)
+        assert getattr(parameters, "frozen", False), "the state is a frozen dataclass"
+        assert all(isinstance(v, torch.Tensor) for v in tensors(state).values())
+        models = make(name).deployed(state)
+        assert models.shape in [(fed.flat.size,), (fed.size, fed.flat.size)]
+        assert models.isfinite().all()
+        for extra, _ in make(name).series(state).values():
+            assert extra.shape in [(fed.flat.size,), (fed.size, fed.flat.size)]
+
+    def test_the_same_seed_gives_the_same_numbers(self, name: str) -> None:
+        assert_same(train(make(name), federation()), train(make(name), federation()))
+
+    def test_another_seed_gives_others(self, name: str) -> None:
+        a, b = (make(name).deployed(train(make(name), federation(seed=seed))) for seed in (0, 1))
+        assert not torch.equal(a, b)
+
+    @pytest.mark.parametrize("model", ["mlp", "batchnorm", "fasttext"])
+    @pytest.mark.parametrize(("engine", "join_ratio"), [("batched", 0.5), ("batched in chunks", 1.0)])
+    def test_all_executors_agree(self, name: str, model: str, engine: str, join_ratio: float) -> None:
+        settings: dict[str, Any] = {"join_ratio": join_ratio, "local_epochs": 2}
+        loop, batched = federation(model, "loop", **settings), federation(model, engine, **settings)
+        a, b = train(make(name), loop), train(make(name), batched)
+        assert_same(a, b, 1e-10)
+        for slot in loop.buffers:
+            torch.testing.assert_close(batched.buffers[slot], loop.buffers[slot], rtol=0, atol=1e-10)
+        everyone = torch.arange(loop.size)
+        first, second = (f.evaluate(make(name).deployed(s), everyone, make(name).slot) for f, s in ((loop, a), (batched, b)))
+        assert first.correct.tolist() == second.correct.tolist()
+        assert first.loss == pytest.approx(second.loss, abs=1e-9)
+
+    def test_all_executors_agree_in_single_precision(self, name: str) -> None:
+        """Over few steps: sooner or later a ReLU is within rounding of its kink, and two trainings that are both right part."""
+        few: dict[str, Any] = {"n": (6, 8, 5), "dtype": "float32", "lr": 0.02}
+        a, b = (make(name).deployed(train(make(name), federation("cnn", e, **few), 2)) for e in EXECUTORS[:2])
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+
+    @pytest.mark.parametrize("drop_last", ["auto", "always", "never"])
+    def test_all_executors_agree_on_partial_batches(self, name: str, drop_last: str) -> None:
+        a, b = (train(make(name), federation("mlp", e, n=(13, 4, 1, 22), drop_last=drop_last)) for e in EXECUTORS[:2])
+        assert_same(a, b, 1e-10)
+
+    def test_who_does_not_take_part_is_left_alone(self, name: str) -> None:
+        fed, method = federation(n=(33, 8, 21, 14, 9, 11), join_ratio=0.34), make(name)
+        state = train(method, fed, 2)
+        now, later = fed.at(3), fed.at(4)
+        S, S_later = now.cohort(3).tolist(), later.cohort(4).tolist()
+        updated = method.update(now, state, now.cohort(3))
+        received = method.receive(later, updated, later.cohort(4))
+        for before, after, cohort in ((state, updated, S), (state, received, S + S_later)):
+            outside = [i for i in range(fed.size) if i not in cohort]
+            assert outside
+            for field, value in tensors(after).items():
+                if value.dim() and value.shape[0] == fed.size:
+                    assert torch.equal(value[outside], tensors(before)[field][outside]), field
+
+    def test_a_state_is_never_changed_in_place(self, name: str) -> None:
+        """It may be the last whole round, which an interrupted run goes on from."""
+        fed, method = federation(join_ratio=0.5), make(name)
+        state = train(method, fed, 1)
+        before = copied(state)
+        updated = method.update(fed.at(2), state, fed.cohort(2))
+        between = copied(updated)
+        method.receive(fed.at(3), updated, fed.cohort(3))
+        for kept, now in ((before, state), (between, updated)):
+            changed = [field for field, value in tensors(now).items() if not torch.equal(value, kept[field])]
+            assert not changed, f"the state that was given now has another {changed[0]}"
+
+    def test_checkpoint_and_restore(self, name: str, tmp_path: Path) -> None:
+        fed, method = federation("batchnorm"), make(name)
+        half = train(method, fed, 2)
+        checkpoints = Checkpoints(tmp_path, 1, owner="me")
+        checkpoints.save(Snapshot(2, half, fed.buffers, {"best": 0.5}))
+        resumed = federation("batchnorm")
+        loaded = checkpoints.load(method.init(resumed), torch.device("cpu"))
+        assert loaded is not None, "the state that init makes has other fields or shapes than later ones"
+        resumed.buffers.update(loaded.buffers)
+        assert_same(train(method, resumed, 2, loaded.state, start=3), train(method, federation("batchnorm"), 4))
+
+    def test_empty_and_tiny_clients(self, name: str) -> None:
+        for engine in EXECUTORS:
+            fed, method = federation("batchnorm", engine, n=(0, 1, 2, 17), tests=(3, 0, 1, 4)), make(name)
+            models = method.deployed(train(method, fed))
+            assert models.isfinite().all()
+            if models.dim() == 2:
+                assert torch.equal(models[0], fed.initial()), "an empty client keeps the initial model"
+            scores = fed.evaluate(models, torch.arange(4), method.slot)
+            assert scores.clients.tolist() == [0, 2, 3], "a client without test data is left out"
+            assert scores.total.tolist() == [3, 1, 4]
+
+    def test_non_finite_values_stop_it_naming_client_and_round(self, name: str) -> None:
+        for engine in EXECUTORS:
+            # So high that even a head alone cannot end at finite weights that separate the classes: FedRep at 1e200 does.
+            fed = federation(engine=engine, lr=1e308)
+            with pytest.raises(Diverged, match=r"client \d+ has a non-finite value .* in round \d+"):
+                train(make(name), fed)
+
+    def test_all_chance_depends_on_seed_round_and_client_alone(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So all methods see the same cohorts and batches, and a resumed run what an uninterrupted one sees."""
+        fed, original = federation(join_ratio=0.5), rng.stream
+        drawn: list[tuple[Any, ...]] = []
+
+        def stream(*what: Any) -> np.random.Generator:
+            drawn.append(what)
+            return original(*what)
+
+        monkeypatch.setattr(rng, "stream", stream)
+        before = torch.random.get_rng_state(), _of_numpy()
+        train(make(name), fed, 2)
+        assert {seed for seed, *_ in drawn} == {fed.seed}
+        for _, _, t, *client in drawn:
+            assert t in (1, 2, 3)
+            assert not client or client[0] in range(fed.size)
+        assert torch.equal(torch.random.get_rng_state(), before[0]), "torch's global generator was used: take engine.rng.stream"
+        assert _of_numpy() == before[1], "NumPy's global generator was used: take engine.rng.stream"

@@ -1,0 +1,97 @@
+"""How a specification is executed: the device, the executor, the clients on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from pflbench.engine import rng
+from pflbench.engine.batched import BatchedExecutor
+from pflbench.engine.executor import Executor
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
+from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.samples import Samples
+from pflbench.errors import UserError
+from pflbench.follow import Follow
+from pflbench.models import build
+from pflbench.setting import Setting
+from pflbench.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is executed; recorded with it, no part of its key."""
+
+    device: str = "auto"
+    engine: Literal["auto", "loop", "batched"] = "auto"
+    workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
+    chunk: int | None = None  # batched: clients at a time; None: the whole cohort
+    observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
+    follow: Follow | None = None  # the client whose models are kept
+
+
+def find_device(name: str) -> torch.device:
+    """ "auto" is the first GPU if there is one, else the CPU. A GPU that is not there is a UserError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"Unknown device '{name}'.", "Valid: auto, cpu, cuda, cuda:0, cuda:1, ...") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"Device '{name}' is not supported.", "Valid: auto, cpu, cuda, cuda:0, cuda:1, ...")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
+                        "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
+    return device
+
+
+def federation(spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> Federation:
+    """The clients of a specification on a device, with the initial model of its seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.torch_seed(spec.seed, "model"))
+        arrays = setting.arrays
+        module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
+    flat = Flat(module)
+    samples = Samples(arrays.x, arrays.y, getattr(torch, spec.train.dtype), device)
+    engine = how.engine if how.engine != "auto" else ("loop" if device.type == "cpu" else "batched")
+    looped = engine == "loop"
+    executor: Executor = LoopExecutor(flat, samples, how.workers) if looped else BatchedExecutor(flat, samples, how.chunk)
+    fed = Federation(flat, executor, spec.train, setting.partition.train, setting.partition.test, spec.seed)
+    if not fed.batches(fed.nobody_left_out(), 1).steps().any():
+        executor.close()
+        raise UserError(
+            f"No client has a single batch to train on (batch size {spec.train.batch_size}, drop-last {spec.train.drop_last}).",
+            "Choose another --batch-size or --drop-last, or fewer clients; BatchNorm needs batches of at least 2.",
+        )
+    return fed
+
+
+@contextmanager
+def exact_arithmetic(device: torch.device) -> Iterator[None]:
+    """On a GPU float32 means float32, and the same command gives the same numbers: cuDNN's defaults promise neither."""
+    if device.type == "cpu":
+        yield
+        return
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
+
+
+@contextmanager
+def memory_errors(how: Execution, device: torch.device) -> Iterator[None]:
+    """Out of GPU memory is the user's to mend."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        hint = "--chunk N trains N clients at a time (try a quarter of the cohort)"
+        if how.engine == "loop":
+            hint = "A smaller --batch-size or model needs less"
+        raise UserError(
+            f"Out of GPU memory on {device}.", f"{hint}, --device cpu none. The same command resumes the run."
+        ) from None

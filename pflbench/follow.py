@@ -1,0 +1,45 @@
+"""Which client's models a run keeps, and in which rounds: for the trajectory of Figure 4 of the FedALA paper."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pflbench.errors import UserError
+from pflbench.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Whose models to keep at the beginning and the end of local training, and in which rounds."""
+
+    client: int
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        """Of the arrays [2, P], one in each of these rounds."""
+        return f"trajectory_{self.client}"
+
+    def bytes(self, parameters: int) -> int:
+        """What a run keeps, before compression, which saves little."""
+        return (self.last - self.first + 1) * 2 * 4 * parameters
+
+
+def parse(text: str) -> Follow:
+    """ "4:140-200" -> client 4, rounds 140 to 200. Raises UserError for anything else."""
+    found = re.fullmatch(r"(\d+):(\d+)-(\d+)", text)
+    if not found or not 1 <= int(found[2]) <= int(found[3]):
+        raise UserError(
+            f"--trajectory {text} is not possible.", "It is CLIENT:FROM-TO, a client and rounds from 1, as 4:140-200."
+        )
+    return Follow(*map(int, found.groups()))
+
+
+def check(follow: Follow, spec: RunSpec) -> None:
+    """Raises UserError for a client or rounds that the run does not have."""
+    if follow.client >= spec.partition.clients:
+        raise UserError(f"--trajectory: there is no client {follow.client}.", f"Clients are 0 to {spec.partition.clients - 1}.")
+    if follow.last > spec.train.rounds:
+        raise UserError(f"--trajectory: there is no round {follow.last}.", f"The run has {spec.train.rounds} rounds.")

@@ -1,0 +1,129 @@
+"""FedAMP: Personalized Cross-Silo Federated Learning on Non-IID Data (Huang et al., AAAI 2021, Algorithm 1; methods.md 1.9)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from pflbench.engine.federation import Federation
+from pflbench.errors import UserError
+from pflbench.methods.attention import mixed, squared_distances
+from pflbench.methods.base import Method, hyper, method
+from pflbench.methods.fedprox import proximal
+from pflbench.spec import TrainSpec
+
+
+@dataclass(frozen=True)
+class AMPState:
+    w: Tensor  # [N, P] the personal models, as they were uploaded last
+    u: Tensor  # [N, P] the cloud models, as they were downloaded last
+    start: Tensor  # [N, P] what local training starts from: w, or after reception the cloud model
+
+
+def distance(w: Tensor, *, anchor: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Gradient and value of (strength / 2) |w - anchor|, the norm not squared; the gradient is 0 where they are equal."""
+    d = w - anchor
+    length = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
+    return strength / 2 * d / length.where(length > 0, 1), strength / 2 * length.squeeze(-1)
+
+
+PENALTIES = {"squared": proximal, "norm": distance}
+
+
+@method
+class MessagePassing(Method):
+    """What FedAMP and HeurFedAMP have in common: everything but the attention."""
+
+    authors = "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang"
+    venue = "AAAI 2021"
+    category = "personalized FL: personalized aggregation"
+    meets = True
+    shared_slots = ()  # a client's BatchNorm buffers belong to its personal model, which no other client gets
+
+    alpha_k: float = hyper(1000.0, "step size of the server on the attention term", gt=0, search=(10000, 1000, 100, 10, 1, 0.1))
+    lam: float = hyper(1.0, "lambda, of the penalty (lambda / (2 alpha_k)) |w - u|^2", ge=0, search=(100, 10, 1, 0.1, 0.01))
+    # PFLlib starts from the client's own model, FLGo from the cloud model.
+    start: Literal["own", "cloud"] = hyper("own", "local training starts from the client's own model, or from its cloud model")
+    # The norm, PFLlib's since 2025, pulls with at most lambda / (2 alpha_k): little but local training is left.
+    prox: Literal["squared", "norm"] = hyper("squared", "the norm in the penalty is squared, or as in PFLlib of 2025 is not")
+    partial: bool = hyper(False, "allow a join ratio below 1, not defined by the paper: a cohort's clouds are made of its models")
+
+    @abstractmethod
+    def attention(self, w: Tensor) -> Tensor:
+        """xi_ij for j != i, and 0 on the diagonal, [c, c] in float64, of models w [c, P]. xi_ii is what is left of 1."""
+
+    def check(self, train: TrainSpec) -> Iterator[str]:
+        if train.join_ratio < 1 and not self.partial:
+            raise UserError(
+                f"{self.title} is a cross-silo method: all clients take part in every round, "
+                f"but the join ratio is {train.join_ratio:g}.",
+                "Use --join-ratio 1, or set partial=true: then each round's clients attend to one another only.",
+            )
+        yield from ()
+
+    def init(self, fed: Federation) -> AMPState:
+        w = fed.everyone(fed.initial())
+        return AMPState(w=w, u=w, start=w)
+
+    def receive(self, fed: Federation, s: AMPState, S: Tensor) -> AMPState:
+        # Nothing has been uploaded before round 1: every cloud model is Theta^0.
+        u_S = fed.send(s.w[S], S) if fed.t == 1 else self.clouds(fed, s, S)
+        start = fed.load(u_S, S, others=s.w) if self.start == "cloud" else s.w
+        return AMPState(w=s.w, u=s.u.index_copy(0, S, u_S), start=start)
+
+    def update(self, fed: Federation, s: AMPState, S: Tensor) -> AMPState:
+        strength = self.lam / self.alpha_k
+        w_S = fed.sgd(s.start[S], S, correct=PENALTIES[self.prox], anchor=s.u[S], strength=strength)
+        w = s.w.index_copy(0, S, fed.collect(w_S, S))
+        return replace(s, w=w, start=w)
+
+    def clouds(self, fed: Federation, s: AMPState, S: Tensor) -> Tensor:
+        """u_i = sum_j xi_ij w_j over the cohort, [c, P]."""
+        w_S = s.w[S]
+        return fed.send(mixed(w_S, w_S, self.observed(fed, S, w_S)), S)
+
+    def observed(self, fed: Federation, S: Tensor, w_S: Tensor) -> Tensor:
+        """The attention, noted: min xi_ii, the share of clients that attend to no other, and xi [N, N], NaN outside S."""
+        others = self.attention(w_S)
+        own = 1 - others.sum(dim=1)
+        fed.ledger.observe("attention_self_min", own.min())
+        fed.ledger.observe("attention_zero_rows", (others == 0).all(dim=1).double().mean())
+        xi = torch.full((fed.size, fed.size), torch.nan, dtype=torch.float64, device=fed.device)
+        xi[S.unsqueeze(1), S] = others + own.diag()
+        fed.observe("attention", xi)
+        return others
+
+    def deployed(self, s: AMPState) -> Tensor:
+        return s.w
+
+
+@method
+class FedAMP(MessagePassing):
+    """Each client is drawn to a cloud model of its own, to which others' models contribute the more the closer they are."""
+
+    title = "FedAMP"
+    algorithm = "Algorithm 1"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"self_term": "prev_cloud"}}
+
+    sigma: float = hyper(0.1, "scale of A(x) = 1 - exp(-x / sigma)", gt=0, search=(1, 0.5, 0.1, 0.05, 0.01))
+    self_term: Literal["own", "prev_cloud"] = hyper("own", "xi_ii weighs w_i, or as in PFLlib of 2022 the previous u_i")
+    # With the paper's values xi_ij is up to 10^4: clouds of close models are extrapolations. The weak pull forgives it.
+    xi_clip: bool = hyper(False, "scale the others' weights down where they sum to more than 1")
+
+    def attention(self, w: Tensor) -> Tensor:
+        """alpha_k A'(|w_i - w_j|^2)."""
+        # As printed: the factor 2 in the gradient of |w_i - w_j|^2 counts as part of alpha_k.
+        xi = self.alpha_k / self.sigma * torch.exp(-squared_distances(w) / self.sigma)
+        xi.fill_diagonal_(0)
+        return xi / xi.sum(dim=1, keepdim=True).clamp(min=1) if self.xi_clip else xi
+
+    def clouds(self, fed: Federation, s: AMPState, S: Tensor) -> Tensor:
+        if self.self_term == "own":
+            return super().clouds(fed, s, S)
+        # The server sends the others' part and xi_ii; the client adds its own.
+        return fed.send(mixed(s.u[S], s.w[S], self.observed(fed, S, s.w[S])), S, scalars=1)

@@ -1,0 +1,60 @@
+"""FedDeper: Depersonalized Federated Learning (Zhou, Li, Tang, Wang; arXiv:2210.03444, Algorithm 1; methods.md 1.17)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from pflbench.engine.executor import Given, Grad
+from pflbench.engine.federation import Federation
+from pflbench.methods.base import Method, hyper, method
+
+
+@dataclass(frozen=True)
+class FedDeperState:
+    x: Tensor  # [P] the global model
+    v: Tensor  # [N, P] the personal models
+
+
+def step(grad: Grad, *, y: Tensor, v: Tensor, x: Tensor, eta: float, rho: float) -> dict[str, Tensor]:
+    """Lines 7 and 8, on the same mini-batch: SGD on f(y) + rho / (2 eta) |v + y - 2x|^2 with v fixed, and on f(v)."""
+    return {"y": y - eta * grad(y) - rho * (v + y - 2 * x), "v": v - eta * grad(v, of=1)}
+
+
+@method
+class FedDeper(Method):
+    """FedAvg whose clients keep a personal model beside and hold the uploaded one on the other side of the global model."""
+
+    title = "FedDeper"
+    authors = "Zhou, Li, Tang, Wang"
+    venue = "arXiv 2022"
+    algorithm = "Algorithm 1"
+    category = "traditional FL"
+
+    # The values of the authors' experiments are not known.
+    rho: float = hyper(0.01, "penalty that keeps y away from v", ge=0, lt=1, search=(0.001, 0.003, 0.01, 0.03, 0.1))
+    lam: float = hyper(0.5, "lambda, mixing rate: v begins the next round as (1 - lambda) v + lambda y", ge=0.5, le=1)
+    aggregation: Literal["uniform", "weighted"] = hyper("uniform", "mean over the cohort, uniform or by sample count")
+
+    def init(self, fed: Federation) -> FedDeperState:
+        return FedDeperState(x=fed.initial(), v=fed.everyone(fed.initial()))
+
+    def receive(self, fed: Federation, s: FedDeperState, S: Tensor) -> FedDeperState:
+        return FedDeperState(x=fed.send(s.x, S), v=s.v)
+
+    def update(self, fed: Federation, s: FedDeperState, S: Tensor) -> FedDeperState:
+        y_S = fed.rows(s.x, S)
+        given: Given = {"x": s.x, "eta": fed.train.lr, "rho": self.rho}
+        done = fed.train_by(step, y_S, S, carry={"y": y_S, "v": s.v[S]}, given=given, slots=("model", "personal"))
+        v_S = (1 - self.lam) * done["v"] + self.lam * done["y"]
+        change = fed.collect(done["y"] - s.x, S)
+        mean = change.mean(0) if self.aggregation == "uniform" else fed.mean(change, S)
+        return FedDeperState(x=s.x + mean, v=s.v.index_copy(0, S, v_S))
+
+    def deployed(self, s: FedDeperState) -> Tensor:
+        return s.x
+
+    def series(self, s: FedDeperState) -> dict[str, tuple[Tensor, str]]:
+        return {"personal": (s.v, "personal")}

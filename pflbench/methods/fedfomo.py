@@ -1,0 +1,122 @@
+"""FedFomo: Personalized Federated Learning with First Order Model Optimization.
+
+Zhang, Sapra, Fidler, Yeung, Alvarez; ICLR 2021, Algorithm 1; methods.md 1.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pflbench.engine.federation import Federation
+from pflbench.methods.base import Method, hyper, method
+from pflbench.spec import TrainSpec
+
+Number = Annotated[int, Field(ge=1)] | Literal["all"]
+
+
+@dataclass(frozen=True)
+class FedFomoState:
+    theta: Tensor  # [N, P] the clients' models after their last local training: what the server has of them
+    start: Tensor  # [N, P] o_i, the models from which that training started; after reception those that it will start from
+    raw: Tensor  # [N, N] what each client found the models worth that it received last, 0 for the others
+    P: Tensor  # [N, N] affinity: the sum of what clients have reported so far
+    uploaded: Tensor  # [N] bool, the server has a model of this client
+
+
+def fomo_weights(raw: Tensor, own: Tensor) -> Tensor:
+    """max(raw, 0) with rows that sum to 1, [c, N]; where no model is worth anything, the client's own (own [c, N] bool)."""
+    positive = raw.clamp(min=0)
+    total = positive.sum(dim=1, keepdim=True)
+    return torch.where(total == 0, own.to(raw), positive / total)
+
+
+@method
+class FedFomo(Method):
+    """Clients download other clients' models and take from each as much as it lowers their validation loss.
+
+    The authors' own code explores (epsilon-greedy), takes the L1 norm and divides without epsilon; this is PFLlib's form of it.
+    """
+
+    title = "FedFomo"
+    authors = "Zhang, Sapra, Fidler, Yeung, Alvarez"
+    venue = "ICLR 2021"
+    algorithm = "Algorithm 1"
+    category = "personalized FL: personalized aggregation"
+    shared_slots = ()  # losses are measured, and models trained, with the client's own BatchNorm buffers
+
+    M: Number = hyper("all", "models that a client downloads in a round: those that were worth most to it; all: N")
+    val_ratio: float = hyper(0.2, "share of the training samples, the last ones, that validates instead", ge=0, lt=1)
+    epsilon: float = hyper(1e-5, "added to the distance by which the loss's decrease is divided", gt=0)
+    evaluate: Literal["own", "aggregated"] = hyper("own", "test the model before a round's aggregation, or as the paper after it")
+
+    def check(self, train: TrainSpec) -> Iterator[str]:
+        if self.evaluate == "aggregated" and train.join_ratio < 1 and train.evaluate == "all":
+            yield "clients outside the cohort are tested with what they aggregated when they last took part."
+
+    def init(self, fed: Federation) -> FedFomoState:
+        theta, identity = fed.everyone(fed.initial()), torch.eye(fed.size, dtype=fed.dtype, device=fed.device)
+        nobody = torch.zeros(fed.size, dtype=torch.bool, device=fed.device)
+        return FedFomoState(theta=theta, start=theta, raw=torch.zeros_like(identity), P=identity, uploaded=nobody)
+
+    def receive(self, fed: Federation, s: FedFomoState, S: Tensor) -> FedFomoState:
+        candidates = self.candidates(s, S)
+        fed.send(s.theta, S, models=self.received(s))
+        raw_S = self.worth(fed, s, S, candidates)
+        weights = fomo_weights(raw_S, S.unsqueeze(1) == torch.arange(fed.size, device=fed.device))
+        fed.observe("fomo_weights", weights.new_full((fed.size, fed.size), torch.nan).index_copy(0, S, weights))
+        return replace(s, start=s.start.index_copy(0, S, weights @ s.theta), raw=s.raw.index_copy(0, S, raw_S))
+
+    def update(self, fed: Federation, s: FedFomoState, S: Tensor) -> FedFomoState:
+        training = [self.split(fed.train_indices[client])[0] for client in S.tolist()]
+        theta_S = fed.sgd(s.start[S], S, plan=fed.batches(S, samples=training))
+        theta_S = fed.collect(theta_S, S, scalars=self.received(s))
+        return replace(
+            s,
+            theta=s.theta.index_copy(0, S, theta_S),
+            P=s.P.index_add(0, S, s.raw[S]),
+            uploaded=s.uploaded.index_fill(0, S, True),
+        )
+
+    def deployed(self, s: FedFomoState) -> Tensor:
+        return s.theta if self.evaluate == "own" else s.start
+
+    def split(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A client's training and validation samples: in stored order, the same in every round."""
+        cut = len(samples) - int(self.val_ratio * len(samples))
+        return samples[:cut], samples[cut:]
+
+    def received(self, s: FedFomoState) -> int:
+        """How many models each client downloads: M, or as many as there are."""
+        there_are = int(s.uploaded.sum())
+        return there_are if self.M == "all" else min(self.M, there_are)
+
+    def candidates(self, s: FedFomoState, S: Tensor) -> Tensor:
+        """Which models each client downloads, [c, N] bool: those with the largest P_ij, ties to the lower index."""
+        affinity = s.P[S].masked_fill(~s.uploaded, -torch.inf)
+        first = affinity.sort(dim=1, descending=True, stable=True).indices[:, : self.received(s)]
+        return torch.zeros_like(affinity, dtype=torch.bool).scatter(1, first, True)
+
+    def worth(self, fed: Federation, s: FedFomoState, S: Tensor, candidates: Tensor) -> Tensor:
+        """raw_ij = (L_i(o_i) - L_i(theta_j)) / (|theta_j - o_i| + epsilon), [c, N]; 0 where j is no candidate.
+
+        A client too small for a validation set has no loss there: all is worth 0 to it, and it keeps its own model.
+        """
+        raw = torch.zeros_like(candidates, dtype=fed.dtype)
+        if not candidates.any():
+            return raw
+        validation = [self.split(fed.train_indices[client])[1] for client in S.tolist()]
+        before = fed.losses(s.start[S], S, validation)
+        for j in candidates.any(dim=0).nonzero().flatten().tolist():
+            at = candidates[:, j].nonzero().squeeze(1)
+            after = fed.losses(s.theta[j].expand(len(at), -1), S[at], [validation[k] for k in at.tolist()])
+            distance = torch.linalg.vector_norm(s.theta[j] - s.start[S[at]], dim=1)
+            # The same model is worth nothing, rather than the losses' last digits divided by epsilon.
+            raw[at, j] = torch.where(distance > 0, (before[at] - after) / (distance + self.epsilon), 0)
+        return raw

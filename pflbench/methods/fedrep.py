@@ -1,0 +1,58 @@
+"""FedRep: Exploiting Shared Representations for Personalized Federated Learning.
+
+Collins, Hassani, Mokhtari, Shakkottai; ICML 2021, Algorithm 1; methods.md 1.6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pflbench.engine.federation import Federation
+from pflbench.errors import UserError
+from pflbench.methods.base import Method, hyper, method
+
+
+@dataclass(frozen=True)
+class FedRepState:
+    phi: Tensor  # [P_b] the global representation: everything below the head
+    theta: Tensor  # [N, P] the clients' models: the representation that each has, and its own head
+
+
+@method
+class FedRep(Method):
+    """A representation that all clients train together, and a head per client that never leaves it."""
+
+    title = "FedRep"
+    authors = "Collins, Hassani, Mokhtari, Shakkottai"
+    venue = "ICML 2021"
+    algorithm = "Algorithm 1"
+    category = "personalized FL: global representation, local head"
+
+    # The paper's "number of local updates" of the head; PFLlib counts them in epochs.
+    tau: int = hyper(5, "epochs of training the head, before those of the representation", ge=1, search=tuple(range(1, 11)))
+
+    def shared(self, fed: Federation) -> slice:
+        return slice(0, fed.flat.head.start)
+
+    def init(self, fed: Federation) -> FedRepState:
+        if fed.flat.head.start == 0:
+            raise UserError("FedRep shares what lies below the head, but this model is a head alone.", "Choose a deeper --model.")
+        return FedRepState(phi=fed.initial()[self.shared(fed)], theta=fed.everyone(fed.initial()))
+
+    def receive(self, fed: Federation, s: FedRepState, S: Tensor) -> FedRepState:
+        phi = fed.load(fed.send(s.phi, S), S, rest=s.theta[S, fed.flat.head])
+        E = fed.evaluated(S)  # those outside the cohort are tested with the newest representation, too
+        return replace(s, theta=s.theta.index_copy(0, E, torch.cat([fed.rows(phi, E), s.theta[E, fed.flat.head]], dim=1)))
+
+    def update(self, fed: Federation, s: FedRepState, S: Tensor) -> FedRepState:
+        base = self.shared(fed)
+        theta_S = fed.sgd(s.theta[S], S, columns=fed.flat.head, plan=fed.batches(S, self.tau, purpose="batches/head"))
+        theta_S = fed.sgd(theta_S, S, columns=base)
+        phi = fed.mean(fed.collect(theta_S[:, base], S), S)
+        return FedRepState(phi, s.theta.index_copy(0, S, theta_S))
+
+    def deployed(self, s: FedRepState) -> Tensor:
+        return s.theta

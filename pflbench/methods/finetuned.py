@@ -1,0 +1,122 @@
+"""FedAvg-C and FedProx-C, the fine-tuning baselines of the FedALA paper (Zhang et al., AAAI 2023; methods.md 1.4).
+
+The paper describes them in words: the received model is fine-tuned "for local initialization". Neither code nor the number of
+epochs was published; 14 is what the seconds per round in its Table 3 imply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflbench.engine.batches import Plan
+from pflbench.engine.federation import Federation
+from pflbench.methods.ala import WINDOW
+from pflbench.methods.base import hyper, method
+from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.fedprox import FedProx, proximal
+from pflbench.spec import TrainSpec
+
+
+@dataclass(frozen=True)
+class FineTunedState:
+    w: Tensor  # [P] the global model
+    theta: Tensor  # [N, P] hat-theta_i: each client's fine-tuned copy of the global model that it received last
+
+
+@method
+class FedAvgC(FedAvg):
+    """FedAvg whose clients fine-tune the whole received model, are tested with that, and train on from it."""
+
+    title = "FedAvg-C"
+    authors = "Zhang, Hua, Wang, Song, Xue, Ma, Guan"
+    venue = "AAAI 2023"
+    algorithm = "in words, in the FedALA paper"
+    category = "baseline: fine-tuning"
+    slot = "finetuned"
+
+    finetune_epochs: int = hyper(14, "F, epochs of fine-tuning before local training", ge=0)
+    finetune_stop: Literal["epochs", "converge"] = hyper("epochs", "stop after F epochs, or by ALA's rule for its initial stage")
+    finetune_threshold: float = hyper(0.01, "converge: stop if the std of the last 10 epoch losses is below this", ge=0)
+    finetune_cap: int = hyper(100, "converge: stop after this many epochs at the latest", ge=1)
+    finetune_affects_upload: bool = hyper(True, "train on from the fine-tuned model (false: from the received one, as FedAvg)")
+
+    def check(self, train: TrainSpec) -> Iterator[str]:
+        if train.join_ratio < 1 and train.evaluate == "all":
+            yield "clients outside the cohort are fine-tuned too, only to be tested (evaluate=participants would spare that)."
+
+    def init(self, fed: Federation) -> FineTunedState:
+        return FineTunedState(w=fed.initial(), theta=fed.everyone(fed.initial()))
+
+    def receive(self, fed: Federation, s: FineTunedState, S: Tensor) -> FineTunedState:
+        fed.send(s.w, S)
+        A = fed.evaluated(S)
+        tune = self._for_epochs if self.finetune_stop == "epochs" else self._until_converged
+        return replace(s, theta=s.theta.index_copy(0, A, tune(fed, s, A)))
+
+    def train(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
+        if not self.finetune_affects_upload:
+            return fed.sgd(fed.rows(s.w, S), S, **self.penalty(s))
+        return fed.sgd(s.theta[S], S, plan=fed.batches(S), slot="finetuned", into="model", **self.penalty(s))
+
+    def penalty(self, s: FineTunedState) -> dict[str, Any]:
+        """What the local objective adds to the cross-entropy, in fine-tuning and in local training."""
+        return {}
+
+    def deployed(self, s: FineTunedState) -> Tensor:
+        return s.theta
+
+    def series(self, s: FineTunedState) -> dict[str, tuple[Tensor, str]]:
+        return {"global": (s.w, "model")}
+
+    # BatchNorm's buffers of the copy are kept apart: a client that is only tested must not carry them into its training.
+
+    def _for_epochs(self, fed: Federation, s: FineTunedState, A: Tensor) -> Tensor:
+        plan = fed.batches(A, self.finetune_epochs, purpose="batches/finetuned")
+        return fed.sgd(fed.rows(s.w, A), A, plan=plan, slot=_first_slot(fed), into="finetuned", **self.penalty(s))
+
+    def _until_converged(self, fed: Federation, s: FineTunedState, A: Tensor) -> Tensor:
+        plan = fed.batches(A, self.finetune_cap, purpose="batches/finetuned")
+        hat_A, live = fed.rows(s.w, A).clone(), torch.arange(len(A), device=fed.device)
+        last = hat_A.new_full((len(A), WINDOW), torch.nan)
+        epochs = torch.zeros(fed.size, dtype=torch.int64, device=fed.device)
+        for k, epoch in enumerate(_epochs(plan, self.finetune_cap)):
+            before = "finetuned" if k else _first_slot(fed)
+            steps = epoch.take(live.tolist())
+            done = fed.fit(hat_A[live], A[live], plan=steps, slot=before, into="finetuned", **self.penalty(s))
+            hat_A[live], epochs[A[live]] = done.rows, k + 1
+            # ALA compares the losses of the last batch, always the same one; here batches are shuffled: the mean loss.
+            last[live] = torch.cat([last[live, 1:], done.loss.unsqueeze(1)], dim=1)
+            if k >= WINDOW:
+                live = live[last[live].std(dim=1, correction=0) >= self.finetune_threshold]
+            if len(live) == 0:
+                break
+        fed.ledger.observe("finetune_epochs", epochs)
+        return hat_A
+
+
+@method
+class FedProxC(FedAvgC, FedProx):
+    """FedAvg-C with FedProx's local objective, both in fine-tuning and in local training."""
+
+    title = "FedProx-C"
+
+    def penalty(self, s: FineTunedState) -> dict[str, Any]:
+        return {"correct": proximal, "anchor": s.w, "strength": self.mu}
+
+
+def _first_slot(fed: Federation) -> str:
+    """The buffers that fine-tuning begins with. It begins local training: "reset" means initial ones, which nobody writes to."""
+    return "initial" if fed.train.bn_buffers == "reset" else "model"
+
+
+def _epochs(plan: Plan, count: int) -> Iterator[Plan]:
+    """The plan's epochs, one by one."""
+    orders, sizes = ([np.split(of_client, count) for of_client in part] for part in (plan.order, plan.sizes))
+    for k in range(count):
+        yield Plan(tuple(o[k] for o in orders), tuple(s[k] for s in sizes))

@@ -1,0 +1,34 @@
+"""HeurFedAMP: FedAMP with a heuristic attention for deep networks (Huang et al., AAAI 2021, Section 5; methods.md 1.9)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pflbench.methods.attention import cosines
+from pflbench.methods.base import hyper, method
+from pflbench.methods.fedamp import MessagePassing
+
+Share = Annotated[float, Field(ge=0, le=1)] | Literal["1/N"]
+
+
+@method
+class HeurFedAMP(MessagePassing):
+    """FedAMP whose clouds are convex combinations: a fixed share of the own model, the others by their cosine similarity."""
+
+    title = "HeurFedAMP"
+    algorithm = "Algorithm 1, with heuristic weights"
+
+    # The FedALA paper has no HeurFedAMP: alpha_k and lambda are those of FedAMP, sigma is that of an old script in PFLlib.
+    sigma: float = hyper(10.0, "how much more the similar models count", ge=0)
+    xi_ii: Share = hyper("1/N", "the own model's share of the cloud; 1/N: as much as all have on average")
+
+    def attention(self, w: Tensor) -> Tensor:
+        """(1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum over h != i of exp(sigma cos(w_i, w_h))."""
+        if len(w) == 1:
+            return w.new_zeros(1, 1, dtype=torch.float64)
+        own = 1 / len(w) if self.xi_ii == "1/N" else self.xi_ii
+        return (1 - own) * torch.softmax((self.sigma * cosines(w)).fill_diagonal_(-torch.inf), dim=1)

@@ -1,0 +1,263 @@
+"""Methods from outside: of installed packages (entry points of the group `pflbench.methods`) and of single files (plug-ins).
+
+Nothing is imported before it is asked for; a plug-in is executed when the names of all methods are, since it alone says its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from pflbench.errors import UserError
+
+if TYPE_CHECKING:
+    from pflbench.methods.base import Method
+
+GROUP = "pflbench.methods"
+VARIABLE = "PFLBENCH_PLUGINS"  # files, separated as in PATH
+FACTS = ("title", "authors", "venue", "algorithm", "category")
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+NAMES = "A method's name is of lower-case letters, digits and hyphens, and begins with a letter."
+_TRACEBACK = "PFLBENCH_DEBUG=1 shows the traceback."
+_plugins: dict[Path, tuple[Plugin, ...]] = {}
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A method of an installed package."""
+
+    name: str
+    point: EntryPoint
+
+    @property
+    def place(self) -> str:
+        """Where it comes from, for a reader."""
+        return f"{self.point.dist.name} {self.point.dist.version}" if self.point.dist else self.point.value
+
+    def load(self) -> type[Method]:
+        try:
+            cls = self.point.load()
+        except Exception as error:
+            raise UserError(f"{self._who} cannot be imported: {_line(error)}.", _TRACEBACK) from error
+        lacks = _lacks(cls)
+        if lacks:
+            raise UserError(f"{self._who} is no method: {self.point.value} {lacks}.")
+        found: type[Method] = cls
+        return found
+
+    def record(self) -> dict[str, str]:
+        """What is stored with a run, besides its specification."""
+        return {"package": self.place, "entry point": self.point.value}
+
+    @property
+    def _who(self) -> str:
+        return f"Method '{self.name}' of the installed package {self.place}"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A method of a single file. sha256: of what was executed."""
+
+    name: str
+    path: Path
+    cls: type[Method]
+    sha256: str
+
+    @property
+    def place(self) -> str:
+        return str(self.path)
+
+    def load(self) -> type[Method]:
+        return self.cls
+
+    def record(self) -> dict[str, str]:
+        return {"file": str(self.path.absolute()), "sha256": self.sha256}
+
+
+def found() -> list[Packaged | Plugin]:
+    """All methods from outside: of installed packages by name, then of PFLBENCH_PLUGINS and of the files that were plugged in."""
+    for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        plug_in(Path(path))
+    return [*_packaged(), *(plugin for plugins in _plugins.values() for plugin in plugins)]
+
+
+def find(name: str) -> Packaged | Plugin | None:
+    """The method from outside of that name. A name that stands for several methods is a UserError."""
+    from pflbench.methods import METHODS
+
+    builtin = ["built into pflbench"] if name in METHODS else []
+    candidates = [method for method in (_packaged() if builtin else found()) if method.name == name]
+    if len(candidates) + len(builtin) > 1:
+        places = " and ".join([*builtin, *(f"of {method.place}" for method in candidates)])
+        raise UserError(
+            f"The name '{name}' stands for several methods: {places}.", "Uninstall one of the packages, or rename it."
+        )
+    return candidates[0] if candidates else None
+
+
+def plug_in(path: Path) -> tuple[str, ...]:
+    """Makes a file's methods available to this process; their names. A file that is plugged in already is not read again.
+
+    Raises UserError for a file that is missing, cannot be imported or has no method, and for names that are taken.
+    """
+    real = path.resolve()
+    if real not in _plugins:
+        plugins = _read(path)
+        _refuse_taken(path, plugins)
+        _plugins[real] = plugins
+    return tuple(plugin.name for plugin in _plugins[real])
+
+
+@contextmanager
+def plugged_in(paths: Sequence[Path]) -> Iterator[None]:
+    """As `plug_in`, until the end of the block."""
+    before = dict(_plugins)
+    try:
+        for path in paths:
+            plug_in(path)
+        yield
+    finally:
+        _plugins.clear()
+        _plugins.update(before)
+
+
+def is_name(text: str) -> bool:
+    """Whether a method can be called that: lower case, digits, hyphens."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _packaged() -> tuple[Packaged, ...]:
+    return _packaged_on(tuple(sys.path))
+
+
+@cache
+def _packaged_on(search: tuple[str, ...]) -> tuple[Packaged, ...]:
+    """Looking through all distributions takes a few hundredths of a second, and methods are looked up often."""
+    points = tuple(Packaged(point.name, point) for point in sorted(entry_points(group=GROUP)))
+    for packaged in points:
+        if not is_name(packaged.name):
+            raise UserError(f"The installed package {packaged.place} calls a method '{packaged.name}'.", NAMES)
+    return points
+
+
+def _refuse_taken(path: Path, plugins: Sequence[Plugin]) -> None:
+    from pflbench.methods import METHODS
+
+    taken = dict.fromkeys(METHODS, "a built-in method")
+    taken |= {packaged.name: f"a method of the installed package {packaged.place}" for packaged in _packaged()}
+    taken |= {plugin.name: f"the method of {plugin.path}" for others in _plugins.values() for plugin in others}
+    for plugin in plugins:
+        if plugin.name in taken:
+            raise UserError(
+                f"The plug-in {path} calls its method {plugin.cls.__name__} '{plugin.name}', as {taken[plugin.name]} is.",
+                f'Rename the file, or give the class another name: name = "my-{plugin.name}".',
+            )
+        taken[plugin.name] = "another one of that file"
+
+
+def _read(path: Path) -> tuple[Plugin, ...]:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"The plug-in {path} cannot be read: {error.strerror}.", "Give the path of a Python file.") from None
+    sha256 = hashlib.sha256(source).hexdigest()
+    classes = _methods(path, _execute(path, source, f"pflbench_plugin_{sha256[:16]}"))
+    default = path.stem.lower().replace("_", "-")
+    if len(classes) > 1:
+        for cls in classes:
+            if "name" not in vars(cls):
+                raise UserError(
+                    f"The plug-in {path} has {len(classes)} methods, but {cls.__name__} does not say its name.",
+                    'Each needs one of its own: a class attribute name = "my-method".',
+                )
+    plugins = tuple(Plugin(vars(cls).get("name", default), path, cls, sha256) for cls in classes)
+    for plugin in plugins:
+        if not isinstance(plugin.name, str) or not is_name(plugin.name):
+            raise UserError(f"The plug-in {path} calls its method {plugin.cls.__name__} '{plugin.name}'.", NAMES)
+    return plugins
+
+
+def _execute(path: Path, source: bytes, name: str) -> ModuleType:
+    """The module. Its bytes are compiled here, so that the hash is of what runs: an import may take an older cached file."""
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # dataclasses look up their module by its name
+    try:
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise UserError(
+            f"The plug-in {path} cannot be imported{_where(error, path)}: {_line(error)}.",
+            _TRACEBACK,
+        ) from error
+    return module
+
+
+def _methods(path: Path, module: ModuleType) -> list[type[Method]]:
+    """The decorated methods that are defined in the module itself, in its order."""
+    from pflbench.methods.base import Method
+
+    own = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__ and issubclass(v, Method)]
+    bases = {base for cls in own for base in cls.__mro__[1:] if inspect.isabstract(base)}
+    classes = [cls for cls in dict.fromkeys(own) if _is_decorated(cls) and cls not in bases]
+    if not classes:
+        undecorated = f" {own[0].__name__} is not decorated with @method." if own else ""
+        raise UserError(
+            f"The plug-in {path} has no method.{undecorated}",
+            "A method is a class of pflbench.methods.base.Method, decorated with @method; `pflbench methods new` writes one.",
+        )
+    for cls in classes:
+        lacks = _lacks(cls)
+        if lacks:
+            raise UserError(f"In the plug-in {path}, {cls.__name__} {lacks}.", "`pflbench methods new` writes a complete one.")
+    return classes
+
+
+def _lacks(cls: Any) -> str:
+    """What is wrong with a class as a method; empty if nothing is."""
+    from pflbench.methods.base import Method
+
+    if not (inspect.isclass(cls) and issubclass(cls, Method)):
+        return "is no class of pflbench.methods.base.Method"
+    if not _is_decorated(cls):
+        return "is not decorated with @method"
+    if cls.__abstractmethods__:
+        return f"does not define {', '.join(sorted(cls.__abstractmethods__))}"
+    from pydantic.fields import FieldInfo
+
+    for name, value in vars(cls).items():
+        if isinstance(value, FieldInfo) and name not in vars(cls)["__pydantic_fields__"]:
+            return f"gives {name} no type: write {name}: float = hyper(...)"
+    missing = [fact for fact in FACTS if not hasattr(cls, fact)]
+    return f"does not say its {', '.join(missing)}" if missing else ""
+
+
+def _is_decorated(cls: type) -> bool:
+    return "__pydantic_fields__" in vars(cls)
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """The line of the file itself that led to the error."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f" (line {error.lineno})"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _line(error: BaseException) -> str:
+    """The error's type and message on one line, without its full stop."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {' '.join(text.split())[:300]}".rstrip(": .")

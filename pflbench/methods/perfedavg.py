@@ -1,0 +1,126 @@
+"""Per-FedAvg (Fallah, Mokhtari, Ozdaglar; NeurIPS 2020, Algorithm 1; methods.md 1.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from pflbench.engine.batches import Plan
+from pflbench.engine.executor import Grad
+from pflbench.engine.federation import Federation
+from pflbench.methods.base import hyper, method
+from pflbench.methods.fedavg import FedAvg
+from pflbench.spec import TrainSpec
+
+Rate = Annotated[float, Field(ge=0)] | Literal["lr"]
+
+
+@dataclass(frozen=True)
+class PerFedAvgState:
+    w: Tensor  # [P] the global model
+    start: Tensor  # what clients have after reception: [P], all the same, or [N, P]
+    adapted: Tensor  # [N, P] that after a step on a client's own data, to be tested only; of a client's last reception
+
+
+def descend(grad: Grad, *, w: Tensor, rate: Tensor) -> dict[str, Tensor]:
+    """One step of SGD with a rate of its own."""
+    return {"w": w - rate * grad(w)}
+
+
+def first_order(grad: Grad, *, w: Tensor, alpha: float, beta: float) -> dict[str, Tensor]:
+    """FO: the meta-gradient without its second-order term. Batches D, D'."""
+    adapted = w - alpha * grad(w)
+    return {"w": w - beta * grad(adapted, part=1)}
+
+
+def hessian_free(grad: Grad, *, w: Tensor, alpha: float, beta: float, delta: float) -> dict[str, Tensor]:
+    """HF: the Hessian at w times u, by a central difference. Batches D, D', D''."""
+    u = grad(w - alpha * grad(w), part=1)
+    d = (grad(w + delta * u, part=2) - grad(w - delta * u, part=2)) / (2 * delta)
+    return {"w": w - beta * (u - alpha * d)}
+
+
+@method
+class PerFedAvg(FedAvg):
+    """MAML: the global model is trained to be good after one step of SGD on a client's own data.
+
+    adapt_on=test2022 is how PFLlib evaluated in 2022, perhaps for the FedALA paper's tables. It learns from test labels, so
+    the preset fedala2022 leaves it out; it must be asked for by name.
+    """
+
+    title = "Per-FedAvg"
+    authors = "Fallah, Mokhtari, Ozdaglar"
+    venue = "NeurIPS 2020"
+    algorithm = "Algorithm 1"
+    category = "personalized FL: global model and fine-tuning"
+    slot = "adapted"
+    presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"adapt_on": "test2022"}}
+
+    hessian: Literal["fo", "hf"] = hyper("fo", "the second-order term: left out (FO), or by finite differences (HF)")
+    alpha: Rate = hyper("lr", "rate of the adaptation step; lr: the local learning rate")
+    beta: Rate = hyper("lr", "rate of the meta-step; lr: the local learning rate")
+    delta: float = hyper(0.001, "HF: step of the finite difference, in gradients", gt=0)
+    # The reference walks the data twice, so that there are as many meta-steps as FedAvg has steps; FL-bench once.
+    passes: int = hyper(2, "passes over the data per local epoch, each in chunks of 2 batches (HF: 3)", ge=1)
+    aggregation: Literal["weighted", "uniform"] = hyper("weighted", "mean over the cohort by sample count, or uniform")
+    adapt_on: Literal["train", "test2022"] = hyper("train", "tested after a step on a train batch, or after two on test batches")
+
+    def check(self, train: TrainSpec) -> Iterator[str]:
+        if self.uses_test_labels():
+            yield "clients adapt on labelled test data before they are tested (adapt_on=test2022): its accuracy is no test."
+
+    def init(self, fed: Federation) -> PerFedAvgState:
+        return PerFedAvgState(**vars(super().init(fed)), adapted=fed.everyone(fed.initial()))
+
+    def receive(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> PerFedAvgState:
+        start, A = fed.load(fed.send(s.w, S), S), fed.evaluated(S)
+        return replace(s, start=start, adapted=s.adapted.index_copy(0, A, self._adapt(fed, fed.rows(start, A), A)))
+
+    def update(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> PerFedAvgState:
+        w_S = fed.collect(self.train(fed, s, S), S)
+        return replace(s, w=fed.mean(w_S, S) if self.aggregation == "weighted" else w_S.mean(0))
+
+    def train(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> Tensor:
+        """The meta-steps."""
+        step, parts = (first_order, 2) if self.hessian == "fo" else (hessian_free, 3)
+        alpha, beta = self._rates(fed)
+        given = {"alpha": alpha, "beta": beta, **({"delta": self.delta} if self.hessian == "hf" else {})}
+        w_S = fed.rows(s.start, S)
+        plan = fed.batches(S, self.passes * fed.train.local_epochs, parts=parts)
+        return fed.train_by(step, w_S, S, carry={"w": w_S}, given=given, plan=plan, parts=parts)["w"]
+
+    def deployed(self, s: PerFedAvgState) -> Tensor:
+        return s.adapted
+
+    def series(self, s: PerFedAvgState) -> dict[str, tuple[Tensor, str]]:
+        return {"global": (s.w, "model")}
+
+    def uses_test_labels(self) -> bool:
+        return self.adapt_on == "test2022"
+
+    def _rates(self, fed: Federation) -> tuple[float, float]:
+        """alpha and beta."""
+        alpha, beta = (fed.train.lr if isinstance(rate, str) else rate for rate in (self.alpha, self.beta))
+        return alpha, beta
+
+    def _adapt(self, fed: Federation, rows: Tensor, A: Tensor) -> Tensor:
+        """One step with alpha on a random train batch; test2022: then one with beta, and on test batches."""
+        alpha, beta = self._rates(fed)
+        if self.adapt_on == "train":
+            rates, plan = [alpha], fed.batches(A, 1, purpose="batches/adapted")
+        else:
+            # The reference fails for a client that has a single test batch; here it takes the first step only.
+            tests = [fed.test_indices[client] for client in A.tolist()]
+            rates, plan = [alpha, beta], fed.batches(A, 1, purpose="batches/adapted", samples=tests, drop_last="never")
+        each = {"rate": rows.new_tensor(rates).view(1, -1, 1).expand(len(A), -1, -1)}
+        return fed.train_by(descend, rows, A, carry={"w": rows}, each=each, plan=_first(plan, len(rates)), into=("adapted",))["w"]
+
+
+def _first(plan: Plan, steps: int) -> Plan:
+    """At most so many of each client's steps."""
+    sizes = tuple(s[:steps] for s in plan.sizes)
+    return Plan(tuple(order[: s.sum()] for order, s in zip(plan.order, sizes, strict=True)), sizes)

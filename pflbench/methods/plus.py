@@ -1,0 +1,104 @@
+"""ALA as a plug-in, "X+ALA": local initialisation by ALA in place of "local model <- received model" (methods.md 1.15).
+
+The base method does not know of it: it calls `fed.load` where a client takes over what it received, and here that is ALA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from pflbench.errors import UserError
+from pflbench.methods.ala import ALA, AlaState
+from pflbench.methods.base import Method
+
+if TYPE_CHECKING:
+    from pflbench.engine.federation import Federation
+    from pflbench.spec import TrainSpec
+
+
+@dataclass(frozen=True)
+class PlusState:
+    base: Any  # the base method's own state
+    local: Tensor  # [N, P'] what each client uploaded last; for the cohort, from reception to training, the initialised model
+    ala: AlaState
+
+
+@dataclass(frozen=True)
+class PlusALA(Method):
+    """A method whose clients start from a learned element-wise mix of what they received and what they trained last."""
+
+    base: Method
+    ala: ALA
+
+    @property
+    def slot(self) -> str:  # type: ignore[override]
+        return self.base.slot
+
+    @property
+    def shared_slots(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.base.shared_slots
+
+    def check(self, train: TrainSpec) -> Iterator[str]:
+        if self.base.meets and self.ala.ala_all and train.join_ratio < 1:
+            raise UserError(
+                f"ala_all does not go with {self.base.title} at a join ratio below 1: its cohort decides what is received.",
+                "Leave out ala_all, or use --join-ratio 1, where it changes nothing.",
+            )
+        yield from self.base.check(train)
+
+    def shared(self, fed: Federation) -> slice:
+        return self.base.shared(fed)
+
+    def uses_test_labels(self) -> bool:
+        return self.base.uses_test_labels()
+
+    def init(self, fed: Federation) -> PlusState:
+        begun = _Initialisation(self.ala, fed.everyone(fed.initial()[self.shared(fed)]), self.ala.first(fed, self.shared(fed)))
+        return PlusState(self.base.init(fed.initialising(begun.unchanged)), begun.local, begun.state)
+
+    def receive(self, fed: Federation, s: PlusState, S: Tensor) -> PlusState:
+        begun = _Initialisation(self.ala, s.local, s.ala)
+        A = fed.nobody_left_out() if self.ala.ala_all else S
+        base = self.base.receive(fed.initialising(begun.of(fed)), s.base, A)
+        if not begun.happened:
+            raise UserError(
+                f"{self.base.title} does not take over a received model, so ALA has nothing to replace.",
+                "A method that does says so by calling fed.load(received, S) in `receive`.",
+            )
+        return PlusState(base, begun.local, begun.state)
+
+    def update(self, fed: Federation, s: PlusState, S: Tensor) -> PlusState:
+        listening = fed.initialising(_Initialisation(self.ala, s.local, s.ala).unchanged)
+        base = self.base.update(listening, s.base, S)
+        return PlusState(base, s.local.index_copy(0, S, listening.uploads[0]), s.ala.after_training(S))
+
+    def deployed(self, s: PlusState) -> Tensor:
+        return self.base.deployed(s.base)
+
+    def series(self, s: PlusState) -> dict[str, tuple[Tensor, str]]:
+        return self.base.series(s.base)
+
+
+class _Initialisation:
+    """One round's `fed.load`, and what it leaves behind."""
+
+    def __init__(self, ala: ALA, local: Tensor, state: AlaState) -> None:
+        self.ala, self.local, self.state = ala, local, state
+        self.happened = False
+
+    def unchanged(self, received: Tensor, S: Tensor, rest: Tensor | None) -> Tensor:
+        return self.local
+
+    def of(self, fed: Federation) -> Any:
+        def load(received: Tensor, S: Tensor, rest: Tensor | None) -> Tensor:
+            self.happened = True
+            rows = fed.rows(received, S) if received.dim() == 1 else received
+            hat_S, self.state = self.ala.initialise(fed, self.state, S, rows, self.local[S], rest)
+            self.local = self.local.index_copy(0, S, hat_S)
+            return self.local
+
+        return load
