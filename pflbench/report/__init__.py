@@ -7,28 +7,56 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the table of contents. `target` is module:function."""
+    """A line of the table of contents. `target` is module:function; arguments: its first ones."""
 
     title: str
     target: str
+    arguments: tuple[str, ...] = ()
 
     def load(self) -> Callable[..., Any]:
-        """The function behind the entry; tables return `accuracy.Table`, plots return `style.Drawing`."""
+        """The function behind the entry; tables return what has a `grid()`, plots return `style.Drawing`."""
         module, _, name = self.target.partition(":")
         function: Callable[..., Any] = getattr(import_module(module), name)
-        return function
+        return partial(function, *self.arguments) if self.arguments else function
 
 
 TABLES = {
     "accuracy": Entry("Accuracy of each method in each setting, mean and std over seeds", "pflbench.report.accuracy:build"),
+    "overhead": Entry("Time, communication and memory of each method", "pflbench.report.overhead:build"),
+    "ranks": Entry("Average ranks of the methods over all settings", "pflbench.report.ranks:build"),
+    **{
+        name: Entry(title, "pflbench.report.papertable:build", (name,))
+        for name, title in {
+            "heterogeneity": "Table 4: accuracy by beta",
+            "scalability": "Table 4: accuracy with 50 and 100 clients",
+            "applicability": "Table 4: ALA plugged into other methods",
+            "hyperparameters": "Table 1: FedALA's s and p",
+            "range": "Tables 5 and 6: FedALA's p by model",
+            "participation": "Table 7: half of the clients join a round",
+            "elastic": "Elastic Aggregation on a central test set",
+            "ablation": "FedALA without adaptation of its weights",
+        }.items()
+    },
 }
 PLOTS = {
     "curves": Entry("Accuracy over rounds or seconds, mean and band over seeds", "pflbench.report.curves:plot"),
     "distribution": Entry("Samples per client and class of each partition", "pflbench.report.distribution:plot"),
+    "overhead": Entry("Accuracy over training time and over bytes sent, with the Pareto front", "pflbench.report.pareto:plot"),
+    "scalability": Entry("Accuracy and seconds per round over the number of clients", "pflbench.report.scalability:plot"),
+    "heterogeneity": Entry("Accuracy over beta of Dirichlet partitions", "pflbench.report.heterogeneity:plot"),
+    "fairness": Entry("Accuracy of the clients by method, its median and worst tenth", "pflbench.report.fairness:plot"),
+    "attention": Entry("Which client's model draws on whose, beside the clients' groups", "pflbench.report.attention:plot"),
+    "ala-weights": Entry("ALA's weights by layer and round", "pflbench.report.ala_weights:plot"),
+    "ala-convergence": Entry("Loss of a client over ALA's weight-learning epochs", "pflbench.report.ala_convergence:plot"),
+    "trajectory": Entry(
+        "The way of a client's model in the plane of its principal components", "pflbench.report.trajectory:plot"
+    ),
+    "loss": Entry("Training loss of trained and of initialised local models", "pflbench.report.objective:plot"),
 }

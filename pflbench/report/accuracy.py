@@ -1,7 +1,4 @@
-"""`table accuracy`: methods x settings in the shape of the paper's Table 2, the paper's value beside ours.
-
-Plain data; `render` turns it into text, Markdown, LaTeX, CSV or JSON.
-"""
+"""`table accuracy`: methods x settings in the shape of the paper's Table 2, the paper's value beside ours."""
 
 from __future__ import annotations
 
@@ -10,18 +7,22 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import unknown
+from pflbench.report import cell as cellular
 from pflbench.report import labels
 from pflbench.report import paper as reference
 from pflbench.report import select as selection
+from pflbench.report import statistics as stats
+from pflbench.report.cell import Cell as Cell
 from pflbench.report.collect import Row, Setting, collect
+from pflbench.report.grid import Column, Grid
 from pflbench.store.read import Result, Select
 
 Paper = Literal["auto", "always", "never"]
 PAPER: tuple[Paper, ...] = ("auto", "always", "never")
+LEADER = "fedala"
 
 # Of a protocol, what a reader needs beside the table; the rest is in the specification of each run.
 _PROTOCOL = {
@@ -36,42 +37,31 @@ _PROTOCOL = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One method in one setting. Accuracies in percent; `std` is the population std over the runs (methods.md 2.1).
-
-    `paper` is the paper's value; `differences` says how its protocol differs from the runs', and `difference` (mean
-    minus the paper's mean, in points) is given only where it does not.
-    """
-
-    mean: float
-    std: float
-    runs: tuple[int, ...]  # the runs' numbers, with seeds, values and rounds in the same order
-    seeds: tuple[int, ...]
-    values: tuple[float, ...]
-    rounds: tuple[int, ...]  # the round of each value; the last one that went into a mean
-    best: bool
-    paper: reference.Reference | None
-    differences: tuple[str, ...]
-
-    @property
-    def n(self) -> int:
-        return len(self.runs)
-
-    @property
-    def difference(self) -> float | None:
-        return self.mean - self.paper.mean if self.paper and not self.differences else None
-
-
-@dataclass(frozen=True)
 class Table:
     """cells[i][j] is rows[i] in settings[j]; None where there are no runs."""
 
     title: str
     select: str
+    wanted: stats.Wanted
     settings: tuple[Setting, ...]
     rows: tuple[Row, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
     notes: tuple[str, ...]
+
+    def grid(self) -> Grid:
+        """A column per setting and, after it, one with the paper's values where it has any."""
+        settings = [
+            {"title": s.title, "protocol": s.protocol, "partition": s.partition, "spec": _shared(s.spec)} for s in self.settings
+        ]
+        return Grid(
+            title=self.title,
+            labels=tuple(row.label for row in self.rows),
+            columns=tuple(_columns(self)),
+            notes=self.notes,
+            records=tuple(_records(self)),
+            runs=tuple(run for row in self.cells for cell in row if cell for run in cell.runs),
+            document={"select": self.select, "settings": settings},
+        )
 
 
 def build(
@@ -83,66 +73,66 @@ def build(
     select: Select | str = "best",
     status: Collection[str] = ("finished",),
     paper: Paper = "auto",
+    std: stats.Std = "population",
+    ci: float | None = None,
+    test: stats.Test | None = None,
+    against: str | None = None,
 ) -> Table:
-    """Mean and population std over the runs (seeds) of each method in each setting; the best are marked, ties too.
+    """Mean and std over the runs (seeds) of each method in each setting; the best are marked, ties too.
 
     `paper`: 'auto' shows the paper's value where the protocol is the paper's, 'always' also where it is not (marked,
-    with the differences), 'never' not at all. Raises UserError for unknown names and when there is nothing to show.
+    with the differences), 'never' not at all. std, ci, test, against: see `statistics.Wanted`. Raises UserError for unknown
+    names and when there is nothing to show.
     """
     if paper not in PAPER:
         raise unknown("value of --paper", paper, PAPER)
+    wanted = stats.Wanted(std, ci, test, against)
     chosen = selection.parse(select) if isinstance(select, str) else select
     found = collect(engine, chosen, methods=methods, datasets=datasets, partitions=partitions, status=status)
     cells: list[list[Cell | None]] = [[None] * len(found.settings) for _ in found.rows]
     for (i, j), runs in found.cells.items():
-        cells[i][j] = _cell(runs, chosen, paper)
-    marked = _mark_best(cells)
-    everything = [cell for row in marked for cell in row if cell]
+        cells[i][j] = _cell(runs, chosen, paper, wanted)
+    cells = cellular.compare(
+        cellular.mark_best(cells), [row.label for row in found.rows], [row.method for row in found.rows], wanted
+    )
+    cells = _judged(found.rows, cells)
+    everything = [cell for row in cells for cell in row if cell]
     used = min(result.used for runs in found.cells.values() for result in runs)
     notes = [
-        "Accuracy in %, pooled over the clients' test data; mean ± population std over runs that differ in the seed.",
-        _counts(everything),
+        f"Accuracy in %, pooled over the clients' test data; mean ± {wanted.std} std over runs that differ in the seed.",
+        counts(everything),
         selection.sentence(chosen),
+        *stats.notes(wanted, [cell.n for cell in everything], [c.comparison for c in everything if c.comparison]),
     ]
     if used < chosen.last:
         notes.append(f"A run with fewer than {chosen.last} evaluated rounds counts with all it has (shortest: {used}).")
-    notes += [*_protocol(found.settings), *_paper_notes(found.rows, found.settings, marked), *found.notes]
-    return Table("Accuracy", str(chosen), found.settings, found.rows, tuple(map(tuple, marked)), tuple(notes))
+    notes += [*_protocol(found.settings), *_paper_notes(found.rows, found.settings, cells), *found.notes]
+    return Table("Accuracy", str(chosen), wanted, found.settings, found.rows, tuple(map(tuple, cells)), tuple(notes))
 
 
-def _cell(runs: Sequence[Result], select: Select, paper: Paper) -> Cell:
-    values = np.array([100 * run.value for run in runs if run.value is not None])
+def _cell(runs: Sequence[Result], select: Select, paper: Paper, wanted: stats.Wanted) -> Cell:
     match = None if paper == "never" else reference.find(runs[0].spec, select)
     if match and match.differences and paper == "auto":
         match = None
-    return Cell(
-        mean=float(values.mean()),
-        std=float(values.std()),
-        runs=tuple(run.id for run in runs),
-        seeds=tuple(run.seed for run in runs),
-        values=tuple(values.tolist()),
-        rounds=tuple(run.round for run in runs if run.round is not None),
-        best=False,
-        paper=match.reference if match else None,
-        differences=match.differences if match else (),
-    )
+    return cellular.make(runs, wanted, match.reference if match else None, match.differences if match else ())
 
 
-def _mark_best(cells: Sequence[Sequence[Cell | None]]) -> list[list[Cell | None]]:
-    """Best of a column as it is printed: means that agree to two decimals are ties. A column of one has no best."""
-    columns = [[cell for cell in column if cell] for column in zip(*cells, strict=True)]
-    tops = [round(max(cell.mean for cell in column), 2) if len(column) > 1 else None for column in columns]
-    return [
-        [cell and replace(cell, best=round(cell.mean, 2) == top) for cell, top in zip(row, tops, strict=True)] for row in cells
-    ]
+def _judged(rows: Sequence[Row], cells: cellular.Cells) -> list[list[Cell | None]]:
+    columns = []
+    for column in zip(*cells, strict=True):
+        leading = (c for row, c in zip(rows, column, strict=True) if row.method == LEADER and c and c.difference is not None)
+        leader = next(leading, None)
+        columns.append([c and replace(c, verdict=cellular.judge(c, leader)) for c in column])
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _counts(cells: Sequence[Cell]) -> str:
-    counts = {cell.n for cell in cells}
-    if len(counts) == 1:
-        n = counts.pop()
+def counts(cells: Sequence[Cell]) -> str:
+    """How many runs the cells hold, in words."""
+    numbers = {cell.n for cell in cells}
+    if len(numbers) == 1:
+        n = numbers.pop()
         return f"n = {n} run{'s' * (n != 1)} in every cell."
-    return f"(n): number of runs, {min(counts)} to {max(counts)}."
+    return f"(n): number of runs, {min(numbers)} to {max(numbers)}."
 
 
 def _protocol(settings: Sequence[Setting]) -> list[str]:
@@ -158,13 +148,9 @@ def _protocol(settings: Sequence[Setting]) -> list[str]:
         if len(where) == 1:
             shared.append(f"{name} {next(iter(where))}")
         elif not all(labels.words(key, spec[key]) in s.head for s, spec in zip(settings, flat, strict=True)):
-            notes.append(f"{name.capitalize()}: " + "; ".join(f"{v} ({_some(titles)})" for v, titles in where.items()) + ".")
+            listed = "; ".join(f"{value} ({labels.some(titles)})" for value, titles in where.items())
+            notes.append(f"{name.capitalize()}: {listed}.")
     return ([f"In all settings: {', '.join(shared)}."] if shared else []) + notes
-
-
-def _some(titles: Sequence[str], most: int = 4) -> str:
-    rest = len(titles) - most
-    return " / ".join(titles[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _paper_notes(rows: Sequence[Row], settings: Sequence[Setting], cells: Sequence[Sequence[Cell | None]]) -> list[str]:
@@ -182,12 +168,46 @@ def _paper_notes(rows: Sequence[Row], settings: Sequence[Setting], cells: Sequen
         f"paper: FedALA paper (AAAI 2023), {' and '.join(tables)}"
         + ("; in brackets our mean minus the paper's." if compared else ".")
     ]
-    # What all methods of a setting have in common is the setting's, the rest is the method's.
-    common: dict[str, list[str]] = {}
-    for _, title, cell in shown:
-        common[title] = [d for d in common.get(title, cell.differences) if d in cell.differences]
-    where: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
-    for label, title, cell in shown:
-        where[tuple(common[title])][title] = None
-        where[tuple(d for d in cell.differences if d not in common[title])][label] = None
-    return notes + [f"† protocol differs ({_some(list(w))}): {', '.join(d)}." for d, w in where.items() if d]
+    notes += cellular.verdict_notes(cell.verdict for _, _, cell in shown if cell.difference is not None)
+    return notes + cellular.difference_notes(shown)
+
+
+def _shared(spec: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in spec.items() if key not in ("method", "seed")}
+
+
+def _records(table: Table) -> list[dict[str, object]]:
+    """One record per cell that holds runs; accuracies in percent."""
+    return [
+        {
+            "setting": setting.title,
+            "protocol": setting.protocol,
+            "partition": setting.partition,
+            "row": row.label,
+            "method": row.method,
+            "version": row.version,
+            "hyperparameters": row.hyperparameters,
+            "select": table.select,
+            "paper_mean": cell.paper.mean if cell.paper else None,
+            "paper_std": cell.paper.std if cell.paper else None,
+            "paper_table": cell.paper.table if cell.paper else None,
+            "paper_differences": cell.differences,
+            "std_kind": table.wanted.std,
+            **cellular.record(cell),
+        }
+        for row, cells in zip(table.rows, table.cells, strict=True)
+        for setting, cell in zip(table.settings, cells, strict=True)
+        if cell
+    ]
+
+
+def _columns(table: Table) -> list[Column]:
+    numbers = {cell.n for row in table.cells for cell in row if cell}
+    columns = []
+    for setting, cells in zip(table.settings, zip(*table.cells, strict=True), strict=True):
+        columns.append(Column(setting.head, tuple(cellular.ours(cell, len(numbers) > 1) for cell in cells)))
+        if any(cell and cell.paper for cell in cells):
+            columns.append(Column(("paper",), tuple(cellular.papers(cell and cell.paper, cell) for cell in cells)))
+        if table.wanted.test is not None:
+            columns.append(cellular.p_column(cells, table.wanted.test))
+    return columns

@@ -21,6 +21,8 @@ from pflbench.store import read
 from pflbench.store.read import Result, Select
 from pflbench.store.schema import STATUSES
 
+TEST_LABELS = "‡"
+TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
 _FIRST_RUN = "Make some: pflbench run -m fedavg -m fedala -d digits"
 
 
@@ -47,6 +49,7 @@ class Row:
     version: int
     hyperparameters: dict[str, Any]
     variant: int  # 0, 1, ... among the rows of the same method
+    test_labels: bool = False  # its clients adapt on labelled test data
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def collect(
     found = read.results(
         engine,
         select,
-        methods=_named("method", methods, {name: labels.METHODS.get(name, name) for name in present["method"]}),
+        methods=_named("method", methods, {name: labels.method_title(name) for name in present["method"]}),
         datasets=_named("dataset", datasets, {label: labels.label_title(label) for label in present["dataset"]}),
     )
     if labelled := _named("partition", partitions, {r.partition_label: r.partition_label for r in found}):
@@ -98,7 +101,10 @@ def collect(
         notes.append(f"Not counted: {_tally(left_out)}. --status any shows what they have.")
     if partial := [result for result in counted if result.status != "finished"]:
         notes.append("Counted as far as they got: " + ", ".join(f"run {r.id} ({r.status})" for r in partial) + ".")
-    return replace(_arrange(counted), notes=tuple(notes))
+    arranged = arrange(counted)
+    if any(row.test_labels for row in arranged.rows):
+        notes.append(TEST_LABELS_NOTE)
+    return replace(arranged, notes=tuple(notes))
 
 
 def _statuses(status: Collection[str]) -> tuple[str, ...]:
@@ -141,7 +147,8 @@ def _tally(results: Sequence[Result]) -> str:
     return f"{len(results)} {finished}run{'s' * (len(results) != 1)} ({inner})"
 
 
-def _arrange(results: Sequence[Result]) -> Arranged:
+def arrange(results: Sequence[Result]) -> Arranged:
+    """Runs by setting and row, without notes."""
     settings = _settings(results)
     rows = _rows(results)
     column = {(s.protocol, s.partition): j for j, s in enumerate(settings)}
@@ -178,18 +185,20 @@ def _with_distinct_heads(settings: Sequence[Setting]) -> list[Setting]:
 
 
 def _rows(results: Iterable[Result]) -> tuple[Row, ...]:
-    variants: dict[str, dict[str, tuple[int, dict[str, Any]]]] = defaultdict(dict)
+    variants: dict[str, dict[str, tuple[int, dict[str, Any], bool]]] = defaultdict(dict)
     for r in results:
-        version, hyperparameters = r.spec["method"]["version"], r.spec["method"]["hyperparameters"]
-        variants[r.method][_row_key(r.method, version, hyperparameters)] = (version, hyperparameters)
+        spec = r.spec["method"]
+        version, hyperparameters, adapted = spec["version"], spec["hyperparameters"], spec.get("test_labels", False)
+        variants[r.method][_row_key(r.method, version, hyperparameters)] = (version, hyperparameters, adapted)
     rows = []
-    for method in sorted(variants, key=lambda name: labels.rank(labels.METHODS, name)):
+    for method in sorted(variants, key=labels.method_rank):
         ordered = sorted(variants[method].values(), key=lambda v: (v[0], json.dumps(v[1], sort_keys=True)))
-        apart = labels.telling_apart([{**hyper, "version": version} for version, hyper in ordered])
-        title = labels.METHODS.get(method, method)
-        for i, ((version, hyper), differing) in enumerate(zip(ordered, apart, strict=True)):
+        apart = labels.telling_apart([{**hyper, "version": version} for version, hyper, _ in ordered])
+        title = labels.method_title(method)
+        for i, ((version, hyper, adapted), differing) in enumerate(zip(ordered, apart, strict=True)):
             extra = ", ".join(labels.words(k, v) for k, v in differing.items())
-            rows.append(Row(method, f"{title} ({extra})" if extra else title, version, hyper, i))
+            label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if adapted else "")
+            rows.append(Row(method, label, version, hyper, i, adapted))
     return tuple(rows)
 
 

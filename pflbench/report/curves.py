@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError, unknown
 from pflbench.report import style
+from pflbench.report.chosen import busiest, protocol
 from pflbench.report.collect import Arranged, Row, Setting, collect
 from pflbench.store import read
 from pflbench.store.read import Curve, Floats, Select
@@ -77,14 +78,13 @@ def plot(
     shown = [panel.setting for panel in drawn]
     runs = {run.id for (_, j), cell in found.cells.items() if found.settings[j] in shown for run in cell}
     with style.context():
-        return style.Drawing(_draw(drawn, found.rows, x), _caption(drawn, x, band), tuple(notes), tuple(sorted(runs)))
+        figure = _draw(drawn, found.rows, x)
+        return style.Drawing(figure, _caption(drawn, x, band), tuple(notes), tuple(sorted(runs)), protocol(shown))
 
 
 def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int) -> list[Panel]:
     """The figure's numbers, for the `most` settings with the most runs, in the order of the settings."""
-    held = [sum(len(runs) for (_, j), runs in found.cells.items() if j == column) for column in range(len(found.settings))]
-    chosen = sorted(sorted(range(len(held)), key=lambda j: -held[j])[:most])
-    return [_panel(engine, found, j, x, band) for j in chosen]
+    return [_panel(engine, found, j, x, band) for j in busiest(found, most)]
 
 
 def _panel(engine: Engine, found: Arranged, column: int, x: X, band: Band) -> Panel:
@@ -114,8 +114,6 @@ def _line(row: Row, curves: dict[int, Curve], band: Band) -> Line:
 
 
 def _draw(drawn: Sequence[Panel], rows: Sequence[Row], x: X) -> Figure:
-    from matplotlib.lines import Line2D
-
     columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
     shown = [row for row in rows if any(line.row == row for panel in drawn for line in panel.lines)]
     width = style.COLUMN if columns == 1 else style.PAGE
@@ -126,9 +124,7 @@ def _draw(drawn: Sequence[Panel], rows: Sequence[Row], x: X) -> Figure:
         _draw_panel(ax, panel)
         ax.set_xlabel(XS[x] if k + columns >= len(drawn) else "")
         ax.set_ylabel("Test accuracy (%)" if k % columns == 0 else "")
-    looks = [style.method(row.method, row.variant) for row in shown]
-    handles = [Line2D([], [], label=text, **look) for text, look in zip(texts, looks, strict=True)]
-    figure.legend(handles=handles, loc="lower center", ncols=per_line, borderaxespad=0.3)
+    style.key(figure, [style.method(row.method, row.variant) for row in shown], texts, per_line)
     return figure
 
 

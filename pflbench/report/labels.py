@@ -39,7 +39,10 @@ DATASETS = {
 }
 MODELS = {
     "cnn": "4-layer CNN",
+    "cnn2": "2Conv+2Linear",
     "resnet18": "ResNet-18",
+    "resnet20": "ResNet-20",
+    "resnet20-gn": "ResNet-20 (GN)",
     "fasttext": "fastText",
     "logreg": "logistic regression",
     "mlp": "MLP",
@@ -49,6 +52,7 @@ _ITEMS = {
     "partition.seed": "partition seed {}",
     "partition.least": "at least {} samples",
     "partition.test_share": "test share {}",
+    "partition.central_test": "central test set",
     "train.rounds": "{} rounds",
     "train.local_epochs": "{} local epochs",
     "train.batch_size": "batch size {}",
@@ -60,6 +64,18 @@ _ITEMS = {
     "train.dtype": "{}",
     "version": "v{}",
 }
+
+
+def method_title(name: str) -> str:
+    """'fedrep+ala' -> 'FedRep+ALA'."""
+    base, plus, _ = name.partition("+ala")
+    return METHODS.get(base, base) + ("+ALA" if plus else "")
+
+
+def method_rank(name: str) -> tuple[bool, int, str]:
+    """Sorting key: the order of METHODS, then the same with ALA plugged in, then other names by alphabet."""
+    base, plus, _ = name.partition("+ala")
+    return (bool(plus), *rank(METHODS, base))
 
 
 def dataset_title(spec: dict[str, Any]) -> str:
@@ -114,3 +130,9 @@ def words(key: str, value: Any) -> str:
     if key in _ITEMS:
         return _ITEMS[key].format(text)
     return f"{key.rpartition('.')[2]}={text}"
+
+
+def some(titles: Sequence[str], most: int = 4) -> str:
+    """'MNIST / Cifar10 and 3 more'."""
+    rest = len(titles) - most
+    return " / ".join(titles[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""The reference values of the FedALA paper (Zhang et al., AAAI 2023; arXiv:2212.01197), Tables 2 and 7.
+"""The values that the FedALA paper prints (Zhang et al., AAAI 2023; arXiv:2212.01197), and the poster of Elastic Aggregation.
 
 The rule, in two steps (methods.md 2.2):
 
@@ -9,29 +9,99 @@ The rule, in two steps (methods.md 2.2):
    counts. If all have the paper's values the difference is given. If not, the value is shown only on request, without
    a difference and with the list of what differs.
 
+The poster says neither how its data are partitioned nor which hyperparameters it has: no run has its protocol for sure.
+
 The number of runs is no condition: every cell shows it. Nor is float64, which is only more exact.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from pflbench.report import labels
 from pflbench.store.read import Select
+from pflbench.store.reference import Value, values
 
-TABLES = ("table2", "table7")
+ACCURACY = "test_accuracy_percent"
+UNKNOWN = ("unknown", 0.0)
+# Of two values for the same method and protocol the first one is taken.
+_ORDER = ("table2", "table7", "table4", "table1", "table6", "text", "elastic")
 
+_FINETUNED = {
+    "finetune_epochs": 14,
+    "finetune_stop": "epochs",
+    "finetune_threshold": 0.01,
+    "finetune_cap": 100,
+    "finetune_affects_upload": True,
+}
 # The paper's values (methods.md 1), complete: what is not listed here is not the paper's method. They are the defaults,
 # to which a test holds them; importing the methods would import torch.
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {"mu": 0.001},
+    "fedavg-c": _FINETUNED,
+    "fedprox-c": {"mu": 0.001, **_FINETUNED},
+    "per-fedavg": {
+        "hessian": "fo",
+        "alpha": "lr",
+        "beta": "lr",
+        "delta": 0.001,
+        "passes": 2,
+        "aggregation": "weighted",
+        "adapt_on": "train",
+    },
+    "fedrep": {"tau": 5},
+    "pfedme": {
+        "eta_p": 0.01,
+        "beta": 1.0,
+        "lam": 15.0,
+        "K": 5,
+        "c2": 0.001,
+        "theta_reset": "round",
+        "evaluate": "theta",
+    },
     "ditto": {"lam": 0.1, "personal_epochs": 2, "aggregation": "weighted"},
+    "fedamp": {
+        "alpha_k": 1000.0,
+        "lam": 1.0,
+        "start": "own",
+        "prox": "squared",
+        "partial": False,
+        "sigma": 0.1,
+        "self_term": "own",
+        "xi_clip": False,
+    },
+    "fedphp": {"variant": "paper", "mu": 0.9, "lam": 0.01, "kernel": "fixed"},
+    "fedfomo": {"M": "all", "val_ratio": 0.2, "epsilon": 1e-5, "evaluate": "own"},
+    "apple": {
+        "eta_2": 0.01,
+        "mu": 0.1,
+        "L": 0.2,
+        "scheduler": "cos",
+        "M": "all",
+        "scale_lr": True,
+        "p_grad": "inner",
+        "p_init": "size",
+        "momentum": 0.0,
+    },
+    "partialfed": {
+        "tau": 5.0,
+        "tau_decay": 0.965,
+        "tau_min": 0.05,
+        "f_m": 8,
+        "f_s": 2,
+        "strategy_lr": 0.01,
+        "weight_decay": 0.0005,
+        "warmup_rounds": 0,
+        "reaggregate": "batch",
+        "split": "cycle",
+        "unit": "module",
+        "hard": "sample",
+        "start": "own",
+    },
     "fedala": {
         "eta": 1.0,
         "s": 80,
@@ -46,22 +116,69 @@ HYPERPARAMETERS: dict[str, dict[str, Any]] = {
         "ala_all": False,
         "skip_untrained": False,
     },
+    "elastic": {"tau": 0.5, "mu": 0.95, "eta_s": 1.0, "holdout": 0.3},  # FL-bench's: the poster gives none
+}
+
+
+# What the code of 2022 did instead, from which the printed values probably come (methods.md 0.6): as good as the defaults.
+# A test holds it to the preset fedala2022.
+OF_2022: dict[str, dict[str, Any]] = {
+    "pfedme": {"evaluate": "w"},
+    "fedamp": {"self_term": "prev_cloud"},
+    "fedphp": {"variant": "fedala2022"},
+    "fedala": {"drop_last": True},
+}
+
+# What plugging in ALA decides of a method (methods.md 1.15).
+_WITH_ALA: dict[str, dict[str, Any]] = {
+    "fedamp": {"start": "cloud", "xi_clip": True},
+    "partialfed": {"start": "received"},
+}
+_OTHER_NAMES = {
+    "naive aggregation (FedAvg)": "fedavg",
+    "elastic aggregation": "elastic",
+    "CIFAR-10": "cifar10",
+    "CIFAR-100": "cifar100",
+    "CINIC-10": "cinic10",
+    "Logistic Regression": "logreg",
 }
 
 
 @dataclass(frozen=True)
-class Reference:
-    """One printed value, in percent; `std` is None where none is printed."""
+class Place:
+    """Where a value was measured: all of a protocol that is not the method's. lr None: the paper's for model and dataset.
 
-    table: str
+    central: on a central test set, in place of E1.
+    """
+
     dataset: str
     model: str
     partition: tuple[str, float]  # ("dirichlet", 0.1)
-    clients: int
-    join_ratio: float
+    clients: int = 20
+    join_ratio: float = 1.0
+    rounds: int = 2000
+    batch_size: int = 10
+    lr: float | None = None
+    central: bool = False
+
+    @property
+    def rate(self) -> float:
+        """The local learning rate (methods.md 2.2)."""
+        if self.lr is not None:
+            return self.lr
+        return 0.005 if self.model == "cnn" and self.dataset != "mnist" else 0.1
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One printed value, in percent; `std` is None where none is printed. varied: hyperparameters that a table varies."""
+
+    table: str
+    place: Place
     method: str
     mean: float
     std: float | None
+    varied: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,40 +191,116 @@ class Match:
 
 @cache
 def references() -> tuple[Reference, ...]:
-    """All values of Tables 2 and 7, from the CSV files beside this module."""
-    return tuple(_references())
+    """All accuracies."""
+    found = [value for value in values() if value.metric == ACCURACY]
+    return tuple(_references(sorted(found, key=lambda value: _ORDER.index(value.table))))
+
+
+@cache
+def seconds_per_iteration() -> dict[str, float]:
+    """By method: Table 3's time per iteration, in seconds."""
+    return {name(value.method): 60 * value.mean for value in values() if value.metric == "time_per_iter_min" and value.mean}
+
+
+@cache
+def improvements() -> dict[tuple[str, str], float]:
+    """By method ("ditto+ala") and dataset: Table 4's improvement by ALA, in points."""
+    return {
+        (name(value.method), name(value.dataset)): value.mean
+        for value in values()
+        if value.metric == "improvement_percent_points" and value.mean is not None
+    }
+
+
+@cache
+def trained_weights() -> dict[tuple[str, str, float, int], int]:
+    """By dataset, model, s and p: the weights that ALA learns, as Tables 1 and 6 print them."""
+    scales = {"ala_trainable_params": 1, "ala_trainable_params_millions": 10**6}
+    return {
+        (name(v.dataset), name(v.backbone), float(v.setting["s"]), int(v.setting["p"])): round(v.mean * scales[v.metric])
+        for v in values()
+        if v.metric in scales and v.mean is not None
+    }
+
+
+@cache
+def covered() -> dict[tuple[str, int], tuple[str, ...]]:
+    """By model and p: the blocks over which ALA ranges, lowest first (Table 5)."""
+    found: dict[tuple[str, int], tuple[str, ...]] = {}
+    for value in values():
+        if value.table == "table5":
+            key = name(value.backbone), int(value.setting["p"])
+            found[key] = (*found.get(key, ()), value.metric.partition(":")[2])
+    return found
+
+
+def name(title: str) -> str:
+    """The name on the command line of a method, dataset or model that the CSV files call by its title."""
+    base, plus, _ = title.partition("+ALA")
+    return _names().get(base, base) + plus.lower()
+
+
+def hyperparameters(method: str) -> dict[str, Any]:
+    """The paper's hyperparameters of a method, with ALA plugged in ("ditto+ala") or not; {} where the paper has none."""
+    base, plus, _ = method.partition("+ala")
+    own = HYPERPARAMETERS.get(base, {})
+    return {**own, **HYPERPARAMETERS["fedala"], **_WITH_ALA.get(base, {})} if plus else own
 
 
 def find(spec: dict[str, Any], select: Select) -> Match | None:
     """The paper's value for a run's specification, nearest protocol first; None if the paper has none."""
-    partition = _partition(spec["partition"])
-    data = spec["data"]
-    if partition is None or data.get("variant") or data.get("path"):
-        return None
-    identity = (spec["method"]["name"], data["name"], spec["model"], partition)
     found = [
-        Match(reference, differences(spec, select, reference))
+        Match(reference, differences(spec, select, reference.place, reference.varied))
         for reference in references()
-        if (reference.method, reference.dataset, reference.model, reference.partition) == identity
+        if reference.method == spec["method"]["name"] and not reference.place.central and is_at(spec, reference.place)
     ]
     return min(found, key=lambda match: len(match.differences), default=None)
 
 
-def differences(spec: dict[str, Any], select: Select, reference: Reference) -> tuple[str, ...]:
+def is_at(spec: dict[str, Any], place: Place) -> bool:
+    """Whether dataset, model and partition are the place's: the first step of the rule, but for the method."""
+    data = spec["data"]
+    if data.get("path") or (data["name"], spec["model"]) != (place.dataset, place.model):
+        return False
+    if place.partition == UNKNOWN:
+        return True
+    return not data.get("variant") and _partition(spec["partition"]) == place.partition
+
+
+def differences(spec: dict[str, Any], select: Select, place: Place, varied: Iterable[tuple[str, Any]] = ()) -> tuple[str, ...]:
     """What of a run's protocol is not the paper's: ('rounds 20 instead of 2000',)."""
+    name, mine = spec["method"]["name"], dict(spec["method"]["hyperparameters"])
+    theirs = {**hyperparameters(name), **dict(varied)}
+    if mine.get("M") == spec["partition"]["clients"] and theirs.get("M") == "all":
+        mine["M"] = "all"
+    base, plus, _ = name.partition("+ala")
+    of_2022 = {**OF_2022.get(base, {}), **(OF_2022["fedala"] if plus else {})}
+    mine |= {key: theirs[key] for key, value in of_2022.items() if mine.get(key) == value and key in theirs}
+    items = [*_setting_items(spec, place), ("result", str(select), "best")]
+    items += [(name, mine.get(name, "absent"), theirs.get(name, "absent")) for name in sorted({*mine, *theirs})]
+    return _instead(items)
+
+
+def setting_differences(spec: dict[str, Any], place: Place) -> tuple[str, ...]:
+    """As `differences`, of what all methods of a setting share."""
+    return _instead(_setting_items(spec, place))
+
+
+def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, Any]]:
+    """(name, the run's value, the place's value) of everything that moves the number."""
     partition, train = spec["partition"], spec["train"]
     items: list[tuple[str, Any, Any]] = [
-        ("clients", partition["clients"], reference.clients),
-        ("join ratio", train["join_ratio"], reference.join_ratio),
-        ("rounds", train["rounds"], 2000),
+        ("clients", partition["clients"], place.clients),
+        ("join ratio", train["join_ratio"], place.join_ratio),
+        ("rounds", train["rounds"], place.rounds),
         ("local epochs", train["local_epochs"], 1),
-        ("batch size", train["batch_size"], 10),
-        ("lr", train["lr"], _lr(reference)),
-        ("evaluation interval", train["eval_every"], 1),
-        ("BN buffers", train["bn_buffers"], "local"),
-        ("result", str(select), "best"),
+        ("batch size", train["batch_size"], place.batch_size),
+        ("lr", train["lr"], place.rate),
     ]
-    if reference.join_ratio < 1:
+    if place.central:
+        return [*items, ("partition", partition["scheme"], "unknown")]
+    items += [("evaluation interval", train["eval_every"], 1), ("BN buffers", train["bn_buffers"], "local")]
+    if place.join_ratio < 1:
         items.append(("evaluated clients", train["evaluate"], "participants"))
     if train["drop_last"] == "never":
         items.append(("last partial batch", "kept", "dropped"))
@@ -117,34 +310,41 @@ def differences(spec: dict[str, Any], select: Select, reference: Reference) -> t
             ("partition seed", partition["seed"], 1),
             ("fewest samples", partition.get("least") or 40, 40),
             ("balanced classes", partition.get("balanced", False), False),
+            ("central test set", partition.get("central_test", False), False),
         ]
-    mine, theirs = spec["method"]["hyperparameters"], HYPERPARAMETERS.get(reference.method, {})
-    items += [(name, mine.get(name, "absent"), theirs.get(name, "absent")) for name in sorted({*mine, *theirs})]
-    return tuple(f"{name} {_text(ours)} instead of {_text(paper)}" for name, ours, paper in items if ours != paper)
+    return items
 
 
-def _references() -> Iterator[Reference]:
-    methods, datasets, models = (
-        {title: name for name, title in d.items()} for d in (labels.METHODS, labels.DATASETS, labels.MODELS)
-    )
-    for table in TABLES:
-        with files(__package__).joinpath(f"paper/{table}.csv").open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                setting = dict(item.split("=") for item in row["setting"].split(";"))
-                practical = setting["scenario"] == "practical"
-                yield Reference(
-                    table=f"Table {table.removeprefix('table')}",
-                    dataset=datasets[row["dataset"]],
-                    model=models[row["backbone"]],
-                    partition=("dirichlet", float(setting["beta"]))
-                    if practical
-                    else ("pathological", float(setting["classes_per_client"])),
-                    clients=int(setting["clients"]),
-                    join_ratio=float(setting["rho"]),
-                    method=methods[row["method"]],
-                    mean=float(row["mean"]),
-                    std=float(row["std"]) if row["std"] else None,
-                )
+@cache
+def _names() -> dict[str, str]:
+    titles = (labels.METHODS, labels.DATASETS, labels.MODELS)
+    return {title: name for names in titles for name, title in names.items()} | _OTHER_NAMES
+
+
+def _references(printed: Iterable[Value]) -> Iterator[Reference]:
+    for value in printed:
+        varied = tuple((key, read(value.setting[key])) for key, read in _VARIED.items() if key in value.setting)
+        number = value.table.removeprefix("table")
+        table = f"Table {number}" if number.isdecimal() else value.table
+        assert value.mean is not None
+        yield Reference(table, _place(value), name(value.method), value.mean, value.std, varied)
+
+
+# As runs have them: JSON keeps whole numbers and others apart, comparison does not.
+_VARIED: dict[str, Any] = {"s": float, "p": int, "adapt": lambda text: text == "true"}
+
+
+def _place(value: Value) -> Place:
+    said = value.setting
+    dataset, model, clients = name(value.dataset), name(value.backbone), int(said["clients"])
+    if value.table == "elastic":
+        ratio = int(said["sampled_per_round"]) / clients
+        train = int(said["rounds"]), int(said["batch"]), float(said["lr"])
+        return Place(dataset, model, UNKNOWN, clients, ratio, *train, central=True)
+    kind, parameter = {"practical": ("dirichlet", "beta"), "pathological": ("pathological", "classes_per_client")}[
+        said["scenario"]
+    ]
+    return Place(dataset, model, (kind, float(said[parameter])), clients, float(said["rho"]))
 
 
 def _partition(spec: dict[str, Any]) -> tuple[str, float] | None:
@@ -153,8 +353,8 @@ def _partition(spec: dict[str, Any]) -> tuple[str, float] | None:
     return None if parameter is None else (kind, float(parameter))
 
 
-def _lr(reference: Reference) -> float:
-    return 0.005 if reference.model == "cnn" and reference.dataset != "mnist" else 0.1
+def _instead(items: Iterable[tuple[str, Any, Any]]) -> tuple[str, ...]:
+    return tuple(f"{name} {_text(ours)} instead of {_text(paper)}" for name, ours, paper in items if ours != paper)
 
 
 def _text(value: Any) -> str:

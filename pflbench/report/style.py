@@ -7,6 +7,7 @@ is a column, 6.9 a page, text is 7 to 8 pt.
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,8 @@ SUFFIXES = (".png", ".pdf", ".svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 LINES = ("-", "--", "-.", ":")
+FILLS = ("full", "left", "top", "right", "bottom", "none")
+FRONT: dict[str, Any] = {"color": "#888888", "linestyle": "-", "linewidth": 0.8}
 # The methods that are most often drawn together come first and have a colour of their own among themselves.
 ORDER = tuple(dict.fromkeys(("fedala", "fedavg", "ditto", "local", "fedprox", "fedrep", "pfedme", *METHODS)))
 _PAIRS = len(COLOURS) * len(MARKERS)  # all different, as 7 and 9 have no common factor
@@ -39,6 +42,7 @@ _RC: dict[Any, Any] = {
     "font.size": 7,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
+    "axes.titley": 1.0,  # where it would be anyway, without a measurement of all ticks
     "axes.linewidth": 0.6,
     "axes.grid": True,
     "axes.axisbelow": True,
@@ -66,11 +70,12 @@ class Drawing:
     caption: str
     notes: tuple[str, ...] = field(default=())
     runs: tuple[int, ...] = ()  # the numbers of the runs it shows
+    protocol: str = ""  # what these runs have in common
 
     def save(self, path: Path, provenance: str = "") -> None:
         """PNG (300 dpi), PDF or SVG by suffix, with the caption and where it comes from in the file's metadata.
 
-        Raises UserError for another suffix.
+        Caption, protocol, notes and provenance are written beside it too: FIGURE.caption.txt. Another suffix is a UserError.
         """
         suffix = path.suffix.lower()
         if suffix not in SUFFIXES:
@@ -83,6 +88,8 @@ class Drawing:
         try:
             with context():
                 self.figure.savefig(path, metadata={entry: f"{self.caption} {provenance}".strip(), **fixed}, **fast)
+            said = (self.caption, self.protocol, *self.notes, provenance)
+            path.with_suffix(".caption.txt").write_text("".join(f"{line}\n" for line in said if line), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"Cannot write the figure {path}: {error.strerror or error}.",
@@ -98,6 +105,12 @@ def method(name: str, variant: int = 0) -> dict[str, Any]:
         "marker": MARKERS[slot % len(MARKERS)],
         "linestyle": LINES[(slot // len(COLOURS) + variant) % len(LINES)],
     }
+
+
+def marker(name: str, variant: int = 0) -> dict[str, Any]:
+    """As `method`, for a point without a line: there `variant` changes which half of the marker is filled."""
+    look = method(name, variant)
+    return {**look, "linestyle": "", "fillstyle": FILLS[variant % len(FILLS)], "markerfacecoloralt": "white"}
 
 
 def _slot(name: str) -> int:
@@ -131,7 +144,64 @@ def legend(texts: Sequence[str], width: float) -> tuple[list[str], int, float]:
     return wrapped, columns, 0.15 * max(sum(1 + text.count("\n") for text in column) for column in filled)
 
 
-def grid(panels: int, columns: int, width: float, height: float, *, titles: int, below: float) -> tuple[Figure, list[Axes]]:
+def shades(count: int) -> list[str]:
+    """Colours for a sequence, as that of rounds: from dark to light, ordered in grey print and for colour-blind eyes too."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["viridis"](0.85 * k / max(1, count - 1))) for k in range(count)]
+
+
+def values(ax: Axes, of: Sequence[float]) -> None:
+    """A logarithmic x axis with ticks at these values and nowhere else."""
+    ax.set_xscale("log")
+    ax.set_xticks(sorted(of), [f"{value:g}" for value in sorted(of)])
+    ax.set_xticks([], minor=True)
+    ax.margins(x=0.06)
+
+
+def costs(ax: Axes, of: Sequence[float]) -> None:
+    """An x axis for costs: logarithmic with round numbers, and with a place for 0 where something costs nothing."""
+    some = [value for value in of if value > 0]
+    if not some:
+        ax.set_xlim(-0.05, 1)
+        return
+    low, high = min(some), max(some)
+    free = min(of) == 0
+    if free:
+        ax.set_xscale("symlog", linthresh=low / 2, linscale=0.5)
+    else:
+        ax.set_xscale("log")
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        at = [tick for decade in decades for step in steps if low / 1.5 <= (tick := step * 10.0**decade) <= 1.5 * high]
+        if len(at) + free > 2:
+            break
+    ax.set_xticks([0.0] * free + at, ["0"] * free + [f"{value:g}" for value in at])
+    ax.set_xticks([], minor=True)
+    ax.set_xlim(-low / 8 if free else low / 1.5, 1.5 * high)
+
+
+def key(figure: Figure, looks: Sequence[dict[str, Any]], texts: Sequence[str], columns: int) -> None:
+    """The figure's legend, below its panels, of what `legend` has made of the texts."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=text, **look) for text, look in zip(texts, looks, strict=True)]
+    figure.legend(handles=handles, loc="lower center", ncols=columns, borderaxespad=0.3)
+
+
+def grid(
+    panels: int,
+    columns: int,
+    width: float,
+    height: float,
+    *,
+    titles: int,
+    below: float,
+    left: float = 0.54,
+    right: float = 0.14,
+    gap: float = 0.44,
+) -> tuple[Figure, list[Axes]]:
     """An empty figure of `panels` panels in rows of `columns`, without pyplot, on the Agg canvas; sizes in inches.
 
     `width` is the figure's, `height` a panel's axes'; `titles` is the number of lines of the longest title, `below` the
@@ -141,8 +211,7 @@ def grid(panels: int, columns: int, width: float, height: float, *, titles: int,
     from matplotlib.figure import Figure
 
     rows = -(-panels // columns)
-    left, right, gap, bottom = 0.54, 0.14, 0.44, 0.4 + below
-    top = 0.08 + 0.13 * titles
+    top, bottom = 0.08 + 0.13 * titles, 0.4 + below
     between = top + 0.2
     total = top + rows * height + (rows - 1) * between + bottom
     each = (width - left - right - (columns - 1) * gap) / columns

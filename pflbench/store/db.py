@@ -22,6 +22,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 
 from pflbench.errors import UserError
+from pflbench.store import reference
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, place, sqlite_path
 from pflbench.store.failures import friendly as friendly
 from pflbench.store.schema import Base
@@ -63,6 +64,8 @@ def connect(url: str, *, create: bool = True) -> Engine:
                 raise _missing(engine.url)
             if found != head():
                 _migrate(engine)
+            if found != head() or create:
+                _refresh(engine)
     except BaseException:
         engine.dispose()
         raise
@@ -75,7 +78,9 @@ def upgrade(url: str) -> tuple[str | None, str]:
     try:
         with friendly(url):
             _require_place(engine.url, create=True)
-            return _migrate(engine), head()
+            found = _migrate(engine)
+            _refresh(engine)
+            return found, head()
     finally:
         engine.dispose()
 
@@ -292,6 +297,15 @@ def _migrate(engine: Engine) -> str | None:
 
             command.upgrade(alembic_config(connection), "head")
     return found
+
+
+def _refresh(engine: Engine) -> None:
+    """The table of the papers' values, should the package have others by now."""
+    with engine.connect() as connection:
+        current = reference.is_current(connection)
+    if not current:
+        with writing(engine) as connection:
+            reference.fill(connection)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:

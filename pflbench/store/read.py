@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -139,7 +140,7 @@ class Clients:
 def distinct(engine: Engine, column: Literal["method", "dataset"]) -> list[str]:
     """The methods or datasets for which there are runs, sorted."""
     chosen: InstrumentedAttribute[str] = getattr(Run, column)
-    with _reading(engine) as c:
+    with reading(engine) as c:
         return list(c.scalars(select(chosen).distinct().order_by(chosen)))
 
 
@@ -161,14 +162,14 @@ def runs(
             query = query.where(column == wanted)
     if key is not None:
         query = query.where(Run.key.startswith(key, autoescape=True))
-    with _reading(engine) as c:
+    with reading(engine) as c:
         return [RunInfo(*row) for row in c.execute(query)]
 
 
 def run(engine: Engine, id_or_key: int | str, *, last: int = 10) -> RunDetail:
     """One run by number, or the newest attempt of a key or of a key's beginning. UserError if none or several fit."""
     run_id = _find(engine, str(id_or_key))
-    with _reading(engine) as c:
+    with reading(engine) as c:
         info = RunInfo(*c.execute(_info_query().where(Run.id == run_id)).one())
         columns = (Run.protocol, Run.spec, Run.environment, Run.parameters, Run.partition_id)
         protocol, spec, environment, parameters, partition_id = c.execute(select(*columns).where(Run.id == run_id)).one()
@@ -207,7 +208,7 @@ def results(
     for column, wanted in ((Run.method, methods), (Run.dataset, datasets)):
         if wanted is not None:
             query = query.where(column.in_(wanted))
-    with _reading(engine) as c:
+    with reading(engine) as c:
         return [Result(*row) for row in c.execute(query.order_by(Run.id))]
 
 
@@ -224,8 +225,8 @@ def curves(engine: Engine, run_ids: Collection[int], *, points: int | None = Non
     all_rounds = select(Round.run_id, Round.round, Round.accuracy, spent.label("seconds"))
     r = all_rounds.where(Round.run_id.in_(run_ids)).subquery().c
     query = select(r.run_id, r.round, r.accuracy, r.seconds).where(r.round.in_(at.tolist()), r.accuracy.is_not(None))
-    with _reading(engine) as c:
-        rows = _floats(c.execute(query.order_by(r.run_id, r.round)).all(), 4)
+    with reading(engine) as c:
+        rows = floats(c.execute(query.order_by(r.run_id, r.round)).all(), 4)
     ids, starts = np.unique(rows[:, 0], return_index=True)
     return {
         int(run_id): Curve(block[:, 1].astype(np.int64), block[:, 2], block[:, 3] if seconds else None)
@@ -236,8 +237,8 @@ def curves(engine: Engine, run_ids: Collection[int], *, points: int | None = Non
 def series(engine: Engine, run_id: int, name: str) -> Curve:
     """A second accuracy series of a run, e.g. of Ditto's global model. Raises UserError if there is none so named."""
     query = select(Series.round, Series.accuracy).where(Series.run_id == run_id, Series.name == name)
-    with _reading(engine) as c:
-        rows = _floats(c.execute(query.order_by(Series.round)).all(), 2)
+    with reading(engine) as c:
+        rows = floats(c.execute(query.order_by(Series.round)).all(), 2)
         if not len(rows):
             raise UserError(f"Run {run_id} has no series '{name}'.", _it_has(c, Series.name, Series.run_id == run_id))
     return Curve(rows[:, 0].astype(np.int64), rows[:, 1])
@@ -248,7 +249,7 @@ def partitions(engine: Engine, *, datasets: Collection[str] | None = None) -> li
     query = _partition_query().order_by(Partition.id)
     if datasets is not None:
         query = query.where(Partition.dataset.in_(datasets))
-    with _reading(engine) as c:
+    with reading(engine) as c:
         return [_partition(row) for row in c.execute(query)]
 
 
@@ -257,7 +258,7 @@ def partition(engine: Engine, hash_or_id: int | str) -> PartitionInfo:
     text = str(hash_or_id)
     number = isinstance(hash_or_id, int) or (text.isdigit() and len(text) < 8)
     wanted = Partition.id == int(text) if number else Partition.hash.startswith(text, autoescape=True)
-    with _reading(engine) as c:
+    with reading(engine) as c:
         rows = c.execute(_partition_query().where(wanted)).all()
     if len(rows) == 1:
         return _partition(rows[0])
@@ -268,7 +269,7 @@ def partition(engine: Engine, hash_or_id: int | str) -> PartitionInfo:
 
 def clients(engine: Engine, run_id: int, round: int | None = None) -> Clients:
     """The clients' results after `round` rounds (default: the last evaluated). Raises UserError if none are stored."""
-    with _reading(engine) as c:
+    with reading(engine) as c:
         if round is None:
             round = c.scalar(select(func.max(ClientRound.round)).where(ClientRound.run_id == run_id))
         query = select(ClientRound.client, ClientRound.correct, ClientRound.total, ClientRound.loss)
@@ -286,7 +287,7 @@ def artifact(engine: Engine, run_id: int, name: str, round: int | None = None) -
     query = select(Artifact.dtype, Artifact.shape, Artifact.data).where(Artifact.run_id == run_id, Artifact.name == name)
     if round is not None:
         query = query.where(Artifact.round == round)
-    with _reading(engine) as c:
+    with reading(engine) as c:
         row = c.execute(query.order_by(Artifact.round.desc()).limit(1)).first()
         if row is None:
             where = "" if round is None else f" of round {round}"
@@ -295,8 +296,14 @@ def artifact(engine: Engine, run_id: int, name: str, round: int | None = None) -
     return unpack_array(row.data, row.dtype, row.shape)
 
 
+def save_array(array: np.ndarray[Any, np.dtype[Any]], file: Path) -> None:
+    """Writes an artifact in NumPy's .npy format, under exactly this name."""
+    with file.open("wb") as handle:
+        np.save(handle, array)
+
+
 @contextmanager
-def _reading(engine: Engine) -> Iterator[Connection]:
+def reading(engine: Engine) -> Iterator[Connection]:
     """A connection; what the user can mend (damaged or locked file) becomes a UserError."""
     with friendly(engine.url), engine.connect() as connection:
         yield connection
@@ -321,7 +328,7 @@ def _info_query() -> Any:
 
 def _find(engine: Engine, text: str) -> int:
     number = text.isdigit() and len(text) < 16
-    with _reading(engine) as c:
+    with reading(engine) as c:
         if number and (found := c.scalar(select(Run.id).where(Run.id == int(text)))) is not None:
             return found
         rows = c.execute(
@@ -355,7 +362,7 @@ def _evaluated(engine: Engine, run_ids: Collection[int]) -> Integers:
     """The evaluated rounds of the run that got furthest."""
     last = select(func.max(Round.round)).where(Round.run_id == Run.id).scalar_subquery()
     furthest = select(Run.id).where(Run.id.in_(run_ids)).order_by(func.coalesce(last, -1).desc(), Run.id).limit(1)
-    with _reading(engine) as c:
+    with reading(engine) as c:
         longest = c.scalar(furthest)
         query = select(Round.round).where(Round.run_id == longest, Round.accuracy.is_not(None)).order_by(Round.round)
         return np.array(c.scalars(query).all(), dtype=np.int64)
@@ -367,7 +374,7 @@ def _seconds() -> ColumnElement[float]:
     return func.sum(spent).over(partition_by=Round.run_id, order_by=Round.round, rows=(None, 0))
 
 
-def _floats(rows: Sequence[Any], width: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def floats(rows: Sequence[Any], width: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     # NumPy takes 50 times as long over SQLAlchemy's rows as over tuples.
     return np.array([tuple(row) for row in rows], dtype=np.float64).reshape(-1, width)
 

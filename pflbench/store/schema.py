@@ -1,4 +1,4 @@
-"""The tables: run -> round -> client_round, with partition, series and artifact beside them.
+"""The tables: run -> round -> client_round, with partition, series, artifact and reference beside them.
 
 Rows of `round` and `client_round` are written once a round in one transaction and never changed. Which round counts as
 a run's result is decided when a table is made, so nothing derived is stored.
@@ -160,3 +160,22 @@ class Artifact(Base):
     dtype: Mapped[str] = mapped_column(String(16))
     shape: Mapped[list[int]] = mapped_column(JSON)
     data: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Reference(Base):
+    """A value that a paper prints, as in the package's CSV files, of which `version` is the hash: see `store.reference`."""
+
+    __tablename__ = "reference"
+    __table_args__ = (Index("ix_reference_table", "table"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    source: Mapped[str] = mapped_column(String(128))
+    table: Mapped[str] = mapped_column(String(16))  # "table2"
+    setting: Mapped[dict[str, str]] = mapped_column(JSON)
+    dataset: Mapped[str] = mapped_column(String(64))
+    backbone: Mapped[str] = mapped_column(String(64))
+    method: Mapped[str] = mapped_column(String(64))
+    metric: Mapped[str] = mapped_column(String(64))
+    mean: Mapped[float | None]
+    std: Mapped[float | None]
+    version: Mapped[str] = mapped_column(String(16))

@@ -1,0 +1,102 @@
+"""`plot ala-convergence`: a client's loss over ALA's weight-learning epochs, as in Figure 3 of the FedALA paper.
+
+A panel per setting and a line per round show what that figure is cited for: the weights converge in the initial stage, and
+hardly move in the rounds thereafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.report import style
+from pflbench.report.chosen import Filters, Observed, cut, one_per_line, protocol, spread, with_arrays
+from pflbench.store import observed
+from pflbench.store.read import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COMMAND = "pflbench run -m fedala --set fedala.min_epochs=6 --observe-every 1"
+CLIENT = 8
+ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Panel:
+    """losses[t]: the client's mean loss of each epoch of weight learning at the beginning of round t."""
+
+    of: Observed
+    losses: dict[int, Floats]
+
+
+def plot(
+    engine: Engine,
+    *,
+    methods: Collection[str] = (),
+    datasets: Collection[str] = (),
+    partitions: Collection[str] = (),
+    status: Collection[str] = ("finished",),
+    client: int = CLIENT,
+) -> style.Drawing:
+    """Of several seeds the first. Raises UserError where no run kept its losses, or none has this client."""
+    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
+    found = filters.collect(engine)
+    seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND)), filters)
+    panels = [panel for one in seen if (panel := _panel(engine, one, client)).losses]
+    if not panels:
+        fewest = min(one.setting.spec["partition"]["clients"] for one in seen)
+        raise UserError(
+            f"Client {client} learned no weights in the rounds that were kept.",
+            f"Clients are numbered from 0, here to {fewest - 1}: choose one with --client.",
+        )
+    caption = (
+        f"Loss of client {client} over the epochs of weight learning in ALA, by round; mean over the mini-batches of an epoch, "
+        f"each before its step: {'; '.join(panel.of.title for panel in panels)}. In the first round shown with more epochs the "
+        "weights are learned until they converge (initial stage)."
+    )
+    runs = tuple(sorted(panel.of.run.id for panel in panels))
+    with style.context():
+        figure = _draw(panels)
+        return style.Drawing(figure, caption, (*found.notes, *notes), runs, protocol([panel.of.setting for panel in panels]))
+
+
+def _panel(engine: Engine, of: Observed, client: int) -> Panel:
+    """The first rounds tell more than the later ones, which are evenly spaced."""
+    losses = {}
+    if client < of.setting.spec["partition"]["clients"]:
+        rows = sorted({*of.rounds[:2], *spread(of.rounds, ROUNDS - 1)})
+        for t, array in observed.arrays(engine, of.run.id, of.name, rows).items():
+            mine = array[client]
+            if len(mine := mine[~np.isnan(mine)]):
+                losses[t + 1] = mine.astype(np.float64)
+    return Panel(of, losses)
+
+
+def _draw(panels: Sequence[Panel]) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
+    columns = min(len(panels), 2)
+    width = style.COLUMN if columns == 1 else style.PAGE
+    rounds = sorted({t for panel in panels for t in panel.losses})
+    looks: dict[int, dict[str, Any]] = {
+        t: {"color": colour, "marker": style.MARKERS[k % len(style.MARKERS)]}
+        for k, (t, colour) in enumerate(zip(rounds, style.shades(len(rounds)), strict=True))
+    }
+    texts, per_line, below = style.legend([f"round {t}" for t in rounds], width)
+    several = len({panel.of.row.label for panel in panels}) > 1
+    figure, axes = style.grid(len(panels), columns, width, 1.7, titles=1 + several, below=below)
+    for k, (ax, panel) in enumerate(zip(axes, panels, strict=True)):
+        for t, losses in panel.losses.items():
+            ax.plot(np.arange(1, len(losses) + 1), losses, markevery=max(1, len(losses) // 10), **looks[t])
+        ax.set_title(f"{panel.of.row.label}\n{panel.of.setting.title}" if several else panel.of.setting.title)
+        ax.set_xlabel("Weight-learning epoch" if k + columns >= len(panels) else "")
+        ax.set_ylabel("Local loss" if k % columns == 0 else "")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    style.key(figure, list(looks.values()), texts, per_line)
+    return figure

@@ -1,0 +1,218 @@
+"""A cell of an accuracy table: one method's runs in one setting, what the paper has there, and how both are written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pflbench.errors import UserError
+from pflbench.report import labels
+from pflbench.report import statistics as stats
+from pflbench.report.collect import TEST_LABELS
+from pflbench.report.grid import Column, Entry
+from pflbench.report.paper import Reference
+from pflbench.store.read import Result
+
+REPRODUCED, DIFFERS, NOT_RUN, OTHER_PROTOCOL = "reproduced", "differs", "not run", "protocol differs"
+OPEN = "open"  # near enough, but FedALA was not run beside it
+TOLERANCE = 1.0  # points
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one setting. Accuracies in percent; `std` as asked for, the population's by default (methods.md 2.1).
+
+    `paper` is the paper's value; `differences` says how its protocol differs from the runs', and `difference` (mean
+    minus the paper's mean, in points) is given only where it does not.
+    """
+
+    mean: float
+    std: float | None
+    runs: tuple[int, ...]  # the runs' numbers, with seeds, values and rounds in the same order
+    seeds: tuple[int, ...]
+    values: tuple[float, ...]
+    rounds: tuple[int, ...]  # the round of each value; the last one that went into a mean
+    best: bool
+    paper: Reference | None
+    differences: tuple[str, ...]
+    interval: tuple[float, float] | None = None
+    comparison: stats.Comparison | None = None
+    verdict: str | None = None
+    test_labels: bool = False
+
+    @property
+    def n(self) -> int:
+        return len(self.runs)
+
+    @property
+    def difference(self) -> float | None:
+        return self.mean - self.paper.mean if self.paper and not self.differences else None
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        return dict(zip(self.seeds, self.values, strict=True))
+
+
+Cells = Sequence[Sequence[Cell | None]]
+
+
+def make(runs: Sequence[Result], wanted: stats.Wanted, paper: Reference | None = None, differences: tuple[str, ...] = ()) -> Cell:
+    values = tuple(100 * run.value for run in runs if run.value is not None)
+    return Cell(
+        mean=float(np.mean(values)),
+        std=stats.deviation(values, wanted.std),
+        runs=tuple(run.id for run in runs),
+        seeds=tuple(run.seed for run in runs),
+        values=values,
+        rounds=tuple(run.round for run in runs if run.round is not None),
+        best=False,
+        paper=paper,
+        differences=differences,
+        interval=None if wanted.ci is None else stats.interval(values, wanted.ci),
+        test_labels=runs[0].spec["method"].get("test_labels", False),
+    )
+
+
+def mark_best(cells: Cells) -> list[list[Cell | None]]:
+    """Best of a column as it is printed: means that agree to two decimals are ties. A column of one has no best."""
+    columns = [[cell for cell in column if cell] for column in zip(*cells, strict=True)]
+    tops = [round(max(cell.mean for cell in column), 2) if len(column) > 1 else None for column in columns]
+    return [
+        [cell and replace(cell, best=round(cell.mean, 2) == top) for cell, top in zip(row, tops, strict=True)] for row in cells
+    ]
+
+
+def compare(cells: Cells, rows: Sequence[str], methods: Sequence[str], wanted: stats.Wanted) -> list[list[Cell | None]]:
+    """The cells with their comparisons. rows: the rows' labels.
+
+    Raises UserError if `wanted.against` names no row, or several.
+    """
+    if wanted.test is None:
+        return [list(row) for row in cells]
+    base = None if wanted.against is None else _row(wanted.against, rows, methods)
+    columns = []
+    for column in zip(*cells, strict=True):
+        here = {label: cell for label, cell in zip(rows, column, strict=True) if cell}
+        against = base or max(here, key=lambda label: here[label].mean, default=None)
+        found: Mapping[str, stats.Comparison] = {}
+        if against in here:
+            found = stats.compare({label: cell.by_seed for label, cell in here.items()}, against, wanted.test)
+        columns.append([cell and replace(cell, comparison=found.get(label)) for label, cell in zip(rows, column, strict=True)])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def judge(cell: Cell | None, leader: Cell | None, ranked: bool = True) -> str | None:
+    """methods.md 6: |difference| <= max(1 point, 3 std of the paper), and the ranking of the leader (FedALA) against it kept.
+
+    ranked: whether there is a leader to be ranked against. Means that print alike are no reversal. None: the paper has no value.
+    """
+    if cell is None:
+        return NOT_RUN
+    if cell.paper is None:
+        return None
+    if cell.difference is None:
+        return OTHER_PROTOCOL
+    if abs(cell.difference) > max(TOLERANCE, 3 * (cell.paper.std or 0.0)) + 1e-9:
+        return DIFFERS
+    if not ranked or leader is cell:
+        return REPRODUCED
+    if leader is None or leader.difference is None or leader.paper is None:
+        return OPEN
+    ours, theirs = round(leader.mean, 2) - round(cell.mean, 2), leader.paper.mean - cell.paper.mean
+    return DIFFERS if ours * theirs < 0 else REPRODUCED
+
+
+def verdict_notes(verdicts: Iterable[str | None], ranked: bool = True) -> list[str]:
+    """The rule, where there is a verdict by it."""
+    found = set(verdicts) & {REPRODUCED, DIFFERS, OPEN}
+    if not found:
+        return []
+    ranking = ", and FedALA ranked against it as in the paper" * ranked
+    rule = f"reproduced: within {TOLERANCE:g} point or 3 std of the paper's value{ranking}."
+    return [rule + " open: near enough, but FedALA was not run beside it." * (OPEN in found)]
+
+
+def difference_notes(shown: Iterable[tuple[str, str, Cell]]) -> list[str]:
+    """What sets the runs' protocols apart from the paper's. shown: (row, setting, cell) where the paper's value is shown."""
+    shown = [item for item in shown if item[2].differences]
+    # What all methods of a setting have in common is the setting's, the rest is the method's.
+    common: dict[str, list[str]] = {}
+    for _, title, cell in shown:
+        common[title] = [d for d in common.get(title, cell.differences) if d in cell.differences]
+    where: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
+    for label, title, cell in shown:
+        where[tuple(common[title])][title] = None
+        where[tuple(d for d in cell.differences if d not in common[title])][label] = None
+    return [f"† protocol differs ({labels.some(list(w))}): {', '.join(d)}." for d, w in where.items() if d]
+
+
+def record(cell: Cell | None) -> dict[str, Any]:
+    """The cell for CSV and JSON, in full precision; accuracies in percent."""
+    compared = cell.comparison if cell else None
+    return {
+        "mean": cell and cell.mean,
+        "std": cell and cell.std,
+        "n": cell.n if cell else 0,
+        "best": bool(cell and cell.best),
+        "interval": cell and cell.interval,
+        "compared_with": compared and compared.against,
+        "pairs": compared and compared.pairs,
+        "p": compared and compared.p,
+        "p_holm": compared and compared.adjusted,
+        "difference": cell and cell.difference,
+        "verdict": cell.verdict if cell else NOT_RUN,
+        "runs": cell.runs if cell else (),
+        "seeds": cell.seeds if cell else (),
+        "values": cell.values if cell else (),
+        "rounds": cell.rounds if cell else (),
+    }
+
+
+def ours(cell: Cell | None, with_n: bool) -> Entry:
+    if cell is None:
+        return Entry("-")
+    text = value(cell.mean, cell.std if cell.n > 1 else None)
+    if cell.interval:
+        text += f" [{cell.interval[0]:.2f}, {cell.interval[1]:.2f}]"
+    text += f" ({cell.n})" * with_n + f" {TEST_LABELS}" * cell.test_labels
+    return Entry(text + " *" * cell.best, cell.best, cell.runs)
+
+
+def papers(reference: Reference | None, cell: Cell | None) -> Entry:
+    """The paper's value; in brackets our mean minus it, or a dagger where the protocol is not the paper's."""
+    if reference is None:
+        return Entry("")
+    text = value(reference.mean, reference.std)
+    if cell is None:
+        return Entry(text)
+    return Entry(f"{text} †" if cell.difference is None else f"{text} ({cell.difference:+.2f})")
+
+
+def p_column(cells: Iterable[Cell | None], test: stats.Test) -> Column:
+    def entry(cell: Cell | None) -> Entry:
+        if cell is None or cell.comparison is None:
+            return Entry("")
+        return Entry("-" if cell.comparison.adjusted is None else stats.p_text(cell.comparison.adjusted))
+
+    return Column((f"p ({test})",), tuple(map(entry, cells)))
+
+
+def value(mean: float, std: float | None) -> str:
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _row(asked: str, rows: Sequence[str], methods: Sequence[str]) -> str:
+    fits = [
+        label
+        for label, method in zip(rows, methods, strict=True)
+        if asked.casefold() in (label.casefold(), method.casefold(), labels.method_title(method).casefold())
+    ]
+    if not fits:
+        raise UserError(f"--against {asked}: this table has no such row.", f"It has: {', '.join(rows)}.")
+    if len(fits) > 1:
+        raise UserError(f"--against {asked} fits {len(fits)} rows.", f"Name one of: {', '.join(fits)}.")
+    return fits[0]

@@ -1,0 +1,129 @@
+"""`plot fairness`: how the clients fare under each method: all of them, their quartiles, median and worst tenth."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.report import style
+from pflbench.report.chosen import Filters, busiest, protocol
+from pflbench.report.collect import Arranged, Row, Setting
+from pflbench.store import read
+from pflbench.store.read import Floats, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WORST = 0.1
+LETTERS = 24  # of a method's name in a line
+MOST = 4  # settings below one another
+GREY = "#666666"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The clients of all runs of a method, in percent; median and worst (mean of the worst tenth): means over its runs."""
+
+    row: Row
+    accuracies: Floats
+    median: float
+    worst: float
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    setting: Setting
+    groups: tuple[Group, ...]
+
+
+def plot(
+    engine: Engine,
+    *,
+    methods: Collection[str] = (),
+    datasets: Collection[str] = (),
+    partitions: Collection[str] = (),
+    status: Collection[str] = ("finished",),
+) -> style.Drawing:
+    """The setting with the most runs, or up to four chosen ones. Raises UserError where no run has results by client."""
+    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).collect(engine)
+    drawn = [_panel(engine, found, j) for j in busiest(found, MOST if datasets or partitions else 1)]
+    notes = list(found.notes)
+    if len(found.settings) > len(drawn):
+        notes.append(f"Drawn: {len(drawn)} of {len(found.settings)} settings. Choose with --dataset and --partition.")
+    runs = tuple(sorted(run for panel in drawn for group in panel.groups for run in group.runs))
+    caption = (
+        "Test accuracy of each client after the best round of its run (ticks), quartiles (bar), median and mean of the worst "
+        f"tenth of the clients (markers): {'; '.join(panel.setting.title for panel in drawn)}. Runs that differ in the seed are "
+        "pooled; median and worst tenth are means over runs."
+    )
+    with style.context():
+        figure = _draw(drawn)
+        return style.Drawing(figure, caption, tuple(notes), runs, protocol([panel.setting for panel in drawn]))
+
+
+def worst(accuracies: Floats) -> float:
+    """The mean of the worst tenth of the clients, at least one."""
+    return float(np.sort(accuracies)[: math.ceil(WORST * len(accuracies))].mean())
+
+
+def _panel(engine: Engine, found: Arranged, column: int) -> Panel:
+    groups = [_group(engine, found.rows[i], cell) for (i, j), cell in sorted(found.cells.items()) if j == column]
+    return Panel(found.settings[column], tuple(groups))
+
+
+def _group(engine: Engine, row: Row, cell: Sequence[Result]) -> Group:
+    each = []
+    for run in cell:
+        if run.round is None:
+            raise UserError(f"Run {run.id} has no evaluated round.", "Leave it out with --method or --status.")
+        clients = read.clients(engine, run.id, run.round)
+        each.append(100 * clients.correct / clients.total)
+    median, low = (float(np.mean([of(one) for one in each])) for of in (np.median, worst))
+    return Group(row, np.concatenate(each), median, low, tuple(run.id for run in cell))
+
+
+def _draw(drawn: Sequence[Panel]) -> Figure:
+    names = [[textwrap.fill(group.row.label, LETTERS) for group in panel.groups] for panel in drawn]
+    left = 0.15 + 0.056 * max(len(line) for panel in names for name in panel for line in name.splitlines())
+    texts, per_line, below = style.legend(["a client", "quartiles", "median", "worst tenth, mean"], style.COLUMN)
+    lines = 1 + max(name.count("\n") for panel in names for name in panel)
+    height = (0.06 + 0.11 * lines) * max(map(len, names)) + 0.1
+    titles = max(len(panel.setting.head) for panel in drawn) - 1
+    figure, axes = style.grid(len(drawn), 1, style.COLUMN, height, titles=titles, below=below, left=left)
+    for ax, panel, named in zip(axes, drawn, names, strict=True):
+        _draw_panel(ax, panel)
+        ax.set_yticks(range(len(named)), named)
+        ax.set_title("\n".join((", ".join(panel.setting.head[:2]), *panel.setting.head[2:])))
+    axes[-1].set_xlabel("Test accuracy of a client (%)")
+    plain: dict[str, Any] = {"color": GREY, "linestyle": ""}
+    looks = [
+        {**plain, "marker": "|", "markersize": 6},
+        {"color": GREY, "linewidth": 5, "alpha": 0.35, "solid_capstyle": "butt"},
+        {**plain, "marker": "o", "markersize": 5},
+        {**plain, "marker": "o", "markersize": 5, "markerfacecolor": "white"},
+    ]
+    style.key(figure, looks, texts, per_line)
+    return figure
+
+
+def _draw_panel(ax: Axes, panel: Panel) -> None:
+    for y, group in enumerate(panel.groups):
+        look = style.method(group.row.method, group.row.variant)
+        point: dict[str, Any] = {"color": look["color"], "marker": look["marker"], "markersize": 5, "linestyle": ""}
+        low, high = np.percentile(group.accuracies, (25, 75))
+        ax.plot([low, high], [y, y], color=look["color"], linewidth=5, alpha=0.35, solid_capstyle="butt")
+        ax.plot(group.accuracies, np.full(len(group.accuracies), y), color=look["color"], marker="|", markersize=6, linestyle="")
+        ax.plot([group.worst], [y], markerfacecolor="white", **point)
+        ax.plot([group.median], [y], **point)
+    ax.set_ylim(len(panel.groups) - 0.4, -0.6)  # the first method on top
+    ax.margins(x=0.03)
+    ax.grid(visible=False, axis="y")

@@ -1,0 +1,136 @@
+"""`plot overhead`: what accuracy costs: training time and bytes until convergence, with the Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.report import style
+from pflbench.report.chosen import Filters, busiest, protocol
+from pflbench.report.collect import Arranged, Row, Setting
+from pflbench.store.costs import costs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TOLERANCE = 0.5  # points, as in `table overhead`
+COSTS = ("Training time (s)", "Sent per client (MB)")
+MOST = 3  # settings side by side on a page
+
+
+@dataclass(frozen=True)
+class Point:
+    """Means over a method's runs: accuracy in percent; cost: seconds, and megabytes of one client, until convergence."""
+
+    row: Row
+    accuracy: float
+    cost: tuple[float, float]
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    setting: Setting
+    points: tuple[Point, ...]
+
+
+def plot(
+    engine: Engine,
+    *,
+    methods: Collection[str] = (),
+    datasets: Collection[str] = (),
+    partitions: Collection[str] = (),
+    status: Collection[str] = ("finished",),
+    tolerance: float = TOLERANCE,
+) -> style.Drawing:
+    """The setting with the most runs, or up to three chosen ones: accuracy over time, and below over bytes.
+
+    tolerance: a run has converged at its first round within so many points of its best accuracy. Raises UserError for one below 0
+    and where there are no runs.
+    """
+    if not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
+    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
+    found = filters.collect(engine)
+    chosen = busiest(found, MOST if datasets or partitions else 1)
+    drawn = [panel for j in chosen if (panel := _panel(engine, found, j, tolerance)).points]
+    if not drawn:
+        raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
+    notes = list(found.notes)
+    if len(found.settings) > len(drawn):
+        notes.append(f"Drawn: {len(drawn)} of {len(found.settings)} settings. Choose with --dataset and --partition.")
+    runs = tuple(sorted(run for panel in drawn for point in panel.points for run in point.runs))
+    shown = [panel.setting for panel in drawn]
+    with style.context():
+        return style.Drawing(_draw(drawn, found.rows), _caption(drawn, tolerance), tuple(notes), runs, protocol(shown))
+
+
+def front(cost: Sequence[float], accuracy: Sequence[float]) -> list[int]:
+    """The points to which no other is better in one and at least as good in both, by rising cost."""
+    best, on_front = -math.inf, []
+    for k in sorted(range(len(cost)), key=lambda k: (cost[k], -accuracy[k])):
+        if accuracy[k] > best:
+            best = accuracy[k]
+            on_front.append(k)
+    return on_front
+
+
+def _panel(engine: Engine, found: Arranged, column: int, tolerance: float) -> Panel:
+    cells = {i: cell for (i, j), cell in sorted(found.cells.items()) if j == column}
+    spent = costs(engine, [run.id for cell in cells.values() for run in cell], tolerance / 100)
+    points = []
+    for i, cell in cells.items():
+        if of := [spent[run.id] for run in cell if run.id in spent]:
+            seconds = float(np.mean([cost.seconds_total for cost in of]))
+            megabytes = float(np.mean([cost.bytes * cost.converged / 1e6 for cost in of]))
+            accuracy = 100 * float(np.mean([cost.best for cost in of]))
+            points.append(Point(found.rows[i], accuracy, (seconds, megabytes), tuple(run.id for run in cell if run.id in spent)))
+    return Panel(found.settings[column], tuple(points))
+
+
+def _draw(drawn: Sequence[Panel], rows: Sequence[Row]) -> Figure:
+    shown = [row for row in rows if any(point.row == row for panel in drawn for point in panel.points)]
+    width = style.COLUMN if len(drawn) == 1 else style.PAGE
+    texts, per_line, below = style.legend([*(row.label for row in shown), "Pareto front"], width)
+    titles = max(len(panel.setting.head) for panel in drawn) - 1
+    figure, axes = style.grid(2 * len(drawn), len(drawn), width, 1.5, titles=titles, below=below)
+    for k, ax in enumerate(axes):
+        which, column = divmod(k, len(drawn))
+        _draw_panel(ax, drawn[column], which)
+        if which == 0:
+            ax.set_title("\n".join((", ".join(drawn[column].setting.head[:2]), *drawn[column].setting.head[2:])))
+        ax.set_xlabel(COSTS[which])
+        ax.set_ylabel("Test accuracy (%)" if column == 0 else "")
+    looks = [style.marker(row.method, row.variant) for row in shown]
+    style.key(figure, [*looks, style.FRONT], texts, per_line)
+    return figure
+
+
+def _draw_panel(ax: Axes, panel: Panel, which: int) -> None:
+    cost = [point.cost[which] for point in panel.points]
+    accuracy = [point.accuracy for point in panel.points]
+    on_front = front(cost, accuracy)
+    # As long as nothing better is bought, more cost leaves the accuracy where it is.
+    ax.plot([cost[k] for k in on_front], [accuracy[k] for k in on_front], drawstyle="steps-post", zorder=1, **style.FRONT)
+    for k, point in enumerate(panel.points):
+        edge = {"markeredgecolor": "black", "markersize": 6.5} if k in on_front else {"markersize": 5}
+        ax.plot([cost[k]], [accuracy[k]], label=point.row.label, **style.marker(point.row.method, point.row.variant), **edge)
+    style.costs(ax, cost)
+    ax.margins(y=0.12)
+
+
+def _caption(drawn: Sequence[Panel], tolerance: float) -> str:
+    counts = {len(point.runs) for panel in drawn for point in panel.points}
+    runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
+    return (
+        f"Best test accuracy over the training time and over the megabytes that one client sends and receives until convergence, "
+        f"the first round within {tolerance:g} points of the best: {'; '.join(panel.setting.title for panel in drawn)}. "
+        f"Means over {runs} per method. Grey line and large markers: the Pareto front. Evaluation is not counted as time."
+    )

@@ -1,0 +1,154 @@
+"""`table ranks`: average ranks of the methods over settings, with Friedman's test and Nemenyi's (Demsar, JMLR 2006)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.report import select as selection
+from pflbench.report.collect import Row, Setting, collect
+from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.statistics import LEVEL, p_text
+from pflbench.store.read import Select
+
+_FEWEST = 10  # settings, below which the distribution of Friedman's statistic is only roughly that of chi squared
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """accuracy: mean over seeds in percent, [rows, settings]. average: ranks [rows], 1 is best, ties share theirs.
+
+    statistic, p: Friedman's. nemenyi: p of each pair of rows. critical: ranks further apart than this differ at 0.05.
+    """
+
+    select: str
+    settings: tuple[Setting, ...]
+    rows: tuple[Row, ...]
+    accuracy: npt.NDArray[np.float64]
+    average: npt.NDArray[np.float64]
+    statistic: float
+    p: float
+    nemenyi: npt.NDArray[np.float64]
+    critical: float
+    runs: tuple[tuple[int, ...], ...]  # by row
+    notes: tuple[str, ...]
+
+    def grid(self) -> Grid:
+        order = np.argsort(self.average, kind="stable").tolist()
+        top = order[0]
+        columns = (
+            Column(
+                ("average", "rank"),
+                tuple(Entry(f"{self.average[i]:.2f}" + " *" * (i == top), i == top, self.runs[i]) for i in order),
+            ),
+            Column(("mean over", "settings"), tuple(Entry(f"{self.accuracy[i].mean():.2f}") for i in order)),
+            Column(
+                ("p (Nemenyi)", f"against {self.rows[top].label}"),
+                tuple(Entry("" if i == top else p_text(float(self.nemenyi[i, top]))) for i in order),
+            ),
+        )
+        records = tuple(
+            {
+                "row": self.rows[i].label,
+                "method": self.rows[i].method,
+                "hyperparameters": self.rows[i].hyperparameters,
+                "select": self.select,
+                "average_rank": float(self.average[i]),
+                "mean": float(self.accuracy[i].mean()),
+                "nemenyi": {self.rows[k].label: float(self.nemenyi[i, k]) for k in order if k != i},
+                "runs": self.runs[i],
+            }
+            for i in order
+        )
+        document = {
+            "settings": [setting.title for setting in self.settings],
+            "friedman": {"statistic": self.statistic, "p": self.p},
+            "critical_difference": self.critical,
+        }
+        labels = tuple(self.rows[i].label for i in order)
+        runs = tuple(run for row in self.runs for run in row)
+        return Grid("Average ranks", labels, columns, self.notes, records, runs, document)
+
+
+def build(
+    engine: Engine,
+    *,
+    methods: Iterable[str] = (),
+    datasets: Iterable[str] = (),
+    partitions: Iterable[str] = (),
+    select: Select | str = "best",
+    status: Collection[str] = ("finished",),
+) -> Ranks:
+    """Ranks by the mean over seeds, over the settings in which every row has runs.
+
+    Raises UserError for fewer than three rows or two such settings: then there is nothing to test.
+    """
+    chosen = selection.parse(select) if isinstance(select, str) else select
+    found = collect(engine, chosen, methods=methods, datasets=datasets, partitions=partitions, status=status)
+    rows = range(len(found.rows))
+    full = [j for j in range(len(found.settings)) if all((i, j) in found.cells for i in rows)]
+    if len(rows) < 3 or len(full) < 2:
+        raise UserError(
+            f"Ranks need three rows with runs in the same two settings; here are {len(rows)} with {len(full)}.",
+            "Choose methods that were run in the same settings with -m: `pflbench table accuracy` shows which.",
+        )
+    accuracy = np.array([[np.mean([100 * (run.value or 0.0) for run in found.cells[i, j]]) for j in full] for i in rows])
+    average, statistic, p = friedman(accuracy)
+    notes = [
+        f"Rank 1 is best; over the {len(full)} settings in which all {len(rows)} rows have runs, by the mean over seeds.",
+        selection.sentence(chosen),
+        f"Friedman: chi squared = {statistic:.4g}, p = {p_text(p)}. Nemenyi: ranks that differ by more than "
+        f"{critical_difference(len(rows), len(full)):.3g} differ at {LEVEL:g}.",
+    ]
+    if p >= LEVEL:
+        notes.append("Friedman's test finds no difference between the rows: Nemenyi's p is not to be read as one.")
+    if len(full) < _FEWEST:
+        notes.append(f"Fewer than {_FEWEST} settings: these p are rough.")
+    if len(full) < len(found.settings):
+        notes.append(f"Left out: {len(found.settings) - len(full)} settings without runs of every row.")
+    return Ranks(
+        select=str(chosen),
+        settings=tuple(found.settings[j] for j in full),
+        rows=found.rows,
+        accuracy=accuracy,
+        average=average,
+        statistic=statistic,
+        p=p,
+        nemenyi=nemenyi(accuracy),
+        critical=critical_difference(len(rows), len(full)),
+        runs=tuple(tuple(run.id for j in full for run in found.cells[i, j]) for i in rows),
+        notes=(*notes, *found.notes),
+    )
+
+
+def friedman(accuracy: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], float, float]:
+    """Average ranks [rows], the statistic and its p of accuracies [rows, settings]; p is 1 where all are tied everywhere."""
+    from scipy.stats import friedmanchisquare, rankdata
+
+    as_printed = accuracy.round(2)
+    average = rankdata(-as_printed, axis=0).mean(axis=1)
+    if not np.ptp(as_printed, axis=0).any():
+        return average, 0.0, 1.0
+    found = friedmanchisquare(*as_printed)
+    return average, float(found.statistic), float(found.pvalue)
+
+
+def nemenyi(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """p of each pair of rows, [rows, rows]."""
+    from scikit_posthocs import posthoc_nemenyi_friedman
+
+    return np.asarray(posthoc_nemenyi_friedman(accuracy.round(2).T), dtype=np.float64)
+
+
+def critical_difference(rows: int, settings: int) -> float:
+    """q sqrt(k (k + 1) / (6 N)) at 0.05, q of the studentized range over sqrt(2)."""
+    from scipy.stats import studentized_range
+
+    q = float(studentized_range.ppf(1 - LEVEL, rows, np.inf)) / math.sqrt(2)
+    return q * math.sqrt(rows * (rows + 1) / (6 * settings))

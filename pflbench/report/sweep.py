@@ -1,0 +1,150 @@
+"""Settings that differ in one number alone, as the clients or beta: which there are, and accuracy over that number."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pflbench.errors import UserError
+from pflbench.report import labels, style
+from pflbench.report.chosen import protocol
+from pflbench.report.collect import Arranged, Row
+from pflbench.store.read import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST = 3  # sweeps side by side on a page
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """values[k] is the number in the setting columns[k]; `title` is what all settings of the sweep have in common."""
+
+    title: str
+    values: tuple[float, ...]
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is drawn over a sweep: the axis label; what a run counts for, None for nothing; whether the axis begins at 0."""
+
+    label: str
+    of: Callable[[Result], float | None]
+    from_zero: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method over a sweep: mean, minimum and maximum over its runs at each x."""
+
+    row: Row
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def sweeps(found: Arranged, key: str, command: str) -> list[Sweep]:
+    """Of the settings those that differ in `key` (as "partition.beta") and in nothing else, by ascending value.
+
+    The longest come first. Raises UserError where no two settings do; command: what makes them.
+    """
+    groups: dict[str, dict[float, int]] = defaultdict(dict)
+    for j, setting in enumerate(found.settings):
+        spec = labels.flat({k: v for k, v in setting.spec.items() if k not in ("method", "seed")})
+        value = spec.pop(key, None)
+        if value is not None:
+            groups[json.dumps(spec, sort_keys=True)].setdefault(float(value), j)
+    every = [_sweep(found, group) for group in groups.values() if len(group) > 1]
+    made = [sweep for sweep in every if _rows(found, sweep)]
+    if not made:
+        raise UserError(
+            f"No method has runs in two settings that differ in {key.rpartition('.')[2]} and in nothing else.",
+            f"Make them: {command}.",
+        )
+    return sorted(made, key=lambda sweep: -len(sweep.columns))
+
+
+def _sweep(found: Arranged, group: dict[float, int]) -> Sweep:
+    values, columns = zip(*sorted(group.items()), strict=True)
+    heads = [found.settings[j].head for j in columns]
+    return Sweep(", ".join(part for part in heads[0] if all(part in head for head in heads)), values, columns)
+
+
+def _rows(found: Arranged, sweep: Sweep) -> list[int]:
+    """The methods with runs at two values or more: one is no line."""
+    return [i for i in range(len(found.rows)) if sum((i, j) in found.cells for j in sweep.columns) > 1]
+
+
+def lines(found: Arranged, sweep: Sweep, measure: Measure) -> list[Line]:
+    """A line per method that has two values or more."""
+    made = []
+    for i in _rows(found, sweep):
+        at = {}
+        for value, j in zip(sweep.values, sweep.columns, strict=True):
+            measured = [m for run in found.cells.get((i, j), ()) if (m := measure.of(run)) is not None]
+            if measured:
+                at[value] = (float(np.mean(measured)), min(measured), max(measured))
+        if at:
+            mean, low, high = zip(*at.values(), strict=True)
+            made.append(Line(found.rows[i], tuple(at), mean, low, high))
+    return made
+
+
+def best(run: Result) -> float | None:
+    """The run's best accuracy in percent."""
+    return None if run.value is None else 100 * run.value
+
+
+ACCURACY = Measure("Test accuracy (%)", best)
+
+
+def draw(found: Arranged, drawn: Sequence[Sweep], measures: Sequence[Measure], x: str) -> Figure:
+    """A column of panels per sweep, a row of panels per measure."""
+    made = [[lines(found, sweep, measure) for sweep in drawn] for measure in measures]
+    shown = [row for row in found.rows if any(line.row == row for panels in made for panel in panels for line in panel)]
+    width = style.COLUMN if len(drawn) == 1 else style.PAGE
+    texts, per_line, below = style.legend([row.label for row in shown], width)
+    figure, axes = style.grid(len(measures) * len(drawn), len(drawn), width, 1.5, titles=1, below=below, left=0.62)
+    for k, ax in enumerate(axes):
+        which, column = divmod(k, len(drawn))
+        _draw_panel(ax, made[which][column], drawn[column].values)
+        ax.set_title(drawn[column].title if which == 0 else "")
+        ax.set_xlabel(x if which == len(measures) - 1 else "")
+        ax.set_ylabel(measures[which].label if column == 0 else "")
+        if measures[which].from_zero:
+            ax.set_ylim(bottom=0)
+    style.key(figure, [style.method(row.method, row.variant) for row in shown], texts, per_line)
+    return figure
+
+
+def _draw_panel(ax: Axes, drawn: Sequence[Line], values: Sequence[float]) -> None:
+    for line in drawn:
+        look = style.method(line.row.method, line.row.variant)
+        ax.plot(line.x, line.mean, label=line.row.label, **look)
+        if line.low != line.high:
+            ax.vlines(line.x, line.low, line.high, color=look["color"], linewidth=0.8)
+    style.values(ax, values)
+
+
+def of_all(found: Arranged, drawn: Sequence[Sweep]) -> tuple[tuple[int, ...], str]:
+    """The runs that these sweeps show, and what all of their settings have in common."""
+    cells = {(i, j) for sweep in drawn for i in _rows(found, sweep) for j in sweep.columns}
+    runs = sorted(run.id for place in cells for run in found.cells.get(place, ()))
+    return tuple(runs), protocol([found.settings[j] for j in sorted({j for sweep in drawn for j in sweep.columns})])
+
+
+def caption(found: Arranged, drawn: Sequence[Sweep]) -> str:
+    shown = {i for sweep in drawn for i in _rows(found, sweep)}
+    columns = {j for sweep in drawn for j in sweep.columns}
+    once = {i for i, j in found.cells if j in columns} - shown
+    left_out = f" At one value only, and left out: {', '.join(found.rows[i].label for i in sorted(once))}." if once else ""
+    return "; ".join(sweep.title for sweep in drawn) + f". Lines: mean over runs; bars: minimum to maximum.{left_out}"

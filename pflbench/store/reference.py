@@ -1,0 +1,84 @@
+"""The values that papers print: the package's CSV files, and their copy in the table `reference`, for queries beside runs.
+
+The files are the source. Reports read them; the table is brought up to date where a database is made, upgraded or written to.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select
+
+from pflbench.store.schema import Reference
+
+FEDALA = "FedALA (Zhang et al., AAAI 2023, arXiv:2212.01197)"
+ELASTIC = "Elastic Aggregation (Chen et al., CVPR 2023), poster"
+
+
+@dataclass(frozen=True)
+class Value:
+    """One printed value as it stands in its file. `setting` holds what the file says as key=value; std None: none printed."""
+
+    source: str
+    table: str  # "table2"; "text": in running text
+    setting: dict[str, str]
+    dataset: str
+    backbone: str
+    method: str
+    metric: str
+    mean: float | None  # None: a formula, which `setting` has
+    std: float | None
+
+
+@cache
+def values() -> tuple[Value, ...]:
+    """All of them, by file and line."""
+    return tuple(_value(row) for text in _texts() for row in csv.DictReader(text.splitlines()))
+
+
+@cache
+def version() -> str:
+    """Of the files' content: 16 hexadecimal digits."""
+    return hashlib.sha256("".join(_texts()).encode()).hexdigest()[:16]
+
+
+def is_current(connection: Connection) -> bool:
+    """Whether the table holds what the files hold."""
+    return connection.scalars(select(Reference.version).distinct()).all() == [version()]
+
+
+def fill(connection: Connection) -> None:
+    """Replaces the table's rows unless they are current."""
+    if not is_current(connection):
+        rows: list[dict[str, Any]] = [asdict(value) | {"version": version()} for value in values()]
+        connection.execute(delete(Reference))
+        connection.execute(insert(Reference), rows)
+
+
+@cache
+def _texts() -> tuple[str, ...]:
+    folder = Path(__file__).parents[1] / "report" / "paper"
+    return tuple(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.csv")))
+
+
+def _value(row: dict[str, str]) -> Value:
+    return Value(
+        source=ELASTIC if row["table"] == "elastic" else FEDALA,
+        table=row["table"],
+        setting=dict(item.split("=", 1) for item in row["setting"].split(";")),
+        dataset=row["dataset"],
+        backbone=row["backbone"],
+        method=row["method"],
+        metric=row["metric"],
+        mean=_number(row["mean"]),
+        std=_number(row["std"]),
+    )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
