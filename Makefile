@@ -41,5 +41,5 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(DEMO_FIGURE) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(DEMO_FIGURE) $(DEMO_FIGURE:.png=.caption.txt) .pytest_cache .mypy_cache .ruff_cache build dist
 	rm -rf $(DEMO_DB) $(DEMO_DB)-wal $(DEMO_DB)-shm $(DEMO_DB).lock $(DEMO_DB).checkpoints

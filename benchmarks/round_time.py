@@ -95,7 +95,7 @@ def evaluate(model: nn.Module, data: TensorDataset) -> int:
 
 def pflbench(data_dir: Path, share: float, method: str, engine: str, device: str) -> list[float]:
     from pflbench import methods
-    from pflbench.run import Execution, federation, find_device
+    from pflbench.execution import Execution, federation, find_device
     from pflbench.setting import Setting
 
     arrays, partition = setting(data_dir, share)

@@ -1,40 +1,47 @@
-"""`pflbench methods`: which methods there are, and their hyperparameters."""
+"""`pflbench methods`: which methods there are, their hyperparameters, and the way to a new one."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import print_fields, print_json, print_table
+from pflbench.cli.console import message, print_fields, print_json, print_table
 
-app = typer.Typer(help="List the methods and show their hyperparameters.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from pflbench.methods.outside import Packaged, Plugin
+
+app = typer.Typer(help="List the methods, show their hyperparameters, write and test new ones.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="METHOD", autocompletion=o.complete_method)]
 
 _FACTS = ("title", "venue", "category")
 
 
 @app.command("list")
-def list_(as_json: o.Json = False) -> None:
-    """List the methods."""
-    from pflbench.methods import METHODS
+def list_(plugins: o.Plugins = [], as_json: o.Json = False) -> None:  # noqa: B006  Typer gives every call its own list.
+    """List the methods: built-in ones, then those of installed packages and of --plugin files."""
+    from pflbench.methods import METHODS, outside
 
-    rows = [{"name": name, **{fact: _facts(name).get(fact, "") for fact in _FACTS}} for name in METHODS]
+    rows = [{"name": name, **_facts(METHODS[name]), "from": "pflbench"} for name in METHODS]
+    rows += [{"name": method.name, **_facts_of(method), "from": method.place} for method in outside.found()]
     if as_json:
         print_json(rows)
     else:
-        print_table(("name", *_FACTS), [(row["name"], *(row[fact] for fact in _FACTS)) for row in rows])
+        columns = ("name", *_FACTS, "from")
+        print_table(columns, [[row[column] for column in columns] for row in rows])
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="METHOD", autocompletion=o.completion(o.method_names))],
+    name: Name,
+    plugins: o.Plugins = [],  # noqa: B006
     as_json: o.Json = False,
 ) -> None:
     """Show one method: its source and its hyperparameters, for `run --set METHOD.NAME=VALUE`."""
@@ -50,6 +57,7 @@ def show(
         "algorithm": cls.algorithm,
         "category": cls.category,
         "version": cls.version,
+        **methods.record(name),
     }
     if as_json:
         print_json({**facts, "hyperparameters": [asdict(hyper) for hyper in hypers]})
@@ -61,26 +69,71 @@ def show(
         print_table(("hyperparameter", "type", "default", "meaning", "searched by the FedALA paper"), rows)
 
 
-def _facts(name: str) -> dict[str, str]:
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the new method: lower case, digits and hyphens.")],
+    folder: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where its files go.")] = Path(),
+) -> None:
+    """Write a new method that works, and its test, to be changed into yours."""
+    from pflbench.contract import template
+
+    method, test = template.write(name, folder)
+    print(method)
+    print(test)
+    message(f"Next: edit both, then pflbench methods test {name} --plugin {method}")
+
+
+@app.command("test")
+def check(name: Name, plugins: o.Plugins = []) -> None:  # noqa: B006
+    """Run the contract suite on a method: what every method must keep. Exit code 1 if it does not."""
+    from pflbench.contract.check import keeps_the_contract
+
+    if not keeps_the_contract(name):
+        raise typer.Exit(1)
+
+
+def _facts_of(method: Packaged | Plugin) -> dict[str, str]:
+    from pflbench.methods.outside import Plugin
+
+    if isinstance(method, Plugin):
+        return {fact: getattr(method.cls, fact) for fact in _FACTS}
+    try:
+        return _facts(method.point.value)
+    except Exception:  # other people's packages: what is broken there shows when the method is asked for
+        return dict.fromkeys(_FACTS, "")
+
+
+def _facts(place: str) -> dict[str, str]:
     """A method's class attributes, its own and inherited ones, read from the source: importing it would import torch."""
-    from pflbench.methods import METHODS
-
-    places = {place.split(":")[1]: place.split(":")[0] for place in METHODS.values()}
-    return _attributes(METHODS[name].split(":")[1], places)
+    found = _attributes(*place.split(":"))
+    return {fact: found.get(fact, "") for fact in _FACTS}
 
 
-def _attributes(name: str, places: Mapping[str, str]) -> dict[str, str]:
-    if name not in places:
-        return {}
-    found = find_spec(places[name])
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"the table of contents names {places[name]}, which is not there")
-    tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
-    definition = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+def _attributes(module: str, name: str) -> dict[str, str]:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"{module} is named as the place of a method, and is not there")
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    elsewhere = {
+        alias.asname or alias.name: (resolve_name("." * node.level + (node.module or ""), spec.parent), alias.name)
+        for node in body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    def of(local: str) -> dict[str, str]:
+        if local in classes:
+            return _attributes(module, local)
+        there = elsewhere.get(local, ("", ""))
+        return _attributes(*there) if there[0].split(".")[0] in ("pflbench", module.split(".")[0]) else {}
+
+    if name not in classes:
+        return of(name)
     facts: dict[str, str] = {}
-    for base in definition.bases:
-        facts |= _attributes(ast.unparse(base), places)
-    for statement in definition.body:
+    for base in reversed(classes[name].bases):
+        facts |= of(ast.unparse(base))
+    for statement in classes[name].body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
             facts |= {ast.unparse(target): str(statement.value.value) for target in statement.targets}
     return facts

@@ -6,11 +6,14 @@ A default of None means "the paper's value for this dataset"; the help names it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from pflbench.errors import UserError
 
 if TYPE_CHECKING:
     from pflbench.plan import Request
@@ -26,16 +29,26 @@ def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
-def method_names() -> Iterable[str]:
-    from pflbench.methods import METHODS
+def complete_method(context: typer.Context, incomplete: str) -> list[str]:
+    """Completes a method's name, those of the line's --plugin files included; says nothing where one of them is broken."""
+    from pflbench.methods import names
+    from pflbench.methods.outside import plugged_in
 
-    return METHODS
+    with suppress(UserError), plugged_in(context.params.get("plugins") or ()):
+        return [name for name in names(with_ala=True) if name.startswith(incomplete)]
+    return []
 
 
 def dataset_names() -> Iterable[str]:
     from pflbench.data import DATASETS
 
     return DATASETS
+
+
+def _presets() -> Iterable[str]:
+    from pflbench.methods import PRESETS
+
+    return PRESETS
 
 
 def _models() -> Iterable[str]:
@@ -63,6 +76,14 @@ def request(given: Mapping[str, Any]) -> Request:
     return Request(**known)
 
 
+def _plug_in(context: typer.Context, files: list[Path]) -> list[Path]:
+    if files:
+        from pflbench.methods.outside import plugged_in
+
+        context.with_resource(plugged_in(files))
+    return files
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Db = Annotated[
     str,
@@ -74,7 +95,17 @@ DEFAULT_DATA = Path("data")
 
 Methods = Annotated[
     list[str],
-    typer.Option("--method", "-m", metavar="NAME", autocompletion=completion(method_names), help="A method; repeat for several."),
+    typer.Option("--method", "-m", metavar="NAME", autocompletion=complete_method, help="A method; repeat for several."),
+]
+Plugins = Annotated[
+    list[Path],
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        is_eager=True,
+        callback=_plug_in,
+        help="A file with methods of your own; repeatable. PFLBENCH_PLUGINS, separated as in PATH, names further ones.",
+    ),
 ]
 Datasets = Annotated[
     list[str],
@@ -96,6 +127,18 @@ Set = Annotated[
         "--set",
         metavar="METHOD.NAME=VALUE",
         help="A hyperparameter (see `pflbench methods show`), e.g. fedala.p=2; repeatable.",
+    ),
+]
+Ala = Annotated[
+    bool,
+    typer.Option("--ala", help="Plug ALA into each method, as in Table 4; the same as -m NAME+ala."),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=completion(_presets),
+        help="A set of hyperparameters, below --set; fedala2022: what PFLlib did when the FedALA paper was written.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Of initialisation, batches and sampling. Default: 0.")]
@@ -160,6 +203,14 @@ PartitionSeed = Annotated[
 TestShare = Annotated[
     float | None,
     typer.Option(help="Share of each client's samples it tests on. Default: 0.25.", rich_help_panel=PARTITION),
+]
+CentralTest = Annotated[
+    bool | None,
+    typer.Option(
+        "--central-test",
+        help="Set the official test part aside: clients share the rest, and the one global model is tested on it as well.",
+        rich_help_panel=PARTITION,
+    ),
 ]
 
 Rounds = Annotated[int | None, typer.Option("--rounds", "-r", help="Default: 2000 (digits: 50).", rich_help_panel=TRAINING)]
@@ -239,4 +290,21 @@ Chunk = Annotated[
 CheckpointEvery = Annotated[
     float,
     typer.Option(metavar="SECONDS", min=0, help="Shortest time between two checkpoints.", rich_help_panel=EXECUTION),
+]
+Trajectory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CLIENT:FROM-TO",
+        help="Keep this client's models at the start and end of these rounds, for `plot trajectory`: very large.",
+        rich_help_panel=EXECUTION,
+    ),
+]
+ObserveEvery = Annotated[
+    int,
+    typer.Option(
+        metavar="ROUNDS",
+        min=0,
+        help="Keep what a method observes (weights, attention, strategies: large) every so many rounds. Default: never.",
+        rich_help_panel=EXECUTION,
+    ),
 ]

@@ -43,6 +43,7 @@ def show(
     group_sizes: o.GroupSizes = None,
     partition_seed: o.PartitionSeed = None,
     test_share: o.TestShare = None,
+    central_test: o.CentralTest = None,
     stored: Annotated[
         str | None,
         typer.Option("--hash", metavar="HASH", help="A partition of the database: (the beginning of) its hash."),

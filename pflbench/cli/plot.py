@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import message
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, provenance
-from pflbench.errors import unknown
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, provenance, uncollected
+from pflbench.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+NAMES = (
+    "curves, distribution, overhead, scalability, heterogeneity, fairness, attention, ala-weights, ala-convergence, trajectory "
+    "or loss: see the README."
+)
 
 
 def _plots() -> list[str]:
@@ -20,20 +28,33 @@ def _plots() -> list[str]:
     return list(PLOTS)
 
 
+@uncollected()
 def plot(
-    name: Annotated[str, typer.Argument(metavar="PLOT", autocompletion=o.completion(_plots), help="curves or distribution.")],
+    name: Annotated[str, typer.Argument(metavar="PLOT", autocompletion=o.completion(_plots), help=NAMES)],
     methods: MethodsFilter = [],  # noqa: B006
     datasets: DatasetsFilter = [],  # noqa: B006
     partitions: PartitionsFilter = [],  # noqa: B006
     status: Status = [],  # noqa: B006
     x: Annotated[str | None, typer.Option("--x", metavar="round|seconds", help="curves: the x axis. Default: round.")] = None,
     band: Annotated[str | None, typer.Option(metavar="minmax|std", help="curves: the band over seeds. Default: minmax.")] = None,
+    round_: Annotated[
+        int | None, typer.Option("--round", "-r", min=0, help="attention: after this round. Default: the last kept.")
+    ] = None,
+    client: Annotated[int | None, typer.Option(min=0, help="ala-convergence (default: 8), trajectory (default: 4).")] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(metavar="POINTS", help="overhead: converged within so many points of the best. Default: 0.5."),
+    ] = None,
+    surface: Annotated[
+        bool, typer.Option("--surface", help="trajectory: compute the loss surface, which takes minutes, and keep it.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .png, .pdf or .svg file. Default: the plot's name, .png.")
     ] = None,
     db: o.Db = o.DEFAULT_DB,
+    data_dir: o.DataDir = o.DEFAULT_DATA,
 ) -> None:
-    """Draw a figure, write it to a file and print the file's name."""
+    """Draw a figure, write it to a file, with its caption in a text file beside it, and print the file's name."""
     from pflbench.report import PLOTS
 
     if name not in PLOTS:
@@ -45,11 +66,27 @@ def plot(
         "status": status,
         "x": x,
         "band": band,
+        "round": round_,
+        "client": client,
+        "tolerance": tolerance,
     }
     target = output or Path(f"{name}.png")
     with opened(db) as engine:
+        if surface:
+            _compute_surface(name, engine, given, data_dir)
         drawing = call(f"plot {name}", PLOTS[name], engine, given)
     drawing.save(target, provenance(drawing.runs))
     for line in (drawing.caption, *drawing.notes):
         message(line)
     print(target)
+
+
+def _compute_surface(name: str, engine: Engine, given: dict[str, Any], data_dir: Path) -> None:
+    """The one figure whose numbers the database does not have: they are computed here, and stored."""
+    if name != "trajectory":
+        raise UserError(f"--surface does not belong to `pflbench plot {name}`.", "Leave it out.")
+    from pflbench import surface
+    from pflbench.report import Entry
+
+    paths = call("plot trajectory", Entry("", "pflbench.report.trajectory:paths"), engine, given)
+    surface.compute(engine, paths, data_dir)

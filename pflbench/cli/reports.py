@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +29,7 @@ def _statuses() -> list[str]:
 
 MethodsFilter = Annotated[
     list[str],
-    typer.Option("--method", "-m", metavar="NAME", autocompletion=o.completion(o.method_names), help="Only these; repeatable."),
+    typer.Option("--method", "-m", metavar="NAME", autocompletion=o.complete_method, help="Only these; repeatable."),
 ]
 DatasetsFilter = Annotated[
     list[str],
@@ -40,6 +43,22 @@ Status = Annotated[
     list[str],
     typer.Option("--status", metavar="STATUS", autocompletion=o.completion(_statuses), help="Default: finished; any for all."),
 ]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for garbage, neither now nor at the end of the process.
+
+    It takes a fifth of a report's time, and finds a megabyte.
+    """
+    atexit.register(gc.freeze)
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def provenance(runs: Iterable[int]) -> str:

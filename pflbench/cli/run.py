@@ -18,7 +18,9 @@ from pflbench.errors import Diverged, unknown
 if TYPE_CHECKING:
     import sqlalchemy
 
+    from pflbench.follow import Follow
     from pflbench.run import Progress as Step
+    from pflbench.setting import Setting
     from pflbench.spec import RunSpec
 
 Engine = Literal["auto", "loop", "batched"]
@@ -27,9 +29,12 @@ ENGINES = get_args(Engine)
 
 def run(
     methods: o.Methods,
-    datasets: o.Datasets = [],  # noqa: B006  Typer gives every call its own list.
+    plugins: o.Plugins = [],  # noqa: B006  Typer gives every call its own list.
+    datasets: o.Datasets = [],  # noqa: B006
     model: o.Model = None,
     settings: o.Set = [],  # noqa: B006
+    ala: o.Ala = False,
+    preset: o.Preset = None,
     seed: o.Seed = None,
     seeds: o.Seeds = None,
     partition: o.Partition = None,
@@ -44,6 +49,7 @@ def run(
     group_sizes: o.GroupSizes = None,
     partition_seed: o.PartitionSeed = None,
     test_share: o.TestShare = None,
+    central_test: o.CentralTest = None,
     rounds: o.Rounds = None,
     local_epochs: o.LocalEpochs = None,
     batch_size: o.BatchSize = None,
@@ -59,6 +65,8 @@ def run(
     workers: o.Workers = None,
     chunk: o.Chunk = None,
     checkpoint_every: o.CheckpointEvery = 30.0,
+    observe_every: o.ObserveEvery = 0,
+    trajectory: o.Trajectory = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Run anew what is finished; the old run is kept.", rich_help_panel=o.EXECUTION),
@@ -76,19 +84,24 @@ def run(
     What is not given is the paper's: 2,000 rounds, 20 clients, Dir(0.1), batches of 10, one local epoch, the model and
     learning rate of the dataset. A finished run is not run again; an interrupted one resumes at its last checkpoint.
     """
-    from pflbench.plan import plan
+    from pflbench.plan import plan, preset_notes, warnings
 
-    specs = plan(o.request(locals()))
+    request = o.request(locals())
+    specs = plan(request)
+    for text in (*preset_notes(request), *warnings(specs)):
+        message(f"Note: {text}")
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     if dry_run:
         print_json([{"key": spec.key, "spec": spec.model_dump(mode="json")} for spec in specs])
         return
 
-    from pflbench.run import Execution, execute
+    from pflbench.execution import Execution
+    from pflbench.run import execute
 
     _prepare(specs, data_dir, quiet)
-    how = Execution(device, cast(Engine, engine), workers, chunk)
+    follow = None if trajectory is None else _follow_client(trajectory, specs, data_dir)
+    how = Execution(device, cast(Engine, engine), workers, chunk, observe_every, follow)
     command = command_line()
     done: list[dict[str, Any]] = []
     failed = False
@@ -111,9 +124,37 @@ def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
     from pflbench.setting import load_setting
 
-    for spec in {(spec.data, spec.partition): spec for spec in specs}.values():
+    for spec in {(spec.data, spec.partition, spec.method.name): spec for spec in specs}.values():
         with data_view(quiet) as progress:
-            load_setting(spec, data_dir, progress)
+            setting = load_setting(spec, data_dir, progress)
+        if setting.central is not None:
+            _require_global_model(spec, setting)
+
+
+def _follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
+    """What --trajectory asks for, if every run can give it; says how much that is."""
+    from pflbench.follow import check, parse
+    from pflbench.models import build
+    from pflbench.setting import load_setting
+
+    follow = parse(text)
+    most = 0
+    for spec in specs:
+        check(follow, spec)
+        arrays = load_setting(spec, data_dir).arrays
+        model = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
+        most = max(most, follow.bytes(sum(parameter.numel() for parameter in model.parameters())))
+    message(f"Note: --trajectory keeps up to {most / 1e6:,.0f} MB of each run.")
+    return follow
+
+
+def _require_global_model(spec: RunSpec, setting: Setting) -> None:
+    from pflbench import central, methods
+    from pflbench.execution import Execution, federation, find_device
+
+    fed = federation(spec, setting, find_device("cpu"), Execution(engine="batched"))
+    central.require_global_model(spec.method.name, methods.make(spec.method), fed)
+    fed.executor.close()
 
 
 def _follow(spec: RunSpec, steps: Generator[Step], quiet: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +32,7 @@ Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Numbers, or (
 
 @app.command("list")
 def list_(
-    method: Annotated[str | None, typer.Option("--method", "-m", autocompletion=o.completion(o.method_names))] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", autocompletion=o.complete_method)] = None,
     dataset: Annotated[
         str | None,
         typer.Option("--dataset", "-d", autocompletion=o.completion(o.dataset_names), help="As in the list, e.g. agnews:test."),
@@ -105,6 +106,29 @@ def show(
     if rows:
         print()
         print_table(("round", *(c.replace("_", " ") for c in columns)), rows)
+
+
+@app.command()
+def artifact(
+    run: Run,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `runs show` lists it, e.g. traffic or ala_weights.")],
+    round_: Annotated[int | None, typer.Option("--round", "-r", help="Default: the newest.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.npy", help="Write it as NumPy's .npy.")] = None,
+    db: o.Db = o.DEFAULT_DB,
+) -> None:
+    """Print an array that a run left behind as JSON, or write it to a file."""
+    from pflbench.store import read
+
+    with opened(db) as engine:
+        array = read.artifact(engine, read.run(engine, run, last=1).info.id, name, round_)
+    if output is None:
+        print_json({"name": name, "shape": array.shape, "dtype": str(array.dtype), "values": array.tolist()})
+        return
+    try:
+        read.save_array(array, output)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror}.") from None
+    message(f"Wrote {output}: {array.dtype} {list(array.shape)}.")
 
 
 @app.command()

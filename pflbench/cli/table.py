@@ -12,7 +12,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import message, stdout
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, provenance
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, provenance, uncollected
 from pflbench.errors import unknown
 
 
@@ -28,8 +28,29 @@ def _formats() -> list[str]:
     return list(FORMATS)
 
 
+def _stds() -> list[str]:
+    from pflbench.report.statistics import STDS
+
+    return list(STDS)
+
+
+def _tests() -> list[str]:
+    from pflbench.report.statistics import TESTS
+
+    return list(TESTS)
+
+
+@uncollected()
 def table(
-    name: Annotated[str, typer.Argument(metavar="TABLE", autocompletion=o.completion(_tables), help="accuracy.")] = "accuracy",
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            autocompletion=o.completion(_tables),
+            help="accuracy, overhead, ranks; of the papers: heterogeneity, scalability, applicability, hyperparameters, range, "
+            "participation, elastic, ablation.",
+        ),
+    ] = "accuracy",
     methods: MethodsFilter = [],  # noqa: B006
     datasets: DatasetsFilter = [],  # noqa: B006
     partitions: PartitionsFilter = [],  # noqa: B006
@@ -42,6 +63,27 @@ def table(
         str | None,
         typer.Option(metavar="auto|always|never", help="The paper's values: where the protocol is the paper's, always, never."),
     ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(metavar="POINTS", help="overhead: converged is within so many points of the best. Default: 0.5."),
+    ] = None,
+    std: Annotated[
+        str | None,
+        typer.Option(metavar="population|sample", autocompletion=o.completion(_stds), help="Default: population, as the paper."),
+    ] = None,
+    ci: Annotated[
+        float | None, typer.Option(metavar="LEVEL", help="A bootstrap confidence interval of each mean, e.g. 0.95.")
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(
+            metavar="wilcoxon|t",
+            autocompletion=o.completion(_tests),
+            help="Test rows against the best of each setting, paired by seed, with Holm's correction.",
+        ),
+    ] = None,
+    against: Annotated[str | None, typer.Option(metavar="METHOD", help="--test: against this row in place of the best.")] = None,
+    runs: Annotated[bool, typer.Option("--runs", help="Name the runs of every cell.")] = False,
     format: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +98,7 @@ def table(
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
-    """Print a table: methods x settings, mean and population std over seeds."""
+    """Print a table: methods x settings, mean and population std over seeds; or one of the papers', beside their values."""
     from pflbench.report import TABLES
     from pflbench.report.render import render
 
@@ -69,13 +111,19 @@ def table(
         "status": status,
         "select": select,
         "paper": paper,
+        "tolerance": tolerance,
+        "std": std,
+        "ci": ci,
+        "test": test,
+        "against": against,
     }
     with opened(db) as engine:
-        found = call(f"table {name}", TABLES[name], engine, given)
+        found = call(f"table {name}", TABLES[name], engine, given).grid()
+    if runs:
+        found = found.with_runs()
     width = stdout().width if output is None and sys.stdout.isatty() else None
     if output is not None:
-        runs = (run for row in found.cells for cell in row if cell for run in cell.runs)
-        found = replace(found, notes=(*found.notes, provenance(runs)))
+        found = replace(found, notes=(*found.notes, provenance(found.runs)))
     text = render(found, "json" if as_json else format or "text", width=width)
     if output is None:
         print(text, end="")
