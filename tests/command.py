@@ -13,7 +13,14 @@ import pytest
 from pflbench.cli import main
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = "import sys; sys.argv[0] = 'pflbench'\nfrom pflbench.cli import main\nsys.exit(main())"
+# A test run that was itself started in the background has SIGINT ignored, and its processes would inherit that.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv[0] = "pflbench"
+from pflbench.cli import main
+sys.exit(main())
+"""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from pflbench import __version__
 from pflbench.cli import main
 from pflbench.cli.options import request
 from pflbench.cli.run import run
+from pflbench.methods import METHODS
 from pflbench.plan import Request
-
-METHODS = ["local", "fedavg", "fedprox", "ditto", "fedala"]
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,14 @@ def test_every_request_can_be_made_on_the_command_line() -> None:
 
 def test_methods(shell: Shell) -> None:
     listed = parsed(shell("methods", "list", "--json"))
-    assert [row["name"] for row in listed] == METHODS
-    assert listed[2] == {"name": "fedprox", "title": "FedProx", "venue": "MLSys 2020", "category": "traditional FL"}
+    assert [row["name"] for row in listed] == list(METHODS)
+    assert listed[2] == {
+        "name": "fedprox",
+        "title": "FedProx",
+        "venue": "MLSys 2020",
+        "category": "traditional FL",
+        "from": "pflbench",
+    }
     shown = parsed(shell("methods", "show", "ditto", "--json"))
     defaults = {row["name"]: row["default"] for row in shown["hyperparameters"]}
     assert (defaults["lam"], defaults["personal_epochs"]) == (0.1, 2)  # methods.md 1.8
@@ -74,7 +79,7 @@ def test_the_facts_of_the_list_are_those_of_the_classes(shell: Shell) -> None:
 
     for row in parsed(shell("methods", "list", "--json")):
         cls = load(row["name"])
-        assert row == {"name": row["name"], "title": cls.title, "venue": cls.venue, "category": cls.category}
+        assert row == {"name": row["name"], "title": cls.title, "venue": cls.venue, "category": cls.category, "from": "pflbench"}
 
 
 def test_data(shell: Shell, tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ def test_table(shell: Shell, tmp_path: Path) -> None:
     made = (tmp_path / "out.md").read_text().splitlines()[-1]
     assert "Made by `pflbench table -f markdown -o out.md` (pflbench " in made
     assert made.endswith("from runs 1, 2, 3, 4.")
-    assert "Valid: accuracy" in shell.refused("table", "acuracy")
+    assert "Did you mean 'accuracy'?" in shell.refused("table", "acuracy")
     assert "mean-last:K" in shell.refused("table", "--select", "middle")
     assert "Unknown format" in shell.refused("table", "-f", "pdf")
     assert "No runs with" in shell.refused("table", "-d", "mnist")
@@ -178,7 +183,7 @@ def test_plot(shell: Shell, tmp_path: Path) -> None:
     assert b"Made by `pflbench plot curves` (pflbench " in (tmp_path / "curves.png").read_bytes()
     assert shell("plot", "distribution", "-o", "who.svg").code == 0
     assert "<svg" in (tmp_path / "who.svg").read_text()
-    assert "Valid: curves, distribution" in shell.refused("plot", "bars")
+    assert "Valid: ala-convergence, " in shell.refused("plot", "bars")
     assert "--x does not belong to `pflbench plot distribution`" in shell.refused("plot", "distribution", "--x", "round")
     assert "--method does not belong" in shell.refused("plot", "distribution", "-m", "ditto")
     assert ".png" in shell.refused("plot", "curves", "-o", "curves.bmp")
@@ -261,13 +266,13 @@ def test_a_bug_is_told_in_two_lines_and_shown_on_request(shell: Shell, monkeypat
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("pflbench run -m fed", {"fedavg", "fedprox", "fedala"}),
+        ("pflbench run -m fedp", {"fedphp", "fedphp+ala", "fedprox", "fedprox+ala", "fedprox-c"}),
         ("pflbench run -d mn", {"mnist"}),
-        ("pflbench run --model c", {"cnn"}),
+        ("pflbench run --model c", {"cnn", "cnn2"}),
         ("pflbench run -p d", {"dirichlet"}),
-        ("pflbench table a", {"accuracy"}),
+        ("pflbench table a", {"ablation", "accuracy", "applicability"}),
         ("pflbench plot d", {"distribution"}),
-        ("pflbench methods show di", {"ditto"}),
+        ("pflbench methods show di", {"ditto", "ditto+ala"}),
     ],
 )
 def test_completion(words: str, expected: set[str], tmp_path: Path) -> None:

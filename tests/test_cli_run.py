@@ -250,7 +250,7 @@ FULL = """
 import resource, sys
 sys.argv[0] = "pflbench"
 from pflbench.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (350_000, 350_000))
 sys.exit(main())
 """
 

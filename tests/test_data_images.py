@@ -61,7 +61,7 @@ def test_split_folders_are_merged_train_first(inner: str, held_out: str, tmp_pat
     put(source / "train" / "a" / inner / "0.png", pixels(1))
     last = put(source / held_out / "b" / inner / "0.png", pixels(2))
     arrays = load(source, tmp_path)
-    assert (arrays.classes, arrays.y.tolist()) == (("a", "b"), [0, 1, 1])
+    assert (arrays.classes, arrays.y.tolist(), arrays.train_size) == (("a", "b"), [0, 1, 1], 2)
     np.testing.assert_array_equal(arrays.x[1:], np.stack([first, last]).transpose(0, 3, 1, 2))
 
 
@@ -69,7 +69,16 @@ def test_unlabelled_images_are_left_out(tmp_path: Path) -> None:
     """Tiny-ImageNet's val/images is no class (methods.md 5)."""
     for name in ("train/a", "train/b", "val/images"):
         put(tmp_path / "s" / name / "0.png", pixels(0))
-    assert len(load(tmp_path / "s", tmp_path).y) == 2
+    arrays = load(tmp_path / "s", tmp_path)
+    assert (len(arrays.y), arrays.train_size) == (2, None)
+
+
+@pytest.mark.parametrize("folders", [("train", "test", "val"), ("train", "training"), ("train",), ("",)])
+def test_where_the_test_part_begins_is_not_guessed(folders: tuple[str, ...], tmp_path: Path) -> None:
+    for folder in folders:
+        for name in "ab":
+            put(tmp_path / "s" / folder / name / "0.png", pixels(0))
+    assert load(tmp_path / "s", tmp_path).train_size is None
 
 
 def test_greyscale_images_stay_one_channel_unless_one_has_colour(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def put_agnews(root: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> Non
 def test_agnews_test_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_agnews(tmp_path, monkeypatch, test=AG_TEST)
     arrays = data.load(data.parse("agnews:test", tmp_path), tmp_path)
-    assert arrays.y.tolist() == [2, 3, 0, 1]
+    assert (arrays.y.tolist(), arrays.train_size) == ([2, 3, 0, 1], None)
     assert arrays.classes == ("World", "Sports", "Business", "Sci/Tech")
     assert arrays.x.dtype == np.int64
     by_hand = [
@@ -89,12 +89,26 @@ def test_agnews_merges_train_before_test_and_is_encoded_once(tmp_path: Path, mon
     calls: list[tuple[str, int, int]] = []
     spec = data.parse("agnews", tmp_path)
     first = data.load(spec, tmp_path, lambda *call: calls.append(call))
-    assert first.y.tolist() == [0, 2, 3, 0, 1]
+    assert (first.y.tolist(), first.train_size) == ([0, 2, 3, 0, 1], 1)
     assert calls == [("tokenising texts", 5, 5)]
     monkeypatch.delattr(text, "tokenize")
     second = data.load(spec, tmp_path)
     np.testing.assert_array_equal(second.x, first.x)
     assert (second.vocabulary, second.classes, second.y.tolist()) == (first.vocabulary, first.classes, first.y.tolist())
+    assert second.train_size == 1
+
+
+def test_a_cache_that_does_not_say_where_the_test_part_begins_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_agnews(tmp_path, monkeypatch, train=AG_TRAIN, test=AG_TEST)
+    spec = data.parse("agnews", tmp_path)
+    data.load(spec, tmp_path)
+    (cache,) = (tmp_path / ".cache").glob("*.text.npz")
+    with np.load(cache) as held:
+        older = {name: held[name] for name in held.files if name != "train_size"}
+    np.savez(cache, **older)
+    assert data.load(spec, tmp_path).train_size == 1
 
 
 def test_agnews_without_the_training_file_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +139,7 @@ def own(tmp_path: Path, content: str | bytes) -> data.Arrays:
 def test_own_texts_with_a_header(tmp_path: Path) -> None:
     arrays = own(tmp_path, '\ufeffid,Text,Label\r\n1,"good, very good",pos\r\n2,bad,neg\r\n3,good,pos\r\n')
     assert (arrays.classes, arrays.y.tolist()) == (("neg", "pos"), [1, 0, 1])
-    assert arrays.vocabulary == 5  # <unk> good , bad very
+    assert (arrays.vocabulary, arrays.train_size) == (5, None)  # <unk> good , bad very
     assert arrays.x[0, :5].tolist() == [1, 2, 4, 1, 0]
 
 

@@ -46,7 +46,7 @@ def test_mnist_and_fashionmnist_train_first(name: str, cls: str, nested: bool, t
     arrays = data.load(data.parse(name, tmp_path), tmp_path)
     np.testing.assert_array_equal(arrays.x, x[:, None])
     assert arrays.x.dtype == np.uint8
-    assert arrays.y.tolist() == [5, 0, 9, 7, 1]
+    assert (arrays.y.tolist(), arrays.train_size) == ([5, 0, 9, 7, 1], 3)
     assert arrays.y.dtype == np.int64
     assert arrays.classes[9] == {"mnist": "9", "fashionmnist": "Ankle boot"}[name]
     assert {f.state for f in data.verify(name, tmp_path)} == {"ok"}
@@ -57,7 +57,7 @@ def test_emnist_variants(tmp_path: Path) -> None:
     for variant, labels in {"byclass": ([61, 10], [36]), "letters": ([1, 26], [2])}.items():
         put_set(folder, (f"emnist-{variant}-train", f"emnist-{variant}-test"), labels)
     arrays = data.load(data.parse("emnist", tmp_path), tmp_path)
-    assert [arrays.classes[k] for k in arrays.y] == ["z", "A", "a"]
+    assert ([arrays.classes[k] for k in arrays.y], arrays.train_size) == (["z", "A", "a"], 2)
     assert len(arrays.classes) == 62
     arrays = data.load(data.parse("emnist:letters", tmp_path), tmp_path)
     assert [arrays.classes[k] for k in arrays.y] == ["a", "z", "b"]
@@ -136,7 +136,7 @@ def test_cifar_train_first_channels_first(cifar: tuple[str, Path, Bytes], tmp_pa
     np.testing.assert_array_equal(arrays.x, x.reshape(-1, 3, 32, 32))  # published as 1024 red, 1024 green, 1024 blue
     assert arrays.x.flags.c_contiguous
     assert arrays.y.tolist() == [k for batch in range(len(x) // 2) for k in (batch + 1, 0)]
-    assert arrays.classes[3] == "class 3"
+    assert (arrays.classes[3], arrays.train_size) == ("class 3", {"cifar10": 10, "cifar100": 2}[name])
 
 
 @pytest.mark.parametrize("cifar", ["cifar10", "cifar100"], indirect=True)

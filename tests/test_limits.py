@@ -59,8 +59,8 @@ def test_fedala_that_does_not_learn_its_weights_is_fedavg(engine):
 def test_fedala_before_its_start_round_is_fedavg(engine):
     late = train(FedALA(start_round=4), federation(engine=engine), 2)
     close(late.w, train(FedAvg(), federation(engine=engine), 2).w, 0)
-    assert not late.started.any()
-    assert train(FedALA(start_round=4), federation(engine=engine), 3).started.all()
+    assert not late.ala.started.any()
+    assert train(FedALA(start_round=4), federation(engine=engine), 3).ala.started.all()
 
 
 def test_lower_blocks_are_overwritten_and_weights_stay_within_bounds():
@@ -69,10 +69,10 @@ def test_lower_blocks_are_overwritten_and_weights_stay_within_bounds():
     state = method.receive(fed.at(4), before, fed.cohort(4))
     up = fed.flat.blocks[0].start
     close(state.theta[:, :up], state.w[:up].expand(fed.size, -1), 0)
-    assert state.W.min() >= 0
-    assert state.W.max() <= 1
-    assert 0 < (state.W < 1).double().mean() < 1
-    mixed = before.theta + (before.w - before.theta) * torch.nn.functional.pad(state.W, (up, 0), value=1.0)
+    assert state.ala.W.min() >= 0
+    assert state.ala.W.max() <= 1
+    assert 0 < (state.ala.W < 1).double().mean() < 1
+    mixed = before.theta + (before.w - before.theta) * torch.nn.functional.pad(state.ala.W, (up, 0), value=1.0)
     close(state.theta, mixed)
 
 
@@ -80,8 +80,8 @@ def test_without_adaptation_the_weights_stay_as_the_initial_stage_left_them():
     fed, method = federation(), FedALA(adapt=False)
     second = train(method, fed, 1)
     fourth = train(method, fed, 2, second, start=2)
-    assert torch.equal(second.W, fourth.W)
-    assert not torch.equal(train(FedALA(), federation(), 1).W, train(FedALA(), federation(), 3).W)
+    assert torch.equal(second.ala.W, fourth.ala.W)
+    assert not torch.equal(train(FedALA(), federation(), 1).ala.W, train(FedALA(), federation(), 3).ala.W)
 
 
 def init_epochs(method, fed, t=2):
@@ -152,7 +152,7 @@ def test_running_the_frozen_layers_once_changes_nothing(model, engine, monkeypat
     quick = train(FedALA(), federation(model, engine), 2)
     monkeypatch.setattr(Flat, "has_features", False)
     whole = train(FedALA(), federation(model, engine), 2)
-    close(quick.W, whole.W, 1e-10)
+    close(quick.ala.W, whole.ala.W, 1e-10)
     close(quick.theta, whole.theta, 1e-10)
 
 
@@ -166,7 +166,7 @@ def test_ala_all_also_overwrites_those_outside_the_cohort():
     received = method.receive(later, updated, S)
     outside = [i for i in range(fed.size) if i not in S.tolist()]
     assert not torch.equal(received.theta[outside], updated.theta[outside])
-    assert received.started.all()
+    assert received.ala.started.all()
 
 
 def test_a_client_that_has_never_trained_can_wait_with_ala():
@@ -175,15 +175,15 @@ def test_a_client_that_has_never_trained_can_wait_with_ala():
     t = next(t for t in range(2, 50) if int(fed.cohort(t)) != first)
     newcomer = int(fed.cohort(t))
     mixing, waiting = (train(FedALA(skip_untrained=skip), fed, t - 1) for skip in (False, True))
-    assert mixing.started[newcomer]
-    assert not waiting.started[newcomer]
+    assert mixing.ala.started[newcomer]
+    assert not waiting.ala.started[newcomer]
     close(waiting.theta[newcomer], waiting.w, 0)
     assert (mixing.theta[newcomer] - mixing.w).abs().max() > 0
 
 
 def test_a_range_beyond_the_model_is_refused():
     fed = federation()
-    with pytest.raises(UserError, match="p = 3, but this model has 2 blocks"):
+    with pytest.raises(UserError, match="p = 3, but of this model 2 blocks"):
         FedALA(p=3).init(fed)
 
 
@@ -205,9 +205,9 @@ def test_communication_as_in_section_1_18():
         now = fed.at(1)
         S = now.cohort(1)
         method.update(now, method.receive(now, method.init(fed), S), S)
-        assert now.ledger.params_up + now.ledger.params_down == per_client * fed.flat.size * len(S)
-        assert now.ledger.params_up == now.ledger.params_down
-        assert now.ledger.scalars_up == now.ledger.scalars_down == 0
+        assert now.ledger.traffic.params_up.sum() + now.ledger.traffic.params_down.sum() == per_client * fed.flat.size * len(S)
+        assert now.ledger.traffic.params_up.sum() == now.ledger.traffic.params_down.sum()
+        assert now.ledger.traffic.scalars_up.sum() == now.ledger.traffic.scalars_down.sum() == 0
 
 
 def test_the_paper_s_hyperparameters():

@@ -36,9 +36,13 @@ def test_fedprox(name):
     (_, first), (_, second) = rounds(FedProx(mu=0.5), fed, 2)
     near(first.w, [0.13875, 0.0925])
     near(second.w, [0.25183125, 0.1678875])
-    near(FedProx(mu=0.5).train(fed, fed.initial(), fed.cohort(1)), [[0.185, 0], [0, 0.37]])
+    method = FedProx(mu=0.5)
+    near(method.train(fed, method.init(fed), fed.cohort(1)), [[0.185, 0], [0, 0.37]])
     now = fed.at(2)
-    near(FedProx(mu=0.5).train(now, first.w, fed.cohort(2)), [[0.29808125, 0.0753875], [0.11308125, 0.4453875]])
+    near(
+        method.train(now, method.receive(now, first, fed.cohort(2)), fed.cohort(2)),
+        [[0.29808125, 0.0753875], [0.11308125, 0.4453875]],
+    )
 
 
 def test_the_proximal_penalty_is_the_squared_norm(name):
@@ -75,11 +79,11 @@ def test_fedala(name):
     near(first[0].theta, [[0, 0], [0, 0]])
     near(first[1].theta, [[0.1, 0], [0, 0.2]])
     near(first[1].w, [0.075, 0.05])
-    near(second[0].W, [[0.9728411847], [0]])
+    near(second[0].ala.W, [[0.9728411847], [0]])
     near(second[0].theta, [[0.075, 0.0486420592], [0.075, 0.2]])
     near(second[1].theta, [[0.1675, 0.0437778533], [0.0675, 0.38]])
     near(second[1].w, [0.1425, 0.12783339])
-    near(third[0].W, [[0.9622879666], [0]])
+    near(third[0].ala.W, [[0.9622879666], [0]])
     near(third[0].theta, [[0.1425, 0.1246634848], [0.1425, 0.38]])
     near(third[1].w, [0.20325, 0.2196478522])
 

@@ -7,12 +7,15 @@ import sys
 
 import pytest
 import torch
+from small import EXECUTORS, federation, train
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
+from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.models import MODELS, build
+from pflbench.spec import MethodSpec
 
 MNIST, CIFAR, TINY, DIGITS, TEXT = (1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 8, 8), (200,)
 
@@ -22,6 +25,9 @@ COUNTS = {
     ("cnn", CIFAR, 10, None): ([5130, 824842, 876106, 878538], [2, 4, 6, 8]),
     ("cnn", CIFAR, 100, None): ([51300, 871012, 922276, 924708], [2, 4, 6, 8]),
     ("cnn", TINY, 200, None): ([102600, 5640904, 5692168, 5694600], [2, 4, 6, 8]),
+    ("cnn2", MNIST, 62, None): ([7998, 1187774, 1206270, 1206590], [2, 4, 6, 8]),
+    ("resnet20", CIFAR, 10, None): ([650, 204170, 255242, 269258, 269722], [2, 20, 38, 56, 59]),
+    ("resnet20-gn", CIFAR, 100, None): ([6500, 210020, 261092, 275108, 275572], [2, 20, 38, 56, 59]),
     ("fasttext", TEXT, 4, 98635): ([132, 1188, 3157508], [2, 4, 5]),
     ("resnet18", TINY, 200, None): (
         [102600, 8496328, 10596040, 11121608, 11269576, 11279112],
@@ -42,7 +48,9 @@ def sample(shape: tuple[int, ...], vocabulary: int | None, batch: int = 3) -> to
 def small(name: str) -> tuple[nn.Module, torch.Tensor]:
     """A model in float64 and a batch for it, small enough for many clients."""
     torch.manual_seed(0)
-    shape = {"cnn": (1, 16, 16), "resnet18": (3, 16, 16), "fasttext": (12,)}.get(name, DIGITS)
+    colour, grey = (3, 16, 16), (1, 16, 16)
+    shapes = {"cnn": grey, "cnn2": grey, "resnet18": colour, "resnet20": colour, "resnet20-gn": colour, "fasttext": (12,)}
+    shape = shapes.get(name, DIGITS)
     vocabulary = 30 if name == "fasttext" else None
     model = build(name, shape, 5, vocabulary).double()
     x = sample(shape, vocabulary, batch=4)
@@ -95,7 +103,7 @@ def test_logits_are_the_head_of_the_features(name):
     torch.testing.assert_close(F.linear(features, head.weight, head.bias), logits)
 
 
-@pytest.mark.parametrize(("name", "size"), [("cnn", 512), ("resnet18", 512), ("fasttext", 32)])
+@pytest.mark.parametrize(("name", "size"), [("cnn", 512), ("resnet18", 512), ("resnet20", 64), ("fasttext", 32)])
 def test_feature_sizes_of_methods_md_0_3(name, size):
     model, x = small(name)
     assert model.eval().features(x).shape[1] == size
@@ -117,6 +125,75 @@ def test_cnn_equals_its_textbook_form(shape):
     torch.testing.assert_close(ours, theirs)
     model.to(memory_format=torch.channels_last)
     torch.testing.assert_close(model(x.contiguous(memory_format=torch.channels_last)), textbook(x))
+
+
+def test_the_emnist_network_equals_its_textbook_form():
+    """methods.md 4.4: ReLU before the one pooling."""
+    model = build("cnn2", MNIST, 62).double()
+    textbook = nn.Sequential(
+        *(model.conv_1, nn.ReLU(), model.conv_2, nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), model.fc, nn.ReLU(), model.output),
+    )
+    assert model.fc.in_features == 9216
+    x = sample(MNIST, None).double()
+    torch.testing.assert_close(model(x), textbook(x))
+
+
+RESNETS_20 = ("resnet20", "resnet20-gn")
+
+
+@pytest.mark.parametrize("name", RESNETS_20)
+def test_the_shape_of_resnet_20(name):
+    model = build(name, CIFAR, 10).eval()
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in model.modules()) == 20
+    seen = []
+    for stage in (model.layer1, model.layer2, model.layer3):
+        stage.register_forward_hook(lambda module, given, out: seen.append(tuple(out.shape[1:])))
+    model(sample(CIFAR, None))
+    assert seen == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    statistics = sum(b.numel() for b in model.buffers())
+    assert statistics == (2 * (7 * 16 + 6 * 32 + 6 * 64) + 19 if name == "resnet20" else 0)
+
+
+@pytest.mark.parametrize("name", RESNETS_20)
+def test_without_its_residual_branches_resnet_20_is_its_shortcuts(name):
+    """What remains is the stem: every fourth pixel, and zeros in the channels that the stages add."""
+    model = build(name, CIFAR, 10).double().eval()
+    for key, parameter in model.named_parameters():
+        if ".norm2." in key:
+            nn.init.zeros_(parameter)
+    x = sample(CIFAR, None).double()
+    stem = F.relu(model.norm1(F.conv2d(x, model.conv1.weight, padding=1)))
+    features = model.features(x)
+    torch.testing.assert_close(features[:, :16], stem[:, :, ::4, ::4].mean((2, 3)))
+    assert not features[:, 16:].any()
+
+
+def test_a_block_of_resnet_20_by_hand():
+    block = build("resnet20", CIFAR, 10).double().layer2[0]
+    x = F.relu(sample((16, 6, 6), None).double())
+
+    def normalised(z):
+        return (z - z.mean((0, 2, 3), keepdim=True)) / (z.var((0, 2, 3), keepdim=True, correction=0) + 1e-5).sqrt()
+
+    hidden = normalised(F.conv2d(x, block.conv1.weight, stride=2, padding=1)).clamp(min=0)
+    expected = normalised(F.conv2d(hidden, block.conv2.weight, padding=1))
+    expected[:, :16] += x[:, :, ::2, ::2]
+    torch.testing.assert_close(block(x), expected.clamp(min=0))
+
+
+@pytest.mark.parametrize("name", ["cnn2", *RESNETS_20])
+def test_the_executors_agree(name):
+    """A round of FedAvg and its evaluation."""
+    method = methods.make(MethodSpec(name="fedavg"))
+    found = []
+    for engine in EXECUTORS[:2]:
+        fed = federation(name, engine, n=(11, 5), tests=(4, 3))
+        models = method.deployed(train(method, fed, 1))
+        scores = fed.evaluate(models, torch.arange(2))
+        found.append((models, fed.buffers["model"], torch.from_numpy(scores.loss)))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)
+    assert not torch.equal(found[0][0], fed.initial())
 
 
 def test_fasttext_averages_over_all_positions():
@@ -166,8 +243,12 @@ def test_gradients_under_vmap_equal_plain_autograd(name):
         (("logreg", TEXT, 4, 100), "needs images or other numbers, not texts", "fasttext"),
         (("cnn", DIGITS, 10), "at least 16 x 16 pixels, not 1 x 8 x 8", "logreg, mlp"),
         (("cnn", (20,), 10), "pixels, not 20", "logreg, mlp"),
-        (("resnet18", MNIST, 10), "needs images with 3 channels, not 1 x 28 x 28", "cnn, logreg, mlp"),
-        (("fasttext", CIFAR, 10), "needs texts, not 3 x 32 x 32", "cnn, resnet18, logreg, mlp"),
+        (
+            ("resnet18", MNIST, 10),
+            "needs images with 3 channels, not 1 x 28 x 28",
+            "cnn, cnn2, resnet20, resnet20-gn, logreg, mlp",
+        ),
+        (("fasttext", CIFAR, 10), "needs texts, not 3 x 32 x 32", "cnn, cnn2, resnet18, resnet20, resnet20-gn, logreg, mlp"),
     ],
 )
 def test_a_model_that_does_not_fit_the_data(case, message, fitting):
@@ -183,8 +264,8 @@ def test_the_smallest_image_the_cnn_takes():
 
 
 def test_an_unknown_model_gets_the_valid_names():
-    with pytest.raises(UserError, match=r"Unknown model 'resnet'\. Did you mean 'resnet18'\?"):
-        build("resnet", CIFAR, 10)
+    with pytest.raises(UserError, match=r"Unknown model 'resnet19'\. Did you mean 'resnet18'\?"):
+        build("resnet19", CIFAR, 10)
 
 
 def test_the_table_of_contents_needs_no_torch():

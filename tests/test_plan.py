@@ -98,6 +98,29 @@ def test_a_hyperparameter_set_to_its_default_is_the_same_run(name: str) -> None:
     assert said.key == plain.key
 
 
+def test_ala_is_plugged_into_every_method() -> None:
+    asked = plan(Request(methods=("ditto", "fedprox+ala"), ala=True, settings=("ditto.lam=0.5", "fedprox+ala.p=2")))
+    named = plan(Request(methods=("ditto+ala", "fedprox+ala"), settings=("ditto+ala.lam=0.5", "fedprox+ala.p=2")))
+    assert asked == named
+    assert [spec.method.name for spec in asked] == ["ditto+ala", "fedprox+ala"]
+    both = {h.name: h.default for name in ("ditto", "fedala") for h in hyperparameters(name)}
+    assert asked[0].method.hyperparameters == {**both, "lam": 0.5}
+    assert asked[1].method.hyperparameters["p"] == 2
+    with pytest.raises(UserError, match=r"fedala\+ala is not possible: FedALA is FedAvg with ALA already"):
+        plan(Request(methods=("fedala",), ala=True))
+
+
+def test_a_preset_switches_hyperparameters_below_what_is_set() -> None:
+    def drop_last(**options: object) -> object:
+        return one(methods=("fedala",), **options).method.hyperparameters["drop_last"]
+
+    assert drop_last() is False
+    assert drop_last(preset="fedala2022") is True
+    assert drop_last(preset="fedala2022", settings=("fedala.drop_last=false",)) is False
+    assert one(preset="fedala2022") == one(), "FedAvg is the same in both"
+    assert one(methods=("ditto+ala",), preset="fedala2022").method.hyperparameters["drop_last"] is True
+
+
 def test_the_schemes_are_those_of_the_partitions() -> None:
     assert set(SCHEMES) == {*partition.SCHEMES, "pfllib"}
 
@@ -139,6 +162,8 @@ def test_the_schemes_are_those_of_the_partitions() -> None:
         ({"methods": ("fedala",), "settings": ("fedala.p=two",)}, "fedala.p = 'two'"),
         ({"methods": ("fedprox",), "settings": ("fedprox.mu=-1",)}, "fedprox.mu = '-1'"),
         ({"methods": ()}, "No method given"),
+        ({"methods": ("fedvag+ala",)}, "Unknown method"),
+        ({"preset": "fedala2023"}, "Did you mean 'fedala2022'?"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(options: dict[str, object], words: str) -> None:

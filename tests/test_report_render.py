@@ -42,7 +42,7 @@ def table(engine: Engine) -> Table:
 
 
 def test_csv_reads_back_in_full_precision(table: Table) -> None:
-    rows = list(csv.DictReader(io.StringIO(render(table, "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render(table.grid(), "csv"))))
     assert [(r["row"], r["setting"]) for r in rows] == [
         ("FedAvg", "MNIST, Dir(0.1)"),
         ("FedAvg", "Cifar10, Dir(0.1)"),
@@ -59,7 +59,7 @@ def test_csv_reads_back_in_full_precision(table: Table) -> None:
 
 
 def test_json_names_the_runs_and_the_protocol(table: Table) -> None:
-    document = json.loads(render(table, "json"))
+    document = json.loads(render(table.grid(), "json"))
     assert document["cells"][0]["runs"] == [1, 4]
     assert document["cells"][0]["values"] == [98.5, pytest.approx(98.9)]
     assert document["cells"][0]["difference"] == pytest.approx(-0.11)
@@ -69,7 +69,7 @@ def test_json_names_the_runs_and_the_protocol(table: Table) -> None:
 
 
 def test_markdown_cells(table: Table) -> None:
-    lines = [line for line in render(table, "markdown").splitlines() if line.startswith("|")]
+    lines = [line for line in render(table.grid(), "markdown").splitlines() if line.startswith("|")]
     head, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert head == ["Method", "MNIST<br>Dir(0.1)", "paper", "Cifar10<br>Dir(0.1)"]
     assert rule == ["---", "---:", "---:", "---:"]
@@ -80,7 +80,7 @@ def test_markdown_cells(table: Table) -> None:
 
 
 def test_latex_is_a_booktabs_table_of_the_same_cells(table: Table) -> None:
-    text = render(table, "latex")
+    text = render(table.grid(), "latex")
     columns = re.search(r"\\begin\{tabular\}\{(l+r+)\}", text)
     assert columns is not None
     body = re.search(r"\\midrule\n(.*)\n\\bottomrule", text, re.DOTALL)
@@ -93,7 +93,7 @@ def test_latex_is_a_booktabs_table_of_the_same_cells(table: Table) -> None:
 
 
 def test_text_shows_cells_best_and_notes(table: Table) -> None:
-    text = render(table, "text")
+    text = render(table.grid(), "text")
     lines = text.splitlines()
     for row, cells in (
         ("FedAvg", ["98.70 ± 0.20", "60.00 ± 0.00"]),
@@ -107,7 +107,7 @@ def test_text_shows_cells_best_and_notes(table: Table) -> None:
 
 def test_numbers_of_runs_are_in_the_cells_where_they_differ(engine: Engine) -> None:
     add_run(engine, spec("ditto", 2), [0.995])
-    text = render(build(engine), "markdown")
+    text = render(build(engine).grid(), "markdown")
     assert "**99.50 ± 0.08 (3)**" in text
     assert "98.70 ± 0.20 (2)" in text
     assert "number of runs, 2 to 3" in text
@@ -115,11 +115,11 @@ def test_numbers_of_runs_are_in_the_cells_where_they_differ(engine: Engine) -> N
 
 def test_one_run_has_no_std(engine: Engine) -> None:
     add_run(engine, spec("ditto", dataset="cifar10"), [0.7])
-    assert "**70.00 (1)**" in render(build(engine), "markdown")
+    assert "**70.00 (1)**" in render(build(engine).grid(), "markdown")
 
 
 def test_a_paper_value_of_another_protocol_is_marked(engine: Engine) -> None:
-    text = render(build(engine, datasets=["cifar10"], paper="always"), "markdown")
+    text = render(build(engine, datasets=["cifar10"], paper="always").grid(), "markdown")
     assert "| FedAvg | 60.00 ± 0.00 | 59.16 ± 0.47 † |" in text
     assert "† protocol differs (Cifar10, Dir(0.1)): lr 0.1 instead of 0.005." in text
 
@@ -127,23 +127,23 @@ def test_a_paper_value_of_another_protocol_is_marked(engine: Engine) -> None:
 def test_text_fits_the_terminal_by_splitting(engine: Engine) -> None:
     for rounds in range(1, 12):
         add_run(engine, spec("fedavg", rounds=rounds), [rounds / 100])
-    text = render(build(engine), "text", width=80)
+    text = render(build(engine).grid(), "text", width=80)
     assert max(map(len, text.splitlines())) <= 80
     for rounds in range(1, 12):
         assert f"{rounds}.00 (1)" in text
     assert len([line for line in text.splitlines() if line.strip().startswith("FedAvg")]) > 2
-    wide = render(build(engine), "text")
+    wide = render(build(engine).grid(), "text")
     assert len([line for line in wide.splitlines() if line.strip().startswith("FedAvg")]) == 1
 
 
 def test_names_with_special_characters_do_not_break_latex_or_markup(engine: Engine) -> None:
     add_run(engine, spec("my_100%[red]", hyperparameters={}), [0.5])
     table = build(engine)
-    assert r"my\_100\%[red]" in render(table, "latex")
-    assert "my_100%[red]" in render(table, "text")
+    assert r"my\_100\%[red]" in render(table.grid(), "latex")
+    assert "my_100%[red]" in render(table.grid(), "text")
 
 
 def test_an_unknown_format_is_refused(table: Table) -> None:
     assert list(FORMATS) == ["text", "markdown", "latex", "csv", "json"]
     with pytest.raises(UserError, match=r"Did you mean 'latex'(.|\n)*csv, json"):
-        render(table, "latx")
+        render(table.grid(), "latx")

@@ -28,29 +28,40 @@ MAY_IMPORT = {
     "models": {"errors", "_torchvision"},
     "engine": {"spec", "errors", "models"},
     "methods": {"engine", "spec", "errors"},
+    # Ships with the package, since third parties test with it: it drives methods as `run` does, on data of its own.
+    "contract": {"methods", "engine", "models", "checkpoint", "spec", "errors"},
     "store": {"spec", "errors"},
     "report": {"store", "errors"},
     "checkpoint": {"errors"},
     "setting": {"data", "partition", "store", "spec", "errors"},
     "run": {
         "data",
-        "partition",
-        "models",
         "methods",
         "engine",
         "store",
         "setting",
+        "execution",
+        "central",
         "checkpoint",
         "environment",
         "spec",
         "errors",
     },
+    "central": {"methods", "engine", "errors"},
+    "execution": {"engine", "models", "setting", "follow", "spec", "errors"},
+    "follow": {"spec", "errors"},
+    # Between run and report: it trains nothing, and computes what one figure needs beyond what runs leave behind.
+    "surface": {"report", "store", "engine", "execution", "setting", "spec", "errors"},
     "plan": {"data", "partition", "models", "methods", "spec", "errors"},
     "doctor": {"store", "errors"},
     "__main__": {"cli"},
     "cli": {
         "run",
+        "execution",
+        "follow",
+        "surface",
         "plan",
+        "central",
         "setting",
         "checkpoint",
         "environment",
@@ -60,6 +71,7 @@ MAY_IMPORT = {
         "partition",
         "models",
         "methods",
+        "contract",
         "store",
         "spec",
         "errors",
@@ -111,6 +123,11 @@ def test_imports_keep_to_the_rules(module: Path) -> None:
     assert not packages & WITHOUT.get(here, set())
 
 
+def test_pytest_is_no_dependency_beyond_the_contract_suite() -> None:
+    users = {part(module) for module in MODULES if "pytest" in packages_imported(module)}
+    assert users == {"contract"}
+
+
 def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules above are worth something only if the reader sees imports in every form and place."""
     bad = tmp_path / "pflbench" / "methods" / "bad.py"
@@ -143,8 +160,9 @@ def commands() -> list[str]:
 
 
 def test_there_are_the_promised_commands() -> None:
-    promised = "run, table, plot, methods list, methods show, data list, data verify, data download, partition show"
-    promised += ", runs list, runs show, runs rm, db upgrade, db check, db info, doctor"
+    promised = "run, table, plot, methods list, methods show, methods new, methods test"
+    promised += ", data list, data verify, data download, partition show"
+    promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db info, doctor"
     assert set(commands()) == {f"pflbench {name}" for name in promised.split(", ")}
 
 

@@ -184,9 +184,10 @@ class Ala:
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 @pytest.mark.parametrize(("model", "p", "tensors"), [("mlp", 1, 2), ("mlp", 2, 4), ("batchnorm", 1, 2), ("batchnorm", 2, 6)])
-def test_fedala(model, p, tensors, engine):
+@pytest.mark.parametrize(("drop_last", "subset_of"), [(False, "random"), (True, "slice")])
+def test_fedala(model, p, tensors, engine, drop_last, subset_of):
     fed, twin = setup(model, engine)
-    method = FedALA(p=p, s=60, eta=0.8, threshold=0.005, max_init_epochs=25)
+    method = FedALA(p=p, s=60, eta=0.8, threshold=0.005, max_init_epochs=25, drop_last=drop_last, subset=subset_of)
     alas = [Ala(m, tensors, 0.8, 0.005, 25) for m in twin.clients]
     trained = [twin.fresh() for _ in twin.clients]
     state, epochs = method.receive(fed.at(1), method.init(fed), fed.cohort(1)), {}
@@ -197,8 +198,8 @@ def test_fedala(model, p, tensors, engine):
             state = method.receive(now, state, S)
             seen = now.ledger.artifacts.get("ala_init_epochs", np.zeros(fed.size, dtype=int))
         state = method.update(now, state, S)
-        subset = now.subset(S, 60)
-        subset_plan = now.batches(S, 1, samples=subset, shuffle=False, drop_last="never")
+        subset = now.subset(S, 60, contiguous=subset_of == "slice")
+        subset_plan = now.batches(S, 1, samples=subset, shuffle=False, drop_last="auto" if drop_last else "never")
         for i, c in enumerate(S.tolist()):
             if t == 1:
                 twin.load(trained[c], twin.server)

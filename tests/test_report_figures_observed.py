@@ -1,0 +1,210 @@
+"""Figures of what methods observed: drawn from the stored arrays, and a command is named where none were kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import Shell
+from report_database import add_partition, add_run, spec
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.report import PLOTS, ala_convergence, ala_weights, attention, objective
+from pflbench.store import db, read, write
+from pflbench.store.records import PartitionRecord, RoundRecord
+
+NAN = np.nan
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
+
+
+THREE = {"scheme": "dirichlet", "beta": 0.1, "clients": 3}
+PATHOLOGICAL = {"scheme": "pathological", "classes_per_client": 2, "clients": 4}
+
+
+def add(
+    engine: Engine,
+    method: str,
+    artifacts: list[dict[str, Any]],
+    *,
+    partition: int | None = None,
+    scheme: dict[str, Any] = THREE,
+    seed: int = 0,
+) -> int:
+    """A finished run with these arrays in rounds 0, 1, ..."""
+    run = write.create_run(engine, spec(method, seed, partition=scheme), {})
+    write.update_run(engine, run, status="finished", **({} if partition is None else {"partition_id": partition}))
+    for t, held in enumerate(artifacts):
+        write.write_round(engine, run, RoundRecord(round=t, accuracy=0.5, artifacts={k: np.array(v) for k, v in held.items()}))
+    return run
+
+
+def pathological(engine: Engine) -> int:
+    """Clients 0 and 2 hold classes 0 and 1, clients 1 and 3 classes 2 and 3."""
+    counts = np.array([[8, 2, 0, 0], [0, 0, 5, 5], [4, 6, 0, 0], [0, 0, 1, 9]])
+    record = PartitionRecord("a" * 64, "pathological", "Pathological(2)", "mnist", PATHOLOGICAL, list("abcd"), counts, 0 * counts)
+    return write.save_partition(engine, record)
+
+
+def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine) -> None:
+    xi = np.array([[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0], [6.0, 0.0, -9.0, 2.0], [0.1, 0.7, 0.0, 0.2]])
+    add(engine, "fedamp", [{}, {"attention": xi}], partition=pathological(engine), scheme=PATHOLOGICAL)
+    drawing = attention.plot(engine)
+    ax = drawing.figure.axes[0]
+    # Within a group the client that one class dominates more comes first: 0 (80 %) before 2 (60 %), 3 (90 %) before 1 (50 %).
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["0", "2", "3", "1"]
+    expected = 100 * np.array(
+        [[NAN, 0.6, 0.2, 0.2], [0.75, NAN, 0.25, 0], [0.125, 0, NAN, 0.875], [0, 0, 0, NAN]],
+    )
+    np.testing.assert_allclose(np.ma.filled(ax.images[0].get_array(), NAN), expected)
+    own = (0.6 + 0.75 + 0.875) / 3  # client 1 attends to nobody
+    assert f"weight on others 0.65; own group: {100 * own:.0f} % (by chance 33 %)" in ax.get_title()  # of 0.5, 0, 8 and 0.8
+    strip = drawing.figure.axes[-1]
+    assert [text.get_text() for text in strip.get_yticklabels()] == ["0, 1", "2, 3"]
+    assert strip.get_ylabel() == "Group: its classes"
+
+
+def test_negative_weights_are_drawn_about_zero(engine: Engine) -> None:
+    p = np.array([[0.2, -0.1, 0.3, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    add(engine, "apple", [{"relationships": p}], partition=pathological(engine), scheme=PATHOLOGICAL)
+    (image,) = attention.plot(engine).figure.axes[0].images
+    assert np.nanmin(image.get_array()) == pytest.approx(-25)
+    assert image.get_clim() == (pytest.approx(-75), pytest.approx(75))
+
+
+def test_the_round_can_be_chosen(engine: Engine) -> None:
+    matrices = [{"attention": np.full((4, 4), 0.25)}, {}, {"attention": np.eye(4)[::-1]}]
+    add(engine, "fedamp", matrices, partition=pathological(engine), scheme=PATHOLOGICAL)
+    assert "after round 2" in attention.plot(engine).figure.axes[0].get_title()
+    early = attention.plot(engine, round=0).figure.axes[0]
+    assert "after round 0" in early.get_title()
+    assert np.nanmax(early.images[0].get_array()) == pytest.approx(100 / 3)
+    with pytest.raises(UserError, match=r"(?s)after round 1\..*kept after: 0, 2"):
+        attention.plot(engine, round=1)
+
+
+def test_groups_are_those_of_the_partition_else_the_most_frequent_class() -> None:
+    def groups(scheme: str, counts: list[list[int]], **of: Any) -> attention.Groups:
+        held = np.array(counts)
+        return attention.groups(read.PartitionInfo(1, "", scheme, "", "mnist", of, tuple("abcd"), held, 0 * held))
+
+    made = groups("groups", [[9, 1, 1, 1]] * 3 + [[0, 0, 5, 5]] * 2, groups=2)
+    assert (made.of.tolist(), made.names, made.true) == ([0, 0, 0, 1, 1], ("0, 1", "2, 3"), True)
+    made = groups("dirichlet", [[1, 2, 9, 0], [5, 0, 4, 0], [0, 0, 3, 1]])
+    assert (made.of.tolist(), made.names, made.true) == ([1, 0, 1], ("0", "2"), False)
+    made = groups("pfllib", [[1, 2, 0, 0], [0, 0, 4, 4]], kind="pathological")
+    assert (made.of.tolist(), made.true) == ([0, 1], True)
+
+
+def test_histograms_are_of_each_layers_weights_without_idle_clients(engine: Engine) -> None:
+    weights = [[0.0, 0.31, 1.0, 1.0], [NAN] * 4, [0.32, 0.34, 1.0, 0.52]]  # the second client did not take part
+    blocks = [[0, 2, 4], [1, 0, 2]]
+    add(engine, "fedala", [{}, {"ala_weights": weights, "ala_blocks": blocks}])
+    output, fc = ala_weights.plot(engine).figure.axes
+    assert (output.get_title(), fc.get_title()) == ("output", "fc")
+    (drawn,) = fc.patches
+    expected = np.zeros(20)
+    expected[[0, 6]] = 25, 75
+    np.testing.assert_allclose(drawn.get_data().values, expected, atol=1e-6)
+    assert output.patches[0].get_data().values[[10, 19]] == pytest.approx([25, 75])
+    assert [text.get_text() for text in output.figure.legends[0].get_texts()] == ["round 2"]
+
+
+def test_layers_are_named_from_the_top_as_the_models_have_them() -> None:
+    from pflbench.models import MODELS, build
+
+    for name in MODELS:
+        shape, vocabulary = ((200,), 50) if name == "fasttext" else ((3, 32, 32), None)
+        assert len(ala_weights.BLOCKS[name]) == len(build(name, shape, 10, vocabulary).blocks)
+
+
+def test_a_line_per_round_of_the_clients_losses(engine: Engine) -> None:
+    first = [[NAN] * 4, [5.0, 4.0, 3.0, 2.0], [9.0, 8.0, NAN, NAN]]
+    add(engine, "fedala", [{}, {"ala_epoch_losses": first}, {"ala_epoch_losses": [[1.0], [2.5], [NAN]]}])
+    (ax,) = ala_convergence.plot(engine, client=1).figure.axes
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[1, 5], [2, 4], [3, 3], [4, 2]], [[1, 2.5]]]
+    assert [text.get_text() for text in ax.figure.legends[0].get_texts()] == ["round 2", "round 3"]
+    (ax,) = ala_convergence.plot(engine, client=2).figure.axes
+    assert [line.get_xydata().tolist() for line in ax.lines] == [[[1, 9], [2, 8]]]
+    with pytest.raises(UserError, match=r"(?s)Client 8 learned no weights.*here to 2"):
+        ala_convergence.plot(engine)
+
+
+def test_losses_are_means_by_sample_count_over_those_who_took_part(engine: Engine) -> None:
+    partition = add_partition(engine, counts=[[3, 0], [6, 3], [0, 9]])  # 2, 6 and 6 training samples
+    rows = [{}, {"ala_objective": [[1.0, 2.0], [3.0, 6.0], [NAN, NAN]]}, {"ala_objective": [[1.0, 1.5], [0.5, 1.0], [2.0, 3.0]]}]
+    add(engine, "fedala", rows, partition=partition)
+    (ax,) = objective.plot(engine).figure.axes
+    initialised, trained = ax.lines
+    np.testing.assert_allclose(trained.get_xydata(), [[1, (2 * 1 + 6 * 3) / 8], [2, (2 * 1 + 6 * 0.5 + 6 * 2) / 14]])
+    np.testing.assert_allclose(initialised.get_xydata(), [[2, (2 * 2 + 6 * 6) / 8], [3, (2 * 1.5 + 6 * 1 + 6 * 3) / 14]])
+
+
+@pytest.mark.parametrize("plot", [attention.plot, ala_weights.plot, ala_convergence.plot, objective.plot])
+def test_without_arrays_the_command_that_keeps_them_is_named(engine: Engine, plot: Callable[[Engine], Any]) -> None:
+    add_run(engine, spec("fedala"), [0.1, 0.2])
+    with pytest.raises(UserError, match=r"(?s)None of these 1 runs kept.*pflbench run -m .*--observe-every"):
+        plot(engine)
+
+
+def test_of_several_seeds_the_first_is_drawn(engine: Engine) -> None:
+    for seed in (3, 1, 2):
+        add(engine, "fedala", [{"ala_epoch_losses": [[float(seed)]] * 3}], seed=seed)
+    drawing = ala_convergence.plot(engine, client=0)
+    assert drawing.figure.axes[0].lines[0].get_ydata().tolist() == [1]
+    assert drawing.runs == (2,)
+
+
+def test_all_of_it_from_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The losses that ALA reports agree with what the figures' captions say of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PFLBENCH_DB", "results.db")
+    shell = Shell(capsys)
+    command = "run -m fedala -m apple -d digits --clients 5 --rounds 3 --batch-size 32 --observe-every 1 --set fedala.p=2 --quiet"
+    assert shell(*command.split()).code == 0
+    for name in ("attention", "ala-weights", "loss", "ala-convergence --client 2"):
+        done = shell("plot", *name.split())
+        assert done.code == 0, done
+        file = Path(f"{name.split()[0]}.png")
+        assert file.read_bytes().startswith(b"\x89PNG")
+        caption = file.with_suffix(".caption.txt").read_text()
+        assert "Protocol: MLP, 5 clients, 3 rounds" in caption
+        assert "runs 1." in caption or "runs 2." in caption
+    engine = db.connect(db.to_url("results.db"))
+    blocks = read.artifact(engine, 1, "ala_blocks")
+    assert blocks.tolist() == [[0, 64 * 64 + 64, 64 * 64 + 64 + 650], [1, 0, 64 * 64 + 64]]
+    losses = [read.artifact(engine, 1, "ala_objective", t) for t in (1, 2, 3)]
+    samples = read.partition(engine, 1).train.sum(axis=1)
+    trained = [float(samples @ each[:, 0] / samples.sum()) for each in losses]
+    assert trained[2] < trained[0]
+    assert (losses[0][:, 1] > losses[0][:, 0]).mean() > 0.5, (
+        "a mix with the global model fits local data less than what was trained"
+    )
+    assert "--client" in shell.refused("plot", "loss", "--client", "1")
+    assert "see the README" in " ".join(shell("plot", "--help").out.split())
+
+
+def test_every_plot_is_named_in_the_help_and_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    from pflbench.cli.plot import NAMES
+
+    for name in PLOTS:
+        assert name in NAMES
+        assert f"`plot {name}`" in readme or f"`{name}`" in readme, name
+
+
+def test_they_import_no_more_than_the_others() -> None:
+    code = (
+        "import sys; from pflbench.report import PLOTS; [entry.load() for entry in PLOTS.values()];"
+        "print([m for m in ('torch', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
