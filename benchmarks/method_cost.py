@@ -1,0 +1,93 @@
+"""What a round of each method costs beside a round of FedAvg, and what the FedALA paper's Table 3 has.
+
+    python benchmarks/method_cost.py -d folder:PATH --lr 0.005 [--model cnn] [--share 0.2] [--rounds 3] [-m METHOD ...]
+
+A round is reception and update of all clients, without evaluation, as in `pflbench table overhead`. A round of FedAvg goes before
+each of the method's in the same process, and the ratio is the median over these pairs: a busy machine slows both. The first two
+rounds, with ALA's initial stage, are not timed. --share takes that part of every client's samples, at least a batch for training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pflbench import methods
+from pflbench.engine.federation import Federation
+from pflbench.execution import Execution, federation, find_device
+from pflbench.partition import Partition
+from pflbench.plan import Request, plan
+from pflbench.report.paper import seconds_per_iteration
+from pflbench.setting import Setting, load_setting
+from pflbench.spec import RunSpec
+
+UNTIMED = 2
+
+
+class Course:
+    """A method's rounds, one at a time."""
+
+    def __init__(self, spec: RunSpec, fed: Federation) -> None:
+        self.fed, self.method, self.t = fed, methods.make(spec.method), 0
+        self.state = self.method.init(fed.at(0))
+
+    def round(self) -> float:
+        """Seconds of the next round."""
+        self.t += 1
+        fed = self.fed.at(self.t)
+        cohort = fed.cohort(self.t)
+        begun = time.perf_counter()
+        self.state = self.method.update(fed, self.method.receive(fed, self.state, cohort), cohort)
+        return time.perf_counter() - begun
+
+
+def cut(setting: Setting, share: float, least: int) -> Setting:
+    whole = setting.partition
+    sides = ([part[: max(least, int(share * len(part)))] for part in side] for side in (whole.train, whole.test))
+    return replace(setting, partition=Partition(*map(tuple, sides)))
+
+
+def ratios(name: str, options: argparse.Namespace, how: Execution) -> tuple[list[float], list[float]]:
+    """Seconds of the timed rounds of `name`, and of the FedAvg rounds just before them."""
+    courses = []
+    for method in ("fedavg", name):
+        request = Request(
+            (method,), (options.dataset,), options.data_dir, options.model, lr=options.lr, rounds=UNTIMED + options.rounds
+        )
+        (spec,) = plan(request)
+        setting = cut(load_setting(spec, options.data_dir), options.share, spec.train.batch_size)
+        courses.append(Course(spec, federation(spec, setting, find_device(options.device), how)))
+    base, own = courses
+    seconds = [(base.round(), own.round()) for _ in range(UNTIMED + options.rounds)][UNTIMED:]
+    for course in courses:
+        course.fed.executor.close()
+    return [pair[1] for pair in seconds], [pair[0] for pair in seconds]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("PFLBENCH_DATA", "data")))
+    parser.add_argument("-d", "--dataset", default="cifar10")
+    parser.add_argument("-m", "--method", action="append", default=[])
+    parser.add_argument("--model", help="default: the paper's for the dataset")
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    paper = seconds_per_iteration()
+    print(f"{'method':18} {'s/round':>8} {'FedAvg':>8} {'ratio':>6} {'paper':>6}  ratios")
+    for name in options.method or methods.names():
+        own, base = ratios(name, options, Execution())
+        found = [a / b for a, b in zip(own, base, strict=True)]
+        printed = f"{paper[name] / paper['fedavg']:6.2f}" if name in paper else "     -"
+        medians = f"{statistics.median(own):8.2f} {statistics.median(base):8.2f} {statistics.median(found):6.2f}"
+        print(f"{name:18} {medians} {printed}  {', '.join(f'{r:.2f}' for r in found)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
