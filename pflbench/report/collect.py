@@ -77,19 +77,7 @@ def collect(
     those of the tables, in any case. Raises UserError for names without runs and when no run is left.
     """
     wanted = _statuses(status)
-    present = {"method": read.distinct(engine, "method"), "dataset": read.distinct(engine, "dataset")}
-    if not present["method"]:
-        raise UserError("There are no runs in this database yet.", _FIRST_RUN)
-    found = read.results(
-        engine,
-        select,
-        methods=_named("method", methods, {name: labels.method_title(name) for name in present["method"]}),
-        datasets=_named("dataset", datasets, {label: labels.label_title(label) for label in present["dataset"]}),
-    )
-    if labelled := _named("partition", partitions, {r.partition_label: r.partition_label for r in found}):
-        found = [result for result in found if result.partition_label in labelled]
-    if not found:
-        raise UserError("No run fits these filters together.", "`pflbench runs list` shows what there is.")
+    found = matching(engine, select, methods=methods, datasets=datasets, partitions=partitions)
     counted, left_out = _newest(found, wanted)
     if not counted:
         raise UserError(
@@ -105,6 +93,31 @@ def collect(
     if any(row.test_labels for row in arranged.rows):
         notes.append(TEST_LABELS_NOTE)
     return replace(arranged, notes=tuple(notes))
+
+
+def matching(
+    engine: Engine,
+    select: Select,
+    *,
+    methods: Iterable[str] = (),
+    datasets: Iterable[str] = (),
+    partitions: Iterable[str] = (),
+) -> list[Result]:
+    """The runs of any status that pass the filters, which are those of `collect`. Raises UserError where none does."""
+    present = {"method": read.distinct(engine, "method"), "dataset": read.distinct(engine, "dataset")}
+    if not present["method"]:
+        raise UserError("There are no runs in this database yet.", _FIRST_RUN)
+    found = read.results(
+        engine,
+        select,
+        methods=_named("method", methods, {name: labels.method_title(name) for name in present["method"]}),
+        datasets=_named("dataset", datasets, {label: labels.label_title(label) for label in present["dataset"]}),
+    )
+    if labelled := _named("partition", partitions, {r.partition_label: r.partition_label for r in found}):
+        found = [result for result in found if result.partition_label in labelled]
+    if not found:
+        raise UserError("No run fits these filters together.", "`pflbench runs list` shows what there is.")
+    return found
 
 
 def _statuses(status: Collection[str]) -> tuple[str, ...]:

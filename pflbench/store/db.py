@@ -11,7 +11,7 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -66,6 +66,28 @@ def connect(url: str, *, create: bool = True) -> Engine:
                 _migrate(engine)
             if found != head() or create:
                 _refresh(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def connect_read_only(url: str) -> Engine:
+    """Opens an SQLite database so that nothing can be written to it; each commit of another process shows at once.
+
+    Raises:
+        UserError: as `connect` with create=False; also for a database of another kind, and for an old schema.
+    """
+    engine = open_engine(url, read_only=True)
+    try:
+        with friendly(url):
+            _require_place(engine.url, create=False)
+            with engine.connect() as connection:
+                found = revision(connection)
+        if found is None:
+            raise _missing(engine.url)
+        if found != head():
+            raise UserError(f"{place(engine.url)} has the old schema {found}.", "Bring it up to date: pflbench db upgrade")
     except BaseException:
         engine.dispose()
         raise
@@ -170,13 +192,19 @@ def scripts() -> Path:
     return installed if (installed / "env.py").is_file() else package.parent / "alembic"
 
 
-def open_engine(url: str) -> Engine:
-    """An engine with our settings, and nothing checked: the file may be missing, old or no database at all."""
+def open_engine(url: str, *, read_only: bool = False) -> Engine:
+    """An engine with our settings, and nothing checked: the file may be missing, old or no database at all.
+
+    Raises UserError for what is no URL, and for read_only where the database is no SQLite file.
+    """
     try:
         target = sa.make_url(url)
-        if target.get_backend_name() != "sqlite":
+        if read_only:
+            engine = sa.create_engine(target, creator=_reader(target))
+        elif target.get_backend_name() != "sqlite":
             return sa.create_engine(target)
-        engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS})
+        else:
+            engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS})
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise UserError(f"'{url}' is no database URL.", "Give a path, or e.g. postgresql+psycopg://user@host/name.") from None
     except ModuleNotFoundError as error:
@@ -312,6 +340,15 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin in _begin_sqlite, also those that change tables
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
+    """Makes connections that SQLite itself holds to reading."""
+    path = sqlite_path(url)
+    if path is None:
+        raise UserError(f"{place(url)} is no SQLite file.", "Only a file can be opened read-only.")
+    file = f"{path.absolute().as_uri()}?mode=ro"
+    return lambda: sqlite3.connect(file, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
 
 
 def _begin_sqlite(connection: Connection) -> None:
