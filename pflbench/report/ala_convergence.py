@@ -48,26 +48,31 @@ def plot(
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
     found = filters.collect(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND)), filters)
-    panels = [panel for one in seen if (panel := _panel(engine, one, client)).losses]
+    panels = [made for one in seen if (made := panel(engine, one, client)).losses]
     if not panels:
         fewest = min(one.setting.spec["partition"]["clients"] for one in seen)
         raise UserError(
             f"Client {client} learned no weights in the rounds that were kept.",
             f"Clients are numbered from 0, here to {fewest - 1}: choose one with --client.",
         )
-    caption = (
+    runs = tuple(sorted(panel.of.run.id for panel in panels))
+    with style.context():
+        figure = _draw(panels)
+        return style.Drawing(
+            figure, caption(panels, client), (*found.notes, *notes), runs, protocol([panel.of.setting for panel in panels])
+        )
+
+
+def caption(panels: Sequence[Panel], client: int) -> str:
+    return (
         f"Loss of client {client} over the epochs of weight learning in ALA, by round; mean over the mini-batches of an epoch, "
         f"each before its step: {'; '.join(panel.of.title for panel in panels)}. In the first round shown with more epochs the "
         "weights are learned until they converge (initial stage)."
     )
-    runs = tuple(sorted(panel.of.run.id for panel in panels))
-    with style.context():
-        figure = _draw(panels)
-        return style.Drawing(figure, caption, (*found.notes, *notes), runs, protocol([panel.of.setting for panel in panels]))
 
 
-def _panel(engine: Engine, of: Observed, client: int) -> Panel:
-    """The first rounds tell more than the later ones, which are evenly spaced."""
+def panel(engine: Engine, of: Observed, client: int) -> Panel:
+    """The first rounds tell more than the later ones, which are evenly spaced. No losses: the client learned no weights."""
     losses = {}
     if client < of.setting.spec["partition"]["clients"]:
         rows = sorted({*of.rounds[:2], *spread(of.rounds, ROUNDS - 1)})

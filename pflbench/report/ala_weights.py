@@ -56,18 +56,22 @@ def plot(
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
     found = filters.collect(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND)), filters)
-    panels = [panel for one in seen for panel in _panels(engine, one)]
-    caption = (
+    drawn = [panel for one in seen for panel in panels(engine, one)]
+    runs = tuple(sorted(one.run.id for one in seen))
+    with style.context():
+        figure = _draw(drawn)
+        return style.Drawing(figure, caption(seen), (*found.notes, *notes), runs, protocol([one.setting for one in seen]))
+
+
+def caption(seen: Sequence[Observed]) -> str:
+    return (
         "ALA's weights (0: the local model's value, 1: the received one) by layer, of all clients, in the rounds given: percent "
         f"of the weights in each of {BINS} equal bins, on a logarithmic scale: {'; '.join(one.title for one in seen)}."
     )
-    runs = tuple(sorted(one.run.id for one in seen))
-    with style.context():
-        figure = _draw(panels)
-        return style.Drawing(figure, caption, (*found.notes, *notes), runs, protocol([one.setting for one in seen]))
 
 
-def _panels(engine: Engine, of: Observed) -> list[Panel]:
+def panels(engine: Engine, of: Observed) -> list[Panel]:
+    """The layers of a run from the top, in at most five of its rounds. Raises UserError where it kept no weights."""
     rows = spread(of.rounds, ROUNDS)
     weights = observed.arrays(engine, of.run.id, "ala_weights", rows)
     blocks = observed.arrays(engine, of.run.id, "ala_blocks", rows[:1])[rows[0]]

@@ -70,11 +70,11 @@ def plot(
         kept = ", ".join(map(str, sorted({t for one in seen for t in one.rounds})))
         raise UserError(f"No run kept its matrix after round {round}.", f"They were kept after: {kept}.")
     chosen, notes = cut(having, filters)
-    panels = [_panel(engine, one, one.rounds[-1] if round is None else round) for one in chosen]
-    runs = tuple(sorted(panel.seen.run.id for panel in panels))
+    panels = [panel(engine, one, one.rounds[-1] if round is None else round) for one in chosen]
+    runs = tuple(sorted(made.seen.run.id for made in panels))
     with style.context():
         figure = _draw(panels)
-        drawing = (figure, _caption(panels), (*found.notes, *notes), runs, protocol([one.setting for one in chosen]))
+        drawing = (figure, caption(panels), (*found.notes, *notes), runs, protocol([one.setting for one in chosen]))
         return style.Drawing(*drawing)
 
 
@@ -108,7 +108,8 @@ def _classes(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids)) if len(ids) < 4 else f"{ids[0]}, {ids[1]}, ..."
 
 
-def _panel(engine: Engine, of: Observed, t: int) -> Panel:
+def panel(engine: Engine, of: Observed, t: int) -> Panel:
+    """The run's matrix after t rounds. Raises UserError for a run without a partition."""
     if of.run.partition is None:
         raise UserError(f"Run {of.run.id} has no partition to order its clients by.", "Leave it out with --method.")
     partition = read.partition(engine, of.run.partition)
@@ -187,7 +188,7 @@ def _width(ax: Axes) -> float:
     return float(ax.figure.get_figure(root=True).get_figwidth())
 
 
-def _caption(panels: Sequence[Panel]) -> str:
+def caption(panels: Sequence[Panel]) -> str:
     named = "; ".join(
         f"{panel.seen.title}, after round {panel.round} (their sum: {panel.total:.3g}, median over clients)" for panel in panels
     )

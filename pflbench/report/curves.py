@@ -32,7 +32,10 @@ POINTS = 200
 
 @dataclass(frozen=True)
 class Line:
-    """Mean over the runs of a method, accuracy in percent; `low` and `high` bound the band. All of one length."""
+    """Mean over the runs of a method, accuracy in percent; `low` and `high` bound the band. All of one length.
+
+    seconds: training time up to each point, evaluation excluded, mean over the runs; None where it was not asked for.
+    """
 
     row: Row
     x: Floats
@@ -40,6 +43,7 @@ class Line:
     low: Floats
     high: Floats
     runs: tuple[int, ...]
+    seconds: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -79,38 +83,43 @@ def plot(
     runs = {run.id for (_, j), cell in found.cells.items() if found.settings[j] in shown for run in cell}
     with style.context():
         figure = _draw(drawn, found.rows, x)
-        return style.Drawing(figure, _caption(drawn, x, band), tuple(notes), tuple(sorted(runs)), protocol(shown))
+        return style.Drawing(figure, caption(drawn, x, band), tuple(notes), tuple(sorted(runs)), protocol(shown))
 
 
-def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int) -> list[Panel]:
-    """The figure's numbers, for the `most` settings with the most runs, in the order of the settings."""
-    return [_panel(engine, found, j, x, band) for j in busiest(found, most)]
+def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int, seconds: bool = False) -> list[Panel]:
+    """The figure's numbers, for the `most` settings with the most runs, in the order of the settings.
+
+    seconds: whether the lines need their times, too, where they are drawn over rounds.
+    """
+    return [_panel(engine, found, j, x, band, seconds or x == "seconds") for j in busiest(found, most)]
 
 
-def _panel(engine: Engine, found: Arranged, column: int, x: X, band: Band) -> Panel:
+def _panel(engine: Engine, found: Arranged, column: int, x: X, band: Band, seconds: bool) -> Panel:
     cells = {i: [run.id for run in runs] for (i, j), runs in sorted(found.cells.items()) if j == column}
     ids = [run for runs in cells.values() for run in runs]
-    curves = read.curves(engine, ids, points=POINTS, seconds=x == "seconds")
+    curves = read.curves(engine, ids, points=POINTS, seconds=seconds)
     setting = found.settings[column]
     if x == "seconds" and not any(curve.seconds is not None and curve.seconds[-1] > 0 for curve in curves.values()):
         raise UserError(f"The runs of {setting.title} have no recorded times.", "Draw them over rounds: --x round.")
-    lines = [_line(found.rows[i], {run: curves[run] for run in runs if run in curves}, band) for i, runs in cells.items()]
+    lines = [_line(found.rows[i], {run: curves[run] for run in runs if run in curves}, x, band) for i, runs in cells.items()]
     return Panel(setting, tuple(lines))
 
 
-def _line(row: Row, curves: dict[int, Curve], band: Band) -> Line:
+def _line(row: Row, curves: dict[int, Curve], x: X, band: Band) -> Line:
     """Over the rounds at which all runs were evaluated, so that no step in the mean comes from an unfinished run's end."""
     shared = reduce(np.intersect1d, (curve.round for curve in curves.values()))
     at = {run: np.searchsorted(curve.round, shared) for run, curve in curves.items()}
     accuracy = 100 * np.stack([curve.accuracy[at[run]] for run, curve in curves.items()])
-    x = np.stack([(curve.round if curve.seconds is None else curve.seconds)[at[run]] for run, curve in curves.items()])
+    spent = [curve.seconds[at[run]] for run, curve in curves.items() if curve.seconds is not None]
+    seconds = np.mean(spent, axis=0) if spent else None
     mean = accuracy.mean(axis=0)
     if band == "std":
         std = accuracy.std(axis=0)
         low, high = mean - std, mean + std
     else:
         low, high = accuracy.min(axis=0), accuracy.max(axis=0)
-    return Line(row, x.mean(axis=0), mean, low, high, tuple(curves))
+    over = shared.astype(np.float64) if x == "round" or seconds is None else seconds
+    return Line(row, over, mean, low, high, tuple(curves), seconds)
 
 
 def _draw(drawn: Sequence[Panel], rows: Sequence[Row], x: X) -> Figure:
@@ -141,7 +150,7 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
     ax.margins(x=0.02)
 
 
-def _caption(drawn: Sequence[Panel], x: X, band: Band) -> str:
+def caption(drawn: Sequence[Panel], x: X, band: Band) -> str:
     counts = {len(line.runs) for panel in drawn for line in panel.lines}
     runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
     over = "training rounds" if x == "round" else "training time, evaluation excluded"

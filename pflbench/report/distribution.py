@@ -29,17 +29,18 @@ def plot(engine: Engine, *, datasets: Iterable[str] = (), partitions: Iterable[s
     Train and test samples are counted together, as in the paper. Raises UserError if there are no such partitions.
     """
     datasets, partitions = tuple(datasets), tuple(partitions)
-    chosen = _chosen(engine, datasets, partitions)
+    chosen = choose(engine, datasets, partitions)
     most = style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED
     notes: tuple[str, ...] = ()
     if len(chosen) > most:
         notes = (f"Drawn: the first {most} of {len(chosen)} partitions. Choose with --dataset and --partition.",)
         chosen = chosen[:most]
     with style.context():
-        return style.Drawing(_draw(chosen), _caption(chosen), notes)
+        return style.Drawing(_draw(chosen), caption(chosen), notes)
 
 
-def _chosen(engine: Engine, datasets: Sequence[str], partitions: Sequence[str]) -> list[PartitionInfo]:
+def choose(engine: Engine, datasets: Sequence[str], partitions: Sequence[str]) -> list[PartitionInfo]:
+    """The partitions meant by these filters, all for none. Raises UserError if there are no such partitions."""
     stored = read.partitions(engine)
     if not stored:
         raise UserError(
@@ -101,6 +102,6 @@ def _circles(ax: Axes, partition: PartitionInfo) -> None:
     ax.scatter(client, label, s=area, color=style.COLOURS[0], alpha=0.75, linewidths=0)
 
 
-def _caption(chosen: Sequence[PartitionInfo]) -> str:
+def caption(chosen: Sequence[PartitionInfo]) -> str:
     named = "; ".join(f"{labels.label_title(p.dataset)} {p.label} ({p.hash[:8]})" for p in chosen)
     return f"Samples per client and class: the area of a circle is the number of training and test samples. {named}."

@@ -16,7 +16,7 @@ from pflbench.report import style
 from pflbench.report.chosen import Filters, busiest, protocol
 from pflbench.report.collect import Arranged, Row, Setting
 from pflbench.store import read
-from pflbench.store.read import Floats, Result
+from pflbench.store.read import Floats, Integers, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,10 +30,15 @@ GREY = "#666666"
 
 @dataclass(frozen=True)
 class Group:
-    """The clients of all runs of a method, in percent; median and worst (mean of the worst tenth): means over its runs."""
+    """The clients of all runs of a method, in percent; median and worst (mean of the worst tenth): means over its runs.
+
+    accuracies[k] is that of client clients[k] in run of[k].
+    """
 
     row: Row
     accuracies: Floats
+    clients: Integers
+    of: Integers
     median: float
     worst: float
     runs: tuple[int, ...]
@@ -55,19 +60,22 @@ def plot(
 ) -> style.Drawing:
     """The setting with the most runs, or up to four chosen ones. Raises UserError where no run has results by client."""
     found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).collect(engine)
-    drawn = [_panel(engine, found, j) for j in busiest(found, MOST if datasets or partitions else 1)]
+    drawn = [panel(engine, found, j) for j in busiest(found, MOST if datasets or partitions else 1)]
     notes = list(found.notes)
     if len(found.settings) > len(drawn):
         notes.append(f"Drawn: {len(drawn)} of {len(found.settings)} settings. Choose with --dataset and --partition.")
     runs = tuple(sorted(run for panel in drawn for group in panel.groups for run in group.runs))
-    caption = (
+    with style.context():
+        figure = _draw(drawn)
+        return style.Drawing(figure, caption(drawn), tuple(notes), runs, protocol([panel.setting for panel in drawn]))
+
+
+def caption(drawn: Sequence[Panel]) -> str:
+    return (
         "Test accuracy of each client after the best round of its run (ticks), quartiles (bar), median and mean of the worst "
         f"tenth of the clients (markers): {'; '.join(panel.setting.title for panel in drawn)}. Runs that differ in the seed are "
         "pooled; median and worst tenth are means over runs."
     )
-    with style.context():
-        figure = _draw(drawn)
-        return style.Drawing(figure, caption, tuple(notes), runs, protocol([panel.setting for panel in drawn]))
 
 
 def worst(accuracies: Floats) -> float:
@@ -75,20 +83,25 @@ def worst(accuracies: Floats) -> float:
     return float(np.sort(accuracies)[: math.ceil(WORST * len(accuracies))].mean())
 
 
-def _panel(engine: Engine, found: Arranged, column: int) -> Panel:
+def panel(engine: Engine, found: Arranged, column: int) -> Panel:
+    """The clients of the setting with this number. Raises UserError where a run of it has no results by client."""
     groups = [_group(engine, found.rows[i], cell) for (i, j), cell in sorted(found.cells.items()) if j == column]
     return Panel(found.settings[column], tuple(groups))
 
 
 def _group(engine: Engine, row: Row, cell: Sequence[Result]) -> Group:
-    each = []
-    for run in cell:
-        if run.round is None:
-            raise UserError(f"Run {run.id} has no evaluated round.", "Leave it out with --method or --status.")
-        clients = read.clients(engine, run.id, run.round)
-        each.append(100 * clients.correct / clients.total)
+    tested = [_tested(engine, run) for run in cell]
+    each = [100 * clients.correct / clients.total for clients in tested]
     median, low = (float(np.mean([of(one) for one in each])) for of in (np.median, worst))
-    return Group(row, np.concatenate(each), median, low, tuple(run.id for run in cell))
+    runs = tuple(run.id for run in cell)
+    of = np.repeat(runs, [len(one) for one in each])
+    return Group(row, np.concatenate(each), np.concatenate([clients.client for clients in tested]), of, median, low, runs)
+
+
+def _tested(engine: Engine, run: Result) -> read.Clients:
+    if run.round is None:
+        raise UserError(f"Run {run.id} has no evaluated round.", "Leave it out with --method or --status.")
+    return read.clients(engine, run.id, run.round)
 
 
 def _draw(drawn: Sequence[Panel]) -> Figure:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Engine
 
 from pflbench.report import style, sweep
 from pflbench.report.chosen import Filters
+from pflbench.report.collect import Arranged
 
+KEY = "partition.beta"
+X = "β (heterogeneous → homogeneous)"
 COMMAND = "pflbench run -m fedavg -m fedala --beta 0.1, and again with --beta 1"
 
 
@@ -21,10 +24,12 @@ def plot(
 ) -> style.Drawing:
     """Up to three groups of settings that differ in beta alone; UserError where there is none."""
     found = Filters(tuple(methods), tuple(datasets), (), status).collect(engine)
-    drawn = sweep.sweeps(found, "partition.beta", COMMAND)[: sweep.MOST]
+    drawn = sweep.sweeps(found, KEY, COMMAND)[: sweep.MOST]
     runs, protocol = sweep.of_all(found, drawn)
-
-    caption = f"Best test accuracy over beta of the partition Dir(beta): {sweep.caption(found, drawn)}"
     with style.context():
-        figure = sweep.draw(found, drawn, (sweep.ACCURACY,), "β (heterogeneous → homogeneous)")
-        return style.Drawing(figure, caption, found.notes, runs, protocol)
+        figure = sweep.draw(found, drawn, (sweep.ACCURACY,), X)
+        return style.Drawing(figure, caption(found, drawn), found.notes, runs, protocol)
+
+
+def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:
+    return f"Best test accuracy over beta of the partition Dir(beta): {sweep.caption(found, drawn)}"

@@ -49,19 +49,23 @@ def plot(
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
     found = filters.collect(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND)), filters)
-    panels = [_panel(engine, one) for one in seen]
-    caption = (
+    panels = [panel(engine, one) for one in seen]
+    runs = tuple(sorted(one.run.id for one in seen))
+    with style.context():
+        figure = _draw(panels)
+        return style.Drawing(figure, caption(seen), (*found.notes, *notes), runs, protocol([one.setting for one in seen]))
+
+
+def caption(seen: Sequence[Observed]) -> str:
+    return (
         "Training loss of the global objective: mean over clients, by their numbers of training samples, on all their training "
         "data, of the local models as trained in a round, and as initialised by ALA before a round's training: "
         f"{'; '.join(one.title for one in seen)}."
     )
-    runs = tuple(sorted(one.run.id for one in seen))
-    with style.context():
-        figure = _draw(panels)
-        return style.Drawing(figure, caption, (*found.notes, *notes), runs, protocol([one.setting for one in seen]))
 
 
-def _panel(engine: Engine, of: Observed) -> Panel:
+def panel(engine: Engine, of: Observed) -> Panel:
+    """Raises UserError for a run without a partition."""
     if of.run.partition is None:
         raise UserError(f"Run {of.run.id} has no partition, and so no numbers of samples.", "Leave it out with --method.")
     samples = read.partition(engine, of.run.partition).train.sum(axis=1)

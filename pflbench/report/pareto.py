@@ -60,7 +60,7 @@ def plot(
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
     found = filters.collect(engine)
     chosen = busiest(found, MOST if datasets or partitions else 1)
-    drawn = [panel for j in chosen if (panel := _panel(engine, found, j, tolerance)).points]
+    drawn = [made for j in chosen if (made := panel(engine, found, j, tolerance)).points]
     if not drawn:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
     notes = list(found.notes)
@@ -69,7 +69,7 @@ def plot(
     runs = tuple(sorted(run for panel in drawn for point in panel.points for run in point.runs))
     shown = [panel.setting for panel in drawn]
     with style.context():
-        return style.Drawing(_draw(drawn, found.rows), _caption(drawn, tolerance), tuple(notes), runs, protocol(shown))
+        return style.Drawing(_draw(drawn, found.rows), caption(drawn, tolerance), tuple(notes), runs, protocol(shown))
 
 
 def front(cost: Sequence[float], accuracy: Sequence[float]) -> list[int]:
@@ -82,7 +82,8 @@ def front(cost: Sequence[float], accuracy: Sequence[float]) -> list[int]:
     return on_front
 
 
-def _panel(engine: Engine, found: Arranged, column: int, tolerance: float) -> Panel:
+def panel(engine: Engine, found: Arranged, column: int, tolerance: float = TOLERANCE) -> Panel:
+    """The points of the setting with this number; runs without a trained and evaluated round are left out."""
     cells = {i: cell for (i, j), cell in sorted(found.cells.items()) if j == column}
     spent = costs(engine, [run.id for cell in cells.values() for run in cell], tolerance / 100)
     points = []
@@ -126,7 +127,7 @@ def _draw_panel(ax: Axes, panel: Panel, which: int) -> None:
     ax.margins(y=0.12)
 
 
-def _caption(drawn: Sequence[Panel], tolerance: float) -> str:
+def caption(drawn: Sequence[Panel], tolerance: float) -> str:
     counts = {len(point.runs) for panel in drawn for point in panel.points}
     runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
     return (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Engine
 
 from pflbench.report import style, sweep
 from pflbench.report.chosen import Filters
+from pflbench.report.collect import Arranged
 from pflbench.store.costs import costs
 from pflbench.store.read import Result
 
+KEY = "partition.clients"
+X = "Clients"
 COMMAND = "pflbench run -m fedavg -m fedala --clients 10, and again with --clients 20"
 
 
@@ -24,17 +27,25 @@ def plot(
 ) -> style.Drawing:
     """Up to three groups of settings that differ in the number of clients alone; UserError where there is none."""
     found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).collect(engine)
-    drawn = sweep.sweeps(found, "partition.clients", COMMAND)[: sweep.MOST]
+    drawn = sweep.sweeps(found, KEY, COMMAND)[: sweep.MOST]
     runs, protocol = sweep.of_all(found, drawn)
+    with style.context():
+        figure = sweep.draw(found, drawn, measures(engine, runs), X)
+        return style.Drawing(figure, caption(found, drawn), found.notes, runs, protocol)
+
+
+def measures(engine: Engine, runs: Collection[int]) -> tuple[sweep.Measure, ...]:
+    """What is drawn: accuracy, and the seconds per round of these runs."""
     spent = costs(engine, runs, 0.0)
 
     def seconds(run: Result) -> float | None:
         return spent[run.id].seconds_round if run.id in spent else None
 
-    caption = (
+    return (sweep.ACCURACY, sweep.Measure("Time per round (s)", seconds, from_zero=True))
+
+
+def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:
+    return (
         "Best test accuracy, and training time of a round (median over rounds, without evaluation), over the number of "
         f"clients: {sweep.caption(found, drawn)}"
     )
-    with style.context():
-        measures = (sweep.ACCURACY, sweep.Measure("Time per round (s)", seconds, from_zero=True))
-        return style.Drawing(sweep.draw(found, drawn, measures, "Clients"), caption, found.notes, runs, protocol)

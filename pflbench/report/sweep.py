@@ -43,13 +43,14 @@ class Measure:
 
 @dataclass(frozen=True)
 class Line:
-    """One method over a sweep: mean, minimum and maximum over its runs at each x."""
+    """One method over a sweep: mean, minimum and maximum over its runs at each x, and which these are."""
 
     row: Row
     x: tuple[float, ...]
     mean: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    runs: tuple[tuple[int, ...], ...]
 
 
 def sweeps(found: Arranged, key: str, command: str) -> list[Sweep]:
@@ -90,12 +91,13 @@ def lines(found: Arranged, sweep: Sweep, measure: Measure) -> list[Line]:
     for i in _rows(found, sweep):
         at = {}
         for value, j in zip(sweep.values, sweep.columns, strict=True):
-            measured = [m for run in found.cells.get((i, j), ()) if (m := measure.of(run)) is not None]
+            measured = {run.id: m for run in found.cells.get((i, j), ()) if (m := measure.of(run)) is not None}
             if measured:
-                at[value] = (float(np.mean(measured)), min(measured), max(measured))
+                each = measured.values()
+                at[value] = (float(np.mean(list(each))), min(each), max(each), tuple(measured))
         if at:
-            mean, low, high = zip(*at.values(), strict=True)
-            made.append(Line(found.rows[i], tuple(at), mean, low, high))
+            mean, low, high, runs = zip(*at.values(), strict=True)
+            made.append(Line(found.rows[i], tuple(at), mean, low, high, runs))
     return made
 
 

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import style
 from pflbench.report.chosen import Filters, Observed, protocol, with_arrays
+from pflbench.report.collect import Arranged
 from pflbench.store import observed
 
 if TYPE_CHECKING:
@@ -82,19 +83,23 @@ def plot(
     """The paths of all chosen methods in one plane, with the surface if it was computed. UserError where none were kept."""
     found = paths(engine, methods=methods, datasets=datasets, partitions=partitions, status=status, client=client)
     flat = plane(found)
-    surface = _surface(engine, found, flat)
+    surface = stored_surface(engine, found, flat)
     setting = found.seen[0].setting
     notes = () if surface is not None else ("Without the loss surface: add --surface to compute it, once, and keep it.",)
-    contours = "" if surface is None else " Contours: its mean loss on all of its training data at points of the plane."
-    caption = (
-        f"Local model of client {client} in rounds {found.rounds[0]} to {found.rounds[-1]}: {setting.title}, "
+    with style.context():
+        figure = _draw(found, flat, surface)
+        return style.Drawing(figure, caption(found, flat, surface is not None), notes, found.runs, protocol([setting]))
+
+
+def caption(found: Paths, flat: Plane, surface: bool) -> str:
+    contours = " Contours: its mean loss on all of its training data at points of the plane." if surface else ""
+    return (
+        f"Local model of client {found.client} in rounds {found.rounds[0]} to {found.rounds[-1]}: {found.seen[0].setting.title}, "
         f"{' and '.join(one.row.label for one in found.seen)}, seed {found.seen[0].run.seed}. Plane: the two principal "
         f"components of all models shown ({100 * flat.explained[0]:.0f} % and {100 * flat.explained[1]:.0f} % of their "
         "variance). Circles: where a round's local training starts; squares: where it ends; numbers: the first and the last "
         f"round. Where paths coincide, the later method covers the earlier.{contours}"
     )
-    with style.context():
-        return style.Drawing(_draw(found, flat, surface), caption, notes, found.runs, protocol([setting]))
 
 
 def paths(
@@ -108,15 +113,26 @@ def paths(
 ) -> Paths:
     """Of the setting and seed with the most such runs, those of each method, in the rounds that all of them kept."""
     found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).collect(engine)
-    name = f"trajectory_{client}"
-    together: dict[tuple[str, str | None, int], list[Observed]] = defaultdict(list)
-    for one in with_arrays(engine, found, [name], COMMAND.format(client)):
-        together[one.setting.protocol, one.setting.partition, one.run.seed].append(one)
-    seen = max(together.values(), key=len)
+    return load(engine, max(together(engine, found, client), key=len), client)
+
+
+def together(engine: Engine, found: Arranged, client: int) -> list[list[Observed]]:
+    """The runs that kept this client's models, by setting: of each the seed with the most of them.
+
+    Raises UserError where none did.
+    """
+    by_seed: dict[tuple[str, str | None], dict[int, list[Observed]]] = defaultdict(lambda: defaultdict(list))
+    for one in with_arrays(engine, found, [array_name(client)], COMMAND.format(client)):
+        by_seed[one.setting.protocol, one.setting.partition][one.run.seed].append(one)
+    return [max(seeds.values(), key=len) for seeds in by_seed.values()]
+
+
+def load(engine: Engine, seen: Sequence[Observed], client: int) -> Paths:
+    """The models of runs in the rounds that all of them kept. Raises UserError where there is no such round."""
     rounds = sorted(set.intersection(*(set(one.rounds) for one in seen)))
     if not rounds:
         raise UserError("These runs kept no round in common.", f"Make them with one command: {COMMAND.format(client)}.")
-    held = [observed.arrays(engine, one.run.id, name, rounds) for one in seen]
+    held = [observed.arrays(engine, one.run.id, array_name(client), rounds) for one in seen]
     return Paths(tuple(seen), client, tuple(rounds), np.stack([np.stack(list(of.values())) for of in held]))
 
 
@@ -141,12 +157,17 @@ def plane(found: Paths) -> Plane:
     return Plane(origin, axes, at.reshape(*found.models.shape[:3], 2), (share[0], share[1]))
 
 
+def array_name(client: int) -> str:
+    """Of the arrays [2, P]: where a round's local training starts and ends."""
+    return f"trajectory_{client}"
+
+
 def surface_name(client: int) -> str:
     """Of the array [GRID, GRID, 3]: points of the plane and the loss there."""
     return f"surface_{client}"
 
 
-def _surface(engine: Engine, found: Paths, flat: Plane) -> Matrix | None:
+def stored_surface(engine: Engine, found: Paths, flat: Plane) -> Matrix | None:
     """The stored surface, if it is that of this plane: with other runs or rounds the plane is another."""
     t = found.rounds[-1]
     stored = observed.arrays(engine, found.runs[0], surface_name(found.client), [t]).get(t)
