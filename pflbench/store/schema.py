@@ -1,4 +1,4 @@
-"""The tables: run -> round -> client_round, with partition, series, artifact and reference beside them.
+"""The tables: run -> round -> client_round, with partition, series, artifact and references beside them.
 
 Rows of `round` and `client_round` are written once a round in one transaction and never changed. Which round counts as
 a run's result is decided when a table is made, so nothing derived is stored.
@@ -179,3 +179,34 @@ class Reference(Base):
     mean: Mapped[float | None]
     std: Mapped[float | None]
     version: Mapped[str] = mapped_column(String(16))
+
+
+class ReferenceRun(Base):
+    """A result file of PFLlib: not one of our runs, and its protocol is not known. `times` is its number among repetitions."""
+
+    __tablename__ = "reference_run"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hash: Mapped[str] = mapped_column(String(64), unique=True)  # SHA-256 of the file
+    file: Mapped[str] = mapped_column(String(255))  # its name without folders
+    dataset: Mapped[str] = mapped_column(String(255))  # as run.dataset
+    method: Mapped[str] = mapped_column(String(64))  # as run.method, where it is one of ours
+    algorithm: Mapped[str] = mapped_column(String(64))  # PFLlib's name for it
+    goal: Mapped[str] = mapped_column(String(64))  # PFLlib's name for the experiment
+    times: Mapped[int]
+    created_at: Mapped[str] = mapped_column(String(20), default=now)
+
+
+class ReferenceRound(Base):
+    """What PFLlib measured after `round` rounds, before training goes on: accuracy and AUC in [0, 1] over all clients' tests."""
+
+    __tablename__ = "reference_round"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    reference_id: Mapped[int] = mapped_column(
+        ForeignKey("reference_run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    accuracy: Mapped[float]
+    auc: Mapped[float | None]
+    train_loss: Mapped[float | None]
