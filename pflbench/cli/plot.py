@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 NAMES = (
-    "curves, distribution, overhead, scalability, heterogeneity, fairness, attention, ala-weights, ala-convergence, trajectory "
-    "or loss: see the README."
+    "curves, distribution, overhead, scalability, heterogeneity, fairness, ranks, attention, ala-weights, ala-convergence, "
+    "trajectory or loss: see the README."
 )
 
 
@@ -41,6 +41,10 @@ def plot(
         int | None, typer.Option("--round", "-r", min=0, help="attention: after this round. Default: the last kept.")
     ] = None,
     client: Annotated[int | None, typer.Option(min=0, help="ala-convergence (default: 8), trajectory (default: 4).")] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(metavar="RULE", help="ranks: the round that counts, best, last or mean-last:K. Default: best."),
+    ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(metavar="POINTS", help="overhead: converged within so many points of the best. Default: 0.5."),
@@ -68,6 +72,7 @@ def plot(
         "band": band,
         "round": round_,
         "client": client,
+        "select": select,
         "tolerance": tolerance,
     }
     target = output or Path(f"{name}.png")

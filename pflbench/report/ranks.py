@@ -25,6 +25,7 @@ class Ranks:
     """accuracy: mean over seeds in percent, [rows, settings]. average: ranks [rows], 1 is best, ties share theirs.
 
     statistic, p: Friedman's. nemenyi: p of each pair of rows. critical: ranks further apart than this differ at 0.05.
+    findings: how it was tested and with what result, in words. left_out: which runs do not count.
     """
 
     select: str
@@ -37,7 +38,17 @@ class Ranks:
     nemenyi: npt.NDArray[np.float64]
     critical: float
     runs: tuple[tuple[int, ...], ...]  # by row
-    notes: tuple[str, ...]
+    findings: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def rejected(self) -> bool:
+        """Whether Friedman's test finds that the rows differ at all."""
+        return self.p < LEVEL
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.findings, *self.left_out)
 
     def grid(self) -> Grid:
         order = np.argsort(self.average, kind="stable").tolist()
@@ -100,18 +111,8 @@ def build(
         )
     accuracy = np.array([[np.mean([100 * (run.value or 0.0) for run in found.cells[i, j]]) for j in full] for i in rows])
     average, statistic, p = friedman(accuracy)
-    notes = [
-        f"Rank 1 is best; over the {len(full)} settings in which all {len(rows)} rows have runs, by the mean over seeds.",
-        selection.sentence(chosen),
-        f"Friedman: chi squared = {statistic:.4g}, p = {p_text(p)}. Nemenyi: ranks that differ by more than "
-        f"{critical_difference(len(rows), len(full)):.3g} differ at {LEVEL:g}.",
-    ]
-    if p >= LEVEL:
-        notes.append("Friedman's test finds no difference between the rows: Nemenyi's p is not to be read as one.")
-    if len(full) < _FEWEST:
-        notes.append(f"Fewer than {_FEWEST} settings: these p are rough.")
-    if len(full) < len(found.settings):
-        notes.append(f"Left out: {len(found.settings) - len(full)} settings without runs of every row.")
+    missing = len(found.settings) - len(full)
+    left_out = (f"Left out: {missing} settings without runs of every row.",) if missing else ()
     return Ranks(
         select=str(chosen),
         settings=tuple(found.settings[j] for j in full),
@@ -123,8 +124,29 @@ def build(
         nemenyi=nemenyi(accuracy),
         critical=critical_difference(len(rows), len(full)),
         runs=tuple(tuple(run.id for j in full for run in found.cells[i, j]) for i in rows),
-        notes=(*notes, *found.notes),
+        findings=_findings(chosen, len(rows), len(full), statistic, p),
+        left_out=(*left_out, *found.notes),
     )
+
+
+def _findings(chosen: Select, rows: int, settings: int, statistic: float, p: float) -> tuple[str, ...]:
+    relation = f"p = {p_text(p)}".replace("= <", "< ")
+    said = [
+        f"Rank 1 is best; over the {settings} settings in which all {rows} rows have runs, by the mean over seeds.",
+        selection.sentence(chosen),
+        f"Friedman: chi squared = {statistic:.4g}, {relation}. Nemenyi: ranks that differ by more than "
+        f"{critical_difference(rows, settings):.3g} differ at {LEVEL:g}.",
+    ]
+    if p >= LEVEL:
+        said.append("Friedman's test finds no difference between the rows: Nemenyi's p is not to be read as one.")
+    if least_p(rows, settings) >= LEVEL:
+        said.append(
+            f"Empty test: {rows} rows in {settings} settings cannot give p < {LEVEL:g}; the smallest possible is "
+            f"{least_p(rows, settings):.3g}."
+        )
+    if settings < _FEWEST:
+        said.append(f"Fewer than {_FEWEST} settings: these p are rough.")
+    return tuple(said)
 
 
 def friedman(accuracy: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], float, float]:
@@ -137,6 +159,13 @@ def friedman(accuracy: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64]
         return average, 0.0, 1.0
     found = friedmanchisquare(*as_printed)
     return average, float(found.statistic), float(found.pvalue)
+
+
+def least_p(rows: int, settings: int) -> float:
+    """The smallest p of Friedman's test: that of the same order of the rows in every setting, where chi squared is N (k - 1)."""
+    from scipy.stats import chi2
+
+    return float(chi2.sf(settings * (rows - 1), rows - 1))
 
 
 def nemenyi(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
