@@ -76,7 +76,7 @@ def collect(
     Empty filters let everything pass. Names of methods, datasets and partitions may be those of the command line or
     those of the tables, in any case. Raises UserError for names without runs and when no run is left.
     """
-    wanted = _statuses(status)
+    wanted = statuses(status)
     found = matching(engine, select, methods=methods, datasets=datasets, partitions=partitions)
     counted, left_out = _newest(found, wanted)
     if not counted:
@@ -120,7 +120,8 @@ def matching(
     return found
 
 
-def _statuses(status: Collection[str]) -> tuple[str, ...]:
+def statuses(status: Collection[str]) -> tuple[str, ...]:
+    """The statuses that are meant, 'any' being all of them. Raises UserError for an unknown one."""
     for name in status:
         if name != "any" and name not in STATUSES:
             raise unknown("status", name, (*STATUSES, "any"))
