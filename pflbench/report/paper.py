@@ -168,6 +168,13 @@ class Place:
             return self.lr
         return 0.005 if self.model == "cnn" and self.dataset != "mnist" else 0.1
 
+    @property
+    def partition_label(self) -> str:
+        """As the runs bear it: "Dir(0.1)"."""
+        kind, parameter = self.partition
+        titles = {"dirichlet": "Dir", "pathological": "Pathological", "groups": "Groups"}
+        return f"{titles[kind]}({parameter:g})" if kind in titles else kind
+
 
 @dataclass(frozen=True)
 class Reference:

@@ -77,6 +77,7 @@ def build(
     name: str,
     engine: Engine,
     *,
+    declared: Declared | None = None,
     methods: Iterable[str] = (),
     datasets: Iterable[str] = (),
     partitions: Iterable[str] = (),
@@ -90,14 +91,15 @@ def build(
 ) -> Table:
     """The table `name` of `tables.TABLES`, of its rows and columns those that the filters name.
 
-    paper: 'never' leaves out the paper's values; else they are shown, marked where the protocol differs. The rest is as for
-    `accuracy.build`. Raises UserError for unknown names and where nothing of the table was run.
+    declared: another declaration in its place, as of a part of it. paper: 'never' leaves out the paper's values; else they are
+    shown, marked where the protocol differs. The rest is as for `accuracy.build`. Raises UserError for unknown names and where
+    nothing of the table was run.
     """
     if paper not in accuracy.PAPER:
         raise unknown("value of --paper", paper, accuracy.PAPER)
     wanted = stats.Wanted(std, ci, test, against)
     chosen = selection.parse(select) if isinstance(select, str) else select
-    declared = _filtered(tables.TABLES[name], methods, datasets, partitions)
+    declared = _filtered(declared or tables.TABLES[name], methods, datasets, partitions)
     found, left = _collected(engine, name, declared, chosen, status)
     parts = [part for place in declared.places for part in _parts(declared, place, found, chosen, wanted)]
     parts = _compared(declared, parts, wanted)
@@ -121,13 +123,14 @@ def build(
 
 def _filtered(declared: Declared, methods: Iterable[str], datasets: Iterable[str], partitions: Iterable[str]) -> Declared:
     """The part of the table that the filters name, each by name or title."""
-    lines = _named("method", methods, declared.lines, lambda x: (x.method, labels.method_title(x.method)))
-    places = _named("dataset", datasets, declared.places, lambda x: (x.dataset, labels.DATASETS.get(x.dataset, x.dataset)))
-    places = _named("partition", partitions, places, lambda x: (_partition(x),))
+    lines = named("method", methods, declared.lines, lambda x: (x.method, labels.method_title(x.method)))
+    places = named("dataset", datasets, declared.places, lambda x: (x.dataset, labels.DATASETS.get(x.dataset, x.dataset)))
+    places = named("partition", partitions, places, lambda x: (x.partition_label,))
     return replace(declared, lines=lines, places=places)
 
 
-def _named(kind: str, asked: Iterable[str], items: tuple[Any, ...], names: Any) -> tuple[Any, ...]:
+def named(kind: str, asked: Iterable[str], items: tuple[Any, ...], names: Any) -> tuple[Any, ...]:
+    """The items that have one of the names asked for, in any case; all where none is. Raises UserError for a name of none."""
     asked = [text.casefold() for text in asked]
     for text in asked:
         if not any(text == name.casefold() for item in items for name in names(item)):
@@ -289,11 +292,6 @@ def _missing(declared: Declared, parts: Sequence[Part]) -> list[str]:
     return notes + [f"pflbench does not have the dataset {name}." for name in foreign]
 
 
-def _partition(place: Place) -> str:
-    kind, parameter = place.partition
-    return {"dirichlet": f"Dir({parameter:g})", "pathological": f"Pathological({parameter:g})"}.get(kind, kind)
-
-
 def _head(declared: Declared, place: Place) -> tuple[str, ...]:
     """Dataset and partition, and what else differs between the table's places for the dataset."""
     alike = [other for other in declared.places if (other.dataset, other.partition) == (place.dataset, place.partition)]
@@ -304,7 +302,7 @@ def _head(declared: Declared, place: Place) -> tuple[str, ...]:
         "rounds": f"{place.rounds} rounds",
     }
     apart = [text for key, text in more.items() if key in declared.same or len({getattr(other, key) for other in alike}) > 1]
-    partition = () if place.partition == paper.UNKNOWN else (_partition(place),)
+    partition = () if place.partition == paper.UNKNOWN else (place.partition_label,)
     return (labels.DATASETS.get(place.dataset, place.dataset), *partition, *apart)
 
 

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from pflbench.report import labels, paper
+from pflbench.report.ala_weights import BLOCKS
 from pflbench.report.paper import Place, Reference
 
 # The 14 methods of the paper, in the order of its tables.
@@ -19,7 +20,8 @@ WITH_ALA = tuple(f"{name}+ala" for name in METHODS if (f"{name}+ala", "tiny") in
 
 # They need all clients in every round (methods.md 6): the paper has no value for them at a join ratio below 1.
 _CROSS_SILO = ("fedamp", "apple")
-_SCHEMES = {"dirichlet": "beta", "pathological": "classes_per_client"}
+_SCHEMES = {"dirichlet": "beta", "pathological": "classes_per_client", "groups": "groups"}
+_FLAGS = {"methods": "-m", "datasets": "-d", "partition": "-p", "settings": "--set"}
 _DEFAULTS = {"join_ratio": 1.0, "rounds": 2000, "batch_size": 10, "lr": None}
 
 
@@ -68,13 +70,7 @@ class Planned:
     @property
     def command(self) -> str:
         """The same as a command."""
-        flags = {"methods": "-m", "datasets": "-d", "partition": "-p", "settings": "--set"}
-        words = ["pflbench run"]
-        for name, value in self.options.items():
-            flag = flags.get(name, "--" + name.replace("_", "-"))
-            for one in value if isinstance(value, tuple) else (value,):
-                words.append(flag if one is True else f"{flag} {_plain(one)}")
-        return " ".join(words)
+        return command(self.options)
 
     @property
     def _apart(self) -> Iterator[tuple[str, Any]]:
@@ -117,9 +113,19 @@ class Declared:
         return Planned(line, place, _printed(line, place))
 
 
+def command(options: Mapping[str, Any]) -> str:
+    """`pflbench run` with these options, which bear the names of `plan.Request` or else of its long options."""
+    words = ["pflbench run"]
+    for name, value in options.items():
+        flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
+        for one in value if isinstance(value, tuple) else (value,):
+            words.append(flag if one is True else f"{flag} {_plain(one)}")
+    return " ".join(words)
+
+
 def _possible(line: Line, place: Place) -> bool:
     p = dict(line.varied).get("p")
-    return p is None or (place.model, p) in paper.covered()
+    return p is None or p <= len(BLOCKS[place.model])
 
 
 def _printed(line: Line, place: Place) -> Reference | None:

@@ -17,6 +17,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from pflbench.errors import UserError, unknown
 from pflbench.store.db import friendly
+from pflbench.store.only import visible, visible_partition
 from pflbench.store.records import unpack_array
 from pflbench.store.schema import STATUSES, Artifact, ClientRound, Partition, Round, Run, Series
 
@@ -141,7 +142,7 @@ def distinct(engine: Engine, column: Literal["method", "dataset"]) -> list[str]:
     """The methods or datasets for which there are runs, sorted."""
     chosen: InstrumentedAttribute[str] = getattr(Run, column)
     with reading(engine) as c:
-        return list(c.scalars(select(chosen).distinct().order_by(chosen)))
+        return list(c.scalars(select(chosen).where(visible(engine)).distinct().order_by(chosen)))
 
 
 def runs(
@@ -204,7 +205,7 @@ def results(
     query = select(
         Run.id, Run.key, Run.attempt, Run.protocol, Run.status, Run.method, Run.dataset, Run.seed, Run.spec,
         Run.partition_label, Partition.hash, value, at, used,
-    ).join(Partition, Run.partition_id == Partition.id, isouter=True)  # fmt: skip
+    ).join(Partition, Run.partition_id == Partition.id, isouter=True).where(visible(engine))  # fmt: skip
     for column, wanted in ((Run.method, methods), (Run.dataset, datasets)):
         if wanted is not None:
             query = query.where(column.in_(wanted))
@@ -246,7 +247,7 @@ def series(engine: Engine, run_id: int, name: str) -> Curve:
 
 def partitions(engine: Engine, *, datasets: Collection[str] | None = None) -> list[PartitionInfo]:
     """The stored partitions in the order in which they were stored."""
-    query = _partition_query().order_by(Partition.id)
+    query = _partition_query().where(visible_partition(engine)).order_by(Partition.id)
     if datasets is not None:
         query = query.where(Partition.dataset.in_(datasets))
     with reading(engine) as c:

@@ -1,0 +1,64 @@
+"""What there is of planned runs, and how long rounds took: what `reproduce` has to know before it trains anything."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import Engine, func, select
+
+from pflbench.store.costs import costs
+from pflbench.store.read import reading
+from pflbench.store.schema import Round, Run
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a run. `round` is its newest stored round, None where there is none yet."""
+
+    id: int
+    key: str
+    status: str
+    round: int | None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds that a round of one run took: medians of training and of evaluation, together. clients: those that join a round."""
+
+    method: str
+    dataset: str
+    model: str
+    clients: int
+    seconds: float
+
+
+def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Attempt]]:
+    """Key -> its attempts, oldest first; keys without any are left out."""
+    last = select(func.max(Round.round)).where(Round.run_id == Run.id).scalar_subquery()
+    query = select(Run.id, Run.key, Run.status, last).where(Run.key.in_(keys)).order_by(Run.attempt)
+    found: dict[str, list[Attempt]] = defaultdict(list)
+    with reading(engine) as c:
+        for row in c.execute(query):
+            found[row.key].append(Attempt(*row))
+    return dict(found)
+
+
+def speeds(engine: Engine, methods: Collection[str]) -> list[Speed]:
+    """One per run of these methods that has a trained round, whatever became of it."""
+    query = select(Run.id, Run.method, Run.dataset, Run.model, Run.clients, Run.join_ratio).where(Run.method.in_(methods))
+    with reading(engine) as c:
+        rows = {row.id: row for row in c.execute(query)}
+    spent = costs(engine, list(rows), 0.0)
+    return [
+        Speed(
+            row.method,
+            row.dataset,
+            row.model,
+            int(row.clients * row.join_ratio),
+            spent[id].seconds_round + spent[id].seconds_evaluate,
+        )
+        for id, row in rows.items()
+        if id in spent
+    ]
