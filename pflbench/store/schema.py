@@ -210,3 +210,18 @@ class ReferenceRound(Base):
     accuracy: Mapped[float]
     auc: Mapped[float | None]
     train_loss: Mapped[float | None]
+
+
+class Measurement(Base):
+    """What rounds cost on one machine, by `pflbench bench`: see `store.measurements` for what the JSON columns hold."""
+
+    __tablename__ = "measurement"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str | None] = mapped_column(String(64))
+    device: Mapped[str] = mapped_column(String(128))
+    setting: Mapped[dict[str, Any]] = mapped_column(JSON)  # the work: dataset, partition, model, samples, batch size
+    ceilings: Mapped[dict[str, Any]] = mapped_column(JSON)  # FLOP/s and bytes/s
+    arms: Mapped[list[dict[str, Any]]] = mapped_column(JSON)  # method x executor, with the seconds of every round
+    environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # commit, package versions, machine, command
+    created_at: Mapped[str] = mapped_column(String(20), default=now)
