@@ -1,0 +1,243 @@
+"""An executor that trains nothing: it counts the FLOPs and the bytes that what it is asked for must cost.
+
+FLOPs are those that PyTorch counts for the real model, on tensors without data. Of the bytes only those count that no execution
+can spare: samples and labels each time they are visited; the parameters that a step changes, read and written once; the other
+parameters, read once for each client and request. Activations do not count: they may stay in a cache.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from pflbench.engine.batches import Plan
+from pflbench.engine.executor import ALL, Correct, Executor, Given, Objective, Step, Trained, Walked, unwrap
+from pflbench.engine.flat import Entry, Flat
+from pflbench.engine.samples import Samples
+
+COUNTED = 2  # samples on which FLOPs are counted: BatchNorm cannot train on one; all that is counted is linear in the batch
+MOVE = 1e-3  # by how much the first client's model moves in pretended training, the second's twice that: no two are alike
+
+
+@dataclass
+class Work:
+    """What a phase of a round must cost."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+class Costs:
+    """FLOPs of a model for one sample. x: two samples as the model takes them, of which only shape and type matter."""
+
+    def __init__(self, flat: Flat, x: Tensor) -> None:
+        self.flat = flat
+        self.module: nn.Module = copy.deepcopy(flat.module).to("meta").train()
+        self.x = x.to("meta")
+        self._gradients: dict[tuple[int, int], float] = {}
+
+    @cached_property
+    def forward(self) -> float:
+        return self._forward["Global"]
+
+    @cached_property
+    def features(self) -> Tensor:
+        """The input of the head for two samples, without data."""
+        below: Any = self.module.features
+        out: Tensor = below(self.x)
+        return out
+
+    @cached_property
+    def below_head(self) -> float:
+        """Of the forward pass up to the head."""
+        with FlopCounterMode(display=False) as counted:
+            self.module.features(self.x)  # type: ignore[operator]
+        return float(counted.get_total_flops()) / len(self.x)
+
+    def gradient(self, columns: slice) -> float:
+        """Forward, and backward for the parameters in `columns`: nothing is differentiated below the first of them."""
+        start, stop, _ = columns.indices(self.flat.size)
+        if (start, stop) not in self._gradients:
+            inside = {entry.name for entry in self.flat.within(columns)}
+            for name, parameter in self.module.named_parameters():
+                parameter.requires_grad_(name in inside)
+            trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+            labels = torch.zeros(len(self.x), dtype=torch.int64, device="meta")
+            with torch.enable_grad(), FlopCounterMode(display=False) as counted:
+                torch.autograd.grad(F.cross_entropy(self.module(self.x), labels), trained)
+            self._gradients[start, stop] = counted.get_total_flops() / len(self.x)
+        return self._gradients[start, stop]
+
+    def frozen(self, columns: slice) -> float:
+        """Of the forward pass through the submodules that lie below `columns`."""
+        start, _, _ = columns.indices(self.flat.size)
+        above = {entry.name.split(".")[0] for entry in self.flat.parameters if entry.stop > start}
+        whole = type(self.module).__name__
+        return sum(self._forward.get(f"{whole}.{name}", 0.0) for name, _ in self.module.named_children() if name not in above)
+
+    @cached_property
+    def _forward(self) -> dict[str, float]:
+        """By submodule; "Global" is all."""
+        with torch.no_grad(), FlopCounterMode(display=False) as counted:
+            self.module(self.x)
+        return {name: sum(flops.values()) / len(self.x) for name, flops in counted.get_flop_counts().items()}
+
+
+class Counter:
+    """Adds to `work` what each request must cost. Models come back moved a little, losses and correct predictions as zero."""
+
+    name = "counting"
+
+    def __init__(self, flat: Flat, samples: Samples) -> None:
+        self.flat = flat
+        self.samples = samples
+        self.device = samples.device
+        self.costs = Costs(flat, samples.batch(torch.zeros(COUNTED, dtype=torch.int64))[0])
+        self.sample_bytes = samples.x[0].nbytes + samples.y[0].nbytes
+        self.tables = _tables(flat)
+        self.work = self.begin()
+
+    def begin(self) -> Work:
+        """The work of a new phase, still empty."""
+        self.work = Work()
+        self._through_frozen: set[int] = set()  # samples that have passed the frozen layers
+        return self.work
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def sgd(
+        self,
+        rows: Tensor,
+        buffers: Tensor,
+        plan: Plan,
+        lr: float,
+        columns: slice = ALL,
+        correct: Correct | None = None,
+        given: Given | None = None,
+        objective: Objective | None = None,
+        references: Sequence[Tensor] = (),
+    ) -> Trained:
+        self._read_beside(plan, columns, rows.itemsize)
+        for batch in _batches(plan):
+            self._visit(batch)
+            self._differentiate(batch, columns)
+            self.work.bytes += rows.itemsize * 2 * self._touched(batch, columns)
+            self.work.flops += len(references) * len(batch) * self.costs.forward
+            self.work.bytes += len(references) * rows.itemsize * self._touched(batch, ALL)
+        moved = rows.clone()
+        moved[:, columns] += MOVE * torch.arange(1, len(rows) + 1).to(rows).unsqueeze(1)
+        return Trained(moved, buffers.clone(), rows.new_zeros(len(plan)))
+
+    def walk(
+        self,
+        step: Step,
+        base: Tensor,
+        carry: Mapping[str, Tensor],
+        given: Given,
+        buffers: Tensor,
+        plan: Plan,
+        columns: slice = ALL,
+        *,
+        each: Mapping[str, Tensor] | None = None,
+        parts: int = 1,
+        objective: Objective | None = None,
+    ) -> Walked:
+        none = next(iter(carry.values())).new_zeros(len(plan))
+        if not plan.steps().any():
+            return Walked(dict(carry), buffers.clone(), none, none)
+        asked: list[int] = []
+
+        def grad(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
+            asked.append(part)
+            return torch.zeros_like(w)
+
+        # Which gradients a step takes does not depend on the data: one step, of all clients at once, stands for all.
+        after = step(grad, **carry, **unwrap(given), **{name: value[:, 0] for name, value in (each or {}).items()})
+        self._read_beside(plan, columns, base.itemsize)
+        for batch in _batches(plan):
+            pieces = np.array_split(batch, parts)
+            for part in set(asked):
+                self._visit(pieces[part])
+            for part in asked:
+                self._differentiate(pieces[part], columns)
+            self.work.bytes += 2 * sum(self._carried(value, batch, columns) for value in carry.values())
+        return Walked(dict(after), buffers.clone(), none, none)
+
+    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
+        self._read(plan.order, slice(0, self.flat.head.start), rows.itemsize)
+        for order in plan.order:
+            self._visit(order)
+            self.work.flops += len(order) * self.costs.below_head
+        alone = copy.copy(self)  # adds to the same work
+        alone.flat = self.flat.head_alone()
+        alone.costs = Costs(alone.flat, self.costs.features)
+        alone.sample_bytes, alone.tables = 0, ()
+        return alone, plan.positions()
+
+    def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        one_for_all = rows.stride(0) == 0
+        self._read([np.concatenate(plan.order)] if one_for_all else plan.order, ALL, rows.itemsize)
+        for order in plan.order:
+            self._visit(order)
+            self.work.flops += len(order) * self.costs.forward
+        none = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
+        return none.to(torch.int64), none
+
+    def _visit(self, samples: np.ndarray) -> None:
+        self.work.bytes += len(samples) * self.sample_bytes
+
+    def _differentiate(self, batch: np.ndarray, columns: slice) -> None:
+        """Samples pass the layers below `columns` once in a phase: their features there do not change."""
+        frozen = self.costs.frozen(columns)
+        self.work.flops += len(batch) * (self.costs.gradient(columns) - frozen)
+        if frozen:
+            new = set(batch.tolist()) - self._through_frozen
+            self._through_frozen |= new
+            self.work.flops += len(new) * frozen
+
+    def _read_beside(self, plan: Plan, columns: slice, itemsize: int) -> None:
+        """The parameters outside `columns`, once for each client."""
+        for order in plan.order:
+            if len(order) and columns != ALL:
+                self.work.bytes += itemsize * (self._touched(order, ALL) - self._touched(order, columns))
+
+    def _read(self, orders: Sequence[np.ndarray], columns: slice, itemsize: int) -> None:
+        """The parameters in `columns`, once for each of the given lists of samples."""
+        self.work.bytes += sum(itemsize * self._touched(order, columns) for order in orders if len(order))
+
+    def _carried(self, value: Tensor, batch: np.ndarray, columns: slice) -> int:
+        """Bytes of one client's part of what a walk carries; where that is a model, of its parameters that the batch touches."""
+        numbers = value[0].numel()
+        start, stop, _ = columns.indices(self.flat.size)
+        return value.itemsize * (self._touched(batch, columns) if numbers == stop - start else numbers)
+
+    def _touched(self, samples: np.ndarray, columns: slice) -> int:
+        """Parameters in `columns` that these samples use: of an embedding only the rows of their tokens."""
+        start, stop, _ = columns.indices(self.flat.size)
+        tables = [table for table in self.tables if start <= table.start and table.stop <= stop]
+        if not tables:
+            return stop - start
+        tokens = len(np.unique(self.samples.x[torch.from_numpy(samples)].numpy()))
+        return stop - start + sum(min(tokens, table.shape[0]) * table.shape[1] - table.shape.numel() for table in tables)
+
+
+def _tables(flat: Flat) -> tuple[Entry, ...]:
+    """Of parameters: those of embeddings, [tokens, width]."""
+    embeddings = {f"{name}.weight" for name, module in flat.module.named_modules() if isinstance(module, nn.Embedding)}
+    return tuple(entry for entry in flat.parameters if entry.name in embeddings)
+
+
+def _batches(plan: Plan) -> Iterator[np.ndarray]:
+    """Of all clients."""
+    for client in range(len(plan)):
+        yield from plan.batches(client)

@@ -1,0 +1,67 @@
+"""The floor: what a round must cost, in FLOPs and bytes, and the seconds that takes at this machine's ceilings.
+
+Counted is what a method asks of the executor in a round of its own: so the floor of any method is known, also of one's own. What
+is no pass through a model (averages on the server, the C x C work of FedFomo and APPLE) does not count. FLOPs are those of direct
+convolutions, which an FFT or Winograd's algorithm can undercut; a small model that stays in a cache can undercut the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from pflbench.bench.ceilings import Ceilings
+from pflbench.bench.counting import Counter, Work
+from pflbench.bench.rounds import UNTIMED, Course
+from pflbench.engine.samples import Samples
+from pflbench.execution import Execution, federation
+from pflbench.setting import Setting
+from pflbench.spec import RunSpec
+
+STEADY = UNTIMED + 1  # the first round without ALA's initial stage
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Of one phase."""
+
+    flops: float
+    bytes: float
+    seconds: float
+    bound: str  # "arithmetic" or "memory": which of the two takes longer
+
+
+def work(spec: RunSpec, setting: Setting, t: int = STEADY) -> dict[str, Work]:
+    """By phase, the work of round t. Nothing is trained.
+
+    In ALA's initial stage (t = 2) it is that of the fewest epochs after which the stage can end.
+    """
+    device = torch.device("cpu")
+    fed = federation(spec, setting, device, Execution(engine="batched"))
+    arrays = setting.arrays
+    counter = Counter(fed.flat, Samples(arrays.x, arrays.y, fed.dtype, device))
+    fed.executor = counter
+    course = Course(spec, fed)
+    found: dict[str, Work] = {}
+
+    @contextmanager
+    def counted(phase: str) -> Iterator[None]:
+        found[phase] = counter.begin()
+        yield
+
+    for _ in range(t):
+        course.round(counted)
+    return found
+
+
+def floors(of: dict[str, Work], ceilings: Ceilings) -> dict[str, Floor]:
+    """By phase. The floor of a round is the sum of its phases'."""
+    return {phase: _floor(work, ceilings) for phase, work in of.items()}
+
+
+def _floor(work: Work, ceilings: Ceilings) -> Floor:
+    arithmetic, memory = work.flops / ceilings.flops, work.bytes / ceilings.bandwidth
+    return Floor(work.flops, work.bytes, max(arithmetic, memory), "arithmetic" if arithmetic >= memory else "memory")

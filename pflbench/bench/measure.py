@@ -1,0 +1,147 @@
+"""Measures this machine: its ceilings, and rounds of every method on every executor, one round of each in turn."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import Literal
+
+import torch
+
+from pflbench import environment
+from pflbench.bench import ceilings, floor
+from pflbench.bench.ceilings import synchronised
+from pflbench.bench.rounds import UNTIMED, Course
+from pflbench.errors import UserError
+from pflbench.execution import Execution, exact_arithmetic, federation
+from pflbench.setting import Setting
+from pflbench.spec import RunSpec
+from pflbench.store.measurements import Arm, Measurement
+
+Engine = Literal["loop", "batched"]
+Progress = Callable[[str, int, int], None]
+
+
+def measure(
+    specs: Sequence[RunSpec],
+    setting: Setting,
+    engines: Sequence[Engine],
+    device: torch.device,
+    rounds: int,
+    *,
+    name: str | None = None,
+    share: float = 1.0,
+    command: str = "",
+    progress: Progress | None = None,
+) -> Measurement:
+    """Specifications that differ in the method alone, `rounds` timed rounds of each.
+
+    share: of every client's samples that the setting was cut to; recorded. progress: (what, done, total).
+    """
+    limits = ceilings.measure(device)
+    of_method = {spec.method.name: floor.floors(floor.work(spec, setting), limits) for spec in specs}
+    with exact_arithmetic(device), _memory_errors(device), ExitStack() as held:
+        held.enter_context(_threads_kept())
+        running = [_Running(spec, setting, device, engine) for spec in specs for engine in engines]
+        for arm in running:
+            held.callback(arm.close)
+        turns = [(t, arm) for t in range(UNTIMED + rounds) for arm in running]
+        for done, (t, arm) in enumerate(turns):
+            arm.round(timed=t >= UNTIMED)
+            if progress is not None:
+                progress("rounds", done + 1, len(turns))
+    arms = tuple(arm.record({phase: asdict(found) for phase, found in of_method[arm.method].items()}) for arm in running)
+    described = {**environment.describe(), "torch_threads": torch.get_num_threads(), "command": command}
+    if device.type == "cuda":
+        described["cuda"] = torch.version.cuda
+    return Measurement(_device_name(device), _work(specs[0], setting, share), asdict(limits), arms, described, name)
+
+
+class _Running:
+    """A method on an executor, on its way through the rounds."""
+
+    def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, engine: Engine) -> None:
+        self.spec, self.device, self.engine = spec, device, engine
+        self.method = spec.method.name
+        before = torch.get_num_threads()
+        fed = federation(spec, setting, device, Execution(device=str(device), engine=engine))
+        # The loop executor keeps one thread to an operation for as long as it lives; the others of this process want more.
+        self.threads = torch.get_num_threads()
+        torch.set_num_threads(before)
+        self.course = Course(spec, fed)
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.peak = 0
+
+    def round(self, timed: bool) -> None:
+        torch.set_num_threads(self.threads)
+        self._reset_peak()
+        seconds: dict[str, float] = {}
+
+        @contextmanager
+        def clock(phase: str) -> Iterator[None]:
+            begun = synchronised(self.device)
+            yield
+            seconds[phase] = synchronised(self.device) - begun
+
+        self.course.round(clock)
+        if timed:
+            self.peak = max(self.peak, self._peak())
+            for phase, found in seconds.items():
+                self.seconds[phase].append(found)
+
+    def record(self, of_phases: dict[str, dict[str, object]]) -> Arm:
+        return Arm(self.method, self.engine, self.spec.model_dump(mode="json"), dict(self.seconds), of_phases, self.peak)
+
+    def close(self) -> None:
+        self.course.fed.executor.close()
+
+    def _reset_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            environment.reset_peak_memory()
+
+    def _peak(self) -> int:
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self.device) if on_gpu else environment.peak_resident_memory()
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _memory_errors(device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise UserError(
+            f"Out of GPU memory on {device}.", "All methods and executors are held at once: measure fewer, or a smaller --share."
+        ) from None
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else environment.processor()
+
+
+def _work(spec: RunSpec, setting: Setting, share: float) -> dict[str, object]:
+    """What decides the work of a round. Own data bear a hash of their content: they may lie elsewhere on another machine."""
+    data = spec.data
+    return {
+        "dataset": data.label if data.content is None else f"{data.name}:{data.content[:16]}",
+        "partition": spec.partition.label,
+        "clients": spec.partition.clients,
+        "model": spec.model,
+        "share": share,
+        "train_samples": sum(map(len, setting.partition.train)),
+        "test_samples": sum(map(len, setting.partition.test)),
+        "batch_size": spec.train.batch_size,
+        "local_epochs": spec.train.local_epochs,
+    }

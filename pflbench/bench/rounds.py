@@ -1,0 +1,52 @@
+"""A method's rounds outside the database, one at a time and phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from pflbench import methods
+from pflbench.engine.federation import Federation
+from pflbench.partition import Partition
+from pflbench.setting import Setting
+from pflbench.spec import RunSpec
+
+RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
+"""Of a round, in order: download and local initialisation, test on every client, local training and aggregation."""
+
+UNTIMED = 2  # rounds before those that are measured: in the second, ALA has its initial stage
+
+Within = Callable[[str], AbstractContextManager[None]]
+"""What surrounds a phase, by its name."""
+
+
+class Course:
+    """A method on its way through the rounds, as in a run of its specification."""
+
+    def __init__(self, spec: RunSpec, fed: Federation) -> None:
+        self.fed, self.method, self.t = fed, methods.make(spec.method), 0
+        self.state = self.method.init(fed.at(0))
+
+    def round(self, within: Within) -> None:
+        """The next round, each phase of it within `within(phase)`."""
+        self.t += 1
+        fed, method = self.fed.at(self.t), self.method
+        S = fed.cohort(self.t)
+        with within(RECEPTION):
+            self.state = method.receive(fed, self.state, S)
+        with within(EVALUATION):
+            tested = {"": (method.deployed(self.state), method.slot), **method.series(self.state)}
+            for models, slot in tested.values():
+                fed.evaluate(models, fed.evaluated(S), slot)
+        with within(UPDATE):
+            fed.reset_buffers(S, method.shared_slots)
+            self.state = method.update(fed, self.state, S)
+            fed.average_buffers(S, method.shared_slots)
+
+
+def cut(setting: Setting, share: float, least: int) -> Setting:
+    """The setting with that share of every client's samples, at least `least` of each side where it has so many."""
+    whole = setting.partition
+    sides = ([part[: max(least, int(share * len(part)))] for part in side] for side in (whole.train, whole.test))
+    return replace(setting, partition=Partition(*map(tuple, sides)))
