@@ -52,10 +52,13 @@ MAY_IMPORT = {
     "follow": {"spec", "errors"},
     # Between run and report: it trains nothing, and computes what one figure needs beyond what runs leave behind.
     "surface": {"report", "store", "engine", "execution", "setting", "spec", "errors"},
+    # Runs methods' rounds outside the database, as `run` does inside, and keeps what they cost.
+    "bench": {"engine", "methods", "partition", "setting", "execution", "environment", "store", "spec", "errors"},
     "plan": {"data", "partition", "models", "methods", "spec", "errors"},
     "doctor": {"store", "errors"},
     "__main__": {"cli"},
     "cli": {
+        "bench",
         "run",
         "execution",
         "follow",
@@ -163,6 +166,7 @@ def test_there_are_the_promised_commands() -> None:
     promised = "run, table, plot, methods list, methods show, methods new, methods test"
     promised += ", data list, data verify, data download, partition show"
     promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db info, doctor"
+    promised += ", bench list, bench compare"
     assert set(commands()) == {f"pflbench {name}" for name in promised.split(", ")}
 
 
