@@ -1,0 +1,204 @@
+"""What is to be reproduced: of a table and a figure of one name the part that was asked for, at a scale, and its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pflbench.errors import unknown
+from pflbench.follow import Follow
+from pflbench.plan import Request, plan
+from pflbench.report import labels
+from pflbench.report.figures import FIGURES, DeclaredFigure
+from pflbench.report.papertable import named
+from pflbench.report.tables import TABLES, Declared, Planned, command
+from pflbench.reproduce.scales import SCALES, Scale, proportion
+from pflbench.spec import RunSpec
+
+# Tables that the papers do not have, and whose runs they show.
+_RUNS_OF = {"ranks": "accuracy"}
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """What a run has to keep while it trains, in some of its rounds; a run's key does not tell."""
+
+    array: str | None = None
+    rounds: range = range(0)
+    observe_every: int = 0
+    follow: Follow | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `pflbench run` that ask for it."""
+        found: dict[str, Any] = {"observe_every": self.observe_every} if self.observe_every else {}
+        if self.follow is not None:
+            found["trajectory"] = f"{self.follow.client}:{self.follow.first}-{self.follow.last}"
+        return found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run that is needed. options: those of the command that makes it, all of its seeds at once."""
+
+    spec: RunSpec
+    keeps: Keeps
+    options: dict[str, Any]
+
+    @property
+    def command(self) -> str:
+        """The command that makes this run alone."""
+        return command({**{k: v for k, v in self.options.items() if k != "seeds"}, "seed": self.spec.seed})
+
+    @property
+    def name(self) -> str:
+        spec = self.spec
+        return f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """table: as it is shown, None where there is none of this name or nothing of it was asked for. cells: what has to be run.
+
+    foreign: datasets that pflbench does not have, and the number of cells that need each. left_out: lines that the scale has no
+    room for.
+    """
+
+    name: str
+    scale: Scale
+    table: Declared | None
+    figure: DeclaredFigure | None
+    cells: tuple[Planned, ...]
+    foreign: dict[str, int]
+    left_out: tuple[str, ...]
+
+    def wanted(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
+        """All runs, each once, in the order of the cells. seeds: as of `pflbench run`, in place of the scale's."""
+        found: dict[str, Wanted] = {}
+        for cell in self.cells:
+            options = {**self._options(cell), "seeds": seeds or self._seeds}
+            keeps = self._keeps(cell)
+            for spec in plan(Request(**options, data_dir=data_dir)):
+                found.setdefault(spec.key, Wanted(spec, keeps, {**options, **keeps.options}))
+        return tuple(found.values())
+
+    @property
+    def source(self) -> str:
+        """Where the papers have it."""
+        return " and ".join(dict.fromkeys(part.source for part in (self.table, self.figure) if part is not None))
+
+    @property
+    def figure_options(self) -> dict[str, Any]:
+        """Arguments of the figure's function, beside what it shows."""
+        if self.figure is None or self.figure.client is None:
+            return {}
+        return {"client": min(self._client(cell) for cell in self.cells)}
+
+    @property
+    def _seeds(self) -> str:
+        one = self.scale.seeds == 1 or (self.table is None and self.figure is not None and self.figure.one_seed)
+        return "0" if one else f"0-{self.scale.seeds - 1}"
+
+    @property
+    def _fewest(self) -> int:
+        return self.figure.fewest if self.figure else 1
+
+    def _options(self, cell: Planned) -> dict[str, Any]:
+        return self.scale.options(cell, self._fewest)
+
+    def _client(self, cell: Planned) -> int:
+        assert self.figure is not None
+        assert self.figure.client is not None
+        return min(self.figure.client, self.scale.place(cell.place).clients - 1)
+
+    def _keeps(self, cell: Planned) -> Keeps:
+        figure = self.figure
+        if figure is None:
+            return Keeps()
+        rounds = self.scale.place(cell.place, figure.fewest).rounds
+        factor = rounds / cell.place.rounds
+        if figure.window is not None:
+            first, last = (proportion(t, factor) for t in figure.window)
+            follow = Follow(self._client(cell), first, last)
+            return Keeps(follow.name, range(first, last + 1), follow=follow)
+        if figure.array is not None:
+            every = proportion(figure.observe_every, factor)
+            return Keeps(figure.array, range(every, rounds + 1, every), every)
+        return Keeps()
+
+
+def goal(
+    name: str,
+    scale: str = "full",
+    *,
+    methods: Iterable[str] = (),
+    datasets: Iterable[str] = (),
+    partitions: Iterable[str] = (),
+) -> Goal:
+    """The table and the figure of a name, of their cells those that the filters name: methods and datasets by name or title.
+
+    Raises UserError for unknown names, and for a name that the table and the figure do not have.
+    """
+    table, figure = TABLES.get(_RUNS_OF.get(name, name)), FIGURES.get(name)
+    if table is None and figure is None:
+        raise unknown("table or figure", name, [*TABLES, *_RUNS_OF, *FIGURES])
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    at = SCALES[scale]
+    cells = tuple(dict.fromkeys((*(table.needed if table else ()), *(figure.cells if figure else ()))))
+    cells = _filtered(cells, methods, datasets, partitions)
+    # The digits stand in for any dataset.
+    known = tuple(cell for cell in cells if cell.known or at.embedded)
+    foreign = [cell.place.dataset for cell in cells if cell not in known]
+    fitting = tuple(cell for cell in known if at.allows(cell.line))
+    left_out = dict.fromkeys(cell.line.label for cell in known if not at.allows(cell.line))
+    return Goal(
+        name,
+        at,
+        at.table(shown) if table and (shown := _part(table, cells)) else None,
+        figure,
+        fitting,
+        {dataset: foreign.count(dataset) for dataset in foreign},
+        tuple(left_out),
+    )
+
+
+def by_hand(wanted: Sequence[Wanted]) -> list[str]:
+    """The commands that make the same runs, of several methods together where they share everything else."""
+    together: list[dict[str, Any]] = []
+    for options in _different(wanted):
+        for before in together:
+            if _apart(before) == _apart(options) and not set(before["methods"]) & set(options["methods"]):
+                before["methods"] += options["methods"]
+                if settings := (*before.get("settings", ()), *options.get("settings", ())):
+                    before["settings"] = settings
+                break
+        else:
+            together.append(dict(options))
+    return [command(options) for options in together]
+
+
+def _different(wanted: Sequence[Wanted]) -> Iterable[dict[str, Any]]:
+    return {command(one.options): one.options for one in wanted}.values()
+
+
+def _apart(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in ("methods", "settings")}
+
+
+def _filtered(
+    cells: tuple[Planned, ...], methods: Iterable[str], datasets: Iterable[str], partitions: Iterable[str]
+) -> tuple[Planned, ...]:
+    cells = named("method", methods, cells, lambda x: (x.line.method, labels.method_title(x.line.method)))
+    cells = named("dataset", datasets, cells, lambda x: (x.place.dataset, labels.DATASETS.get(x.place.dataset, x.place.dataset)))
+    return named("partition", partitions, cells, lambda x: (x.place.partition_label,))
+
+
+def _part(table: Declared, cells: Sequence[Planned]) -> Declared | None:
+    """Of a table the lines and places that these cells are of; None without any."""
+    methods, places = {cell.line.method for cell in cells}, {cell.place for cell in cells}
+    lines = tuple(line for line in table.lines if line.method in methods)
+    here = tuple(place for place in table.places if place in places)
+    return replace(table, lines=lines, places=here) if lines and here else None

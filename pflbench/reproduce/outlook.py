@@ -1,0 +1,172 @@
+"""What lies ahead: of a goal's runs those that there are, those still to be made, their time, and what stands in the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from pflbench import data
+from pflbench.errors import UserError
+from pflbench.plan import warnings
+from pflbench.report import labels
+from pflbench.reproduce.estimate import BASELINE, Clock, Estimate
+from pflbench.reproduce.goal import Goal, Wanted
+from pflbench.reproduce.standing import STATES, Standing, State, standings
+from pflbench.spec import RunSpec
+from pflbench.store.attempts import speeds
+
+
+@dataclass(frozen=True)
+class Part:
+    """The runs of one setting. seconds: of those still to be made of which it can be told; unknown: of how many it cannot."""
+
+    setting: str
+    counts: dict[State, int]
+    seconds: float
+    unknown: int
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """estimates: by run. lacking: dataset -> why it cannot be read, with the command that gets it."""
+
+    goal: Goal
+    standings: tuple[Standing, ...]
+    estimates: tuple[Estimate, ...]
+    lacking: dict[str, UserError]
+
+    @property
+    def ahead(self) -> list[tuple[Standing, Estimate]]:
+        """The runs that can be made, with the time that each takes."""
+        pairs = zip(self.standings, self.estimates, strict=True)
+        return [(one, time) for one, time in pairs if one.rounds_left and one.wanted.spec.data.label not in self.lacking]
+
+    @property
+    def seconds(self) -> float:
+        """Of all runs ahead of which it can be told."""
+        return sum(time.seconds for _, time in self.ahead if time.seconds is not None)
+
+    @property
+    def unknown(self) -> dict[str, int]:
+        """Why the time of a run cannot be told -> of how many."""
+        return dict(Counter(time.basis for _, time in self.ahead if time.seconds is None))
+
+    @property
+    def runs(self) -> list[int]:
+        """Those that the result is made of, and those of which it has to say why it is not."""
+        return [one.run for one in self.standings if one.run is not None]
+
+    @property
+    def weights(self) -> list[float]:
+        """The share of the time that each run ahead is expected to take: in seconds, or in rounds if one cannot be told."""
+        seconds = [time.seconds for _, time in self.ahead if time.seconds is not None]
+        return seconds if len(seconds) == len(self.ahead) else [float(one.rounds_left) for one, _ in self.ahead]
+
+    def parts(self) -> list[Part]:
+        """The list by setting, in the order of the table."""
+        ahead = {one.wanted.spec.key: time for one, time in self.ahead}
+        by_setting: dict[str, list[Standing]] = {}
+        for one in self.standings:
+            by_setting.setdefault(_setting(one.wanted.spec), []).append(one)
+        return [_part(setting, same, ahead) for setting, same in by_setting.items()]
+
+    def remarks(self) -> list[str]:
+        """What is particular about some of the runs, and what stands in the way, a line each."""
+        said = warnings([one.wanted.spec for one, _ in self.ahead])
+        for one in self.standings:
+            if one.state == "interrupted":
+                reached = f"after round {one.round} of {one.wanted.spec.train.rounds}"
+                said.append(f"Interrupted, and goes on: run {one.run}, {one.wanted.name}, {reached}.")
+            if one.state == "diverged":
+                said.append(f"Diverged, and stays so: run {one.run}, {one.wanted.name}. Anew: {one.wanted.command} --force")
+            if one.anew:
+                said.append(f"Run anew, since what there is did not keep {one.wanted.keeps.array}: {one.wanted.name}.")
+        said += [f"Left out, since the model of this scale has too few blocks: {label}." for label in self.goal.left_out]
+        said += [f"pflbench does not have the dataset {name}: {n} cells are skipped." for name, n in self.goal.foreign.items()]
+        for name, reason in self.lacking.items():
+            skipped = sum(one.rounds_left > 0 and one.wanted.spec.data.label == name for one in self.standings)
+            said.append(f"{reason.message} {skipped} runs are skipped. {reason.hint}")
+        return said
+
+    def require_something(self) -> None:
+        """Raises UserError where there is no run, and none can be made."""
+        if self.ahead or any(one.state == "there" for one in self.standings):
+            return
+        name = self.goal.name
+        for reason in self.lacking.values():
+            raise UserError(f"Nothing of '{name}' can be run here. {reason.message}", reason.hint)
+        if diverged := [one for one in self.standings if one.state == "diverged"]:
+            raise UserError(f"All {len(diverged)} runs of '{name}' diverged.", "`pflbench runs list` names them.")
+        lacking = f"pflbench does not have the dataset {', '.join(self.goal.foreign)}" if self.goal.foreign else "no line is left"
+        raise UserError(f"Nothing of '{name}' can be run: {lacking}.", "Choose others with --method and --dataset.")
+
+    def document(self) -> dict[str, Any]:
+        """All of it as plain JSON types; times in seconds, None where they are not known."""
+        return {
+            "name": self.goal.name,
+            "scale": self.goal.scale.name,
+            "keeps": self.goal.scale.sentence,
+            "seconds": self.seconds,
+            "unknown": self.unknown,
+            "lacking": {name: {"message": error.message, "hint": error.hint} for name, error in self.lacking.items()},
+            "foreign": self.goal.foreign,
+            "left_out": self.goal.left_out,
+            "runs": [_record(one, time) for one, time in zip(self.standings, self.estimates, strict=True)],
+        }
+
+
+def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine | None, data_dir: Path, progress: data.Progress | None) -> Outlook:
+    """How things stand. engine: None where there is no database yet. Data are read only for runs that are still to be made."""
+    standing = standings(engine, wanted) if engine is not None else [Standing(one, "missing") for one in wanted]
+    ahead = [one.wanted.spec for one in standing if one.rounds_left]
+    measured = speeds(engine, {BASELINE, *(spec.method.name for spec in ahead)}) if ahead and engine is not None else []
+    clock = Clock(measured)
+    return Outlook(goal, tuple(standing), tuple(clock.left(one) for one in standing), _lacking(ahead, data_dir, progress))
+
+
+def _lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | None) -> dict[str, UserError]:
+    found = {}
+    for label, source in {spec.data.label: spec.data for spec in specs}.items():
+        try:
+            data.load(source, data_dir, progress)
+        except UserError as error:
+            found[label] = error
+    return found
+
+
+def _part(setting: str, same: Sequence[Standing], ahead: dict[str, Estimate]) -> Part:
+    counts = Counter(one.state for one in same)
+    times = [ahead[one.wanted.spec.key] for one in same if one.wanted.spec.key in ahead]
+    known = [time.seconds for time in times if time.seconds is not None]
+    return Part(setting, {state: counts[state] for state in STATES}, sum(known), len(times) - len(known))
+
+
+def _setting(spec: RunSpec) -> str:
+    train, partition = spec.train, spec.partition
+    joining = f", join ratio {train.join_ratio:g}" if train.join_ratio < 1 else ""
+    where = f"{labels.label_title(spec.data.label)}, {partition.label}, {labels.MODELS.get(spec.model, spec.model)}"
+    return f"{where}, {partition.clients} clients{joining}, {train.rounds} rounds"
+
+
+def _record(one: Standing, time: Estimate) -> dict[str, Any]:
+    spec = one.wanted.spec
+    return {
+        "key": spec.key,
+        "method": spec.method.name,
+        "dataset": spec.data.label,
+        "setting": _setting(spec),
+        "seed": spec.seed,
+        "state": one.state,
+        "run": one.run,
+        "round": one.round,
+        "rounds": spec.train.rounds,
+        "anew": one.anew,
+        "seconds": time.seconds,
+        "basis": time.basis,
+        "command": one.wanted.command,
+    }

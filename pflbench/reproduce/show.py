@@ -1,0 +1,57 @@
+"""The table and the figure of a goal, made of its own runs alone: what else is in the database is not seen."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from pflbench import report, surface
+from pflbench.report import style, trajectory
+from pflbench.report.grid import Grid
+from pflbench.reproduce.goal import Goal
+from pflbench.store import read
+from pflbench.store.only import only
+
+
+def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
+    """The table of these runs. Raises UserError where they are too few for it."""
+    build = report.TABLES[goal.name].load()
+    made: Grid = build(only(engine, runs), **_accepted(build, {"declared": goal.table, "paper": _paper(goal)})).grid()
+    return replace(made, notes=(note(goal), *made.notes))
+
+
+def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
+    """The figure of these runs, with all of their datasets. Raises UserError where there is nothing to draw."""
+    plot, these = report.PLOTS[goal.name].load(), only(engine, runs)
+    # What is named is drawn as long as it fits on a page.
+    options = {"datasets": read.distinct(these, "dataset"), **goal.figure_options}
+    made: style.Drawing = plot(these, **_accepted(plot, options))
+    return replace(made, notes=(note(goal), *made.notes))
+
+
+def compute_surface(goal: Goal, engine: Engine, runs: Sequence[int], data_dir: Path, device: str) -> None:
+    """The loss around a trajectory, which is no run's: computed and stored, unless it is there. Nothing for other figures."""
+    if goal.figure is None or goal.figure.window is None:
+        return
+    paths = trajectory.paths(only(engine, runs), **goal.figure_options)
+    if trajectory.stored_surface(engine, paths, trajectory.plane(paths)) is None:
+        surface.compute(engine, paths, data_dir, device)
+
+
+def note(goal: Goal) -> str:
+    """At which scale it was made."""
+    return f"Scale {goal.scale.name}: {goal.scale.sentence}."
+
+
+def _paper(goal: Goal) -> str:
+    return "never" if goal.scale.embedded else "auto"
+
+
+def _accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in known}
