@@ -126,6 +126,12 @@ def panel(engine: Engine, of: Observed, t: int) -> Panel:
     return Panel(of, t, made, held, order, total, inside, chance)
 
 
+def measured(panel: Panel) -> str:
+    """Shares of nothing look like shares of much: attention can be clear-cut and too weak to matter."""
+    own = f"own group: {100 * panel.inside:.0f} % (by chance {100 * panel.by_chance:.0f} %)"
+    return f"weight on others {panel.total:.2g}; {own}"
+
+
 def _draw(panels: Sequence[Panel]) -> Figure:
     columns = min(len(panels), 2)
     width = style.COLUMN if columns == 1 else style.PAGE
@@ -135,9 +141,7 @@ def _draw(panels: Sequence[Panel]) -> Figure:
         _draw_matrix(ax, panel)
         _draw_groups(ax, panel)
         head = f"{panel.seen.row.label}, after round {panel.round}"
-        own = f"own group: {100 * panel.inside:.0f} % (by chance {100 * panel.by_chance:.0f} %)"
-        # Shares of nothing look like shares of much: attention can be clear-cut and too weak to matter.
-        ax.set_title("\n".join((head, panel.seen.setting.title, f"weight on others {panel.total:.2g}; {own}")))
+        ax.set_title("\n".join((head, panel.seen.setting.title, measured(panel))))
         ax.set_xlabel("Client whose model is drawn on" if k + columns >= len(panels) else "")
     return figure
 

@@ -144,12 +144,15 @@ def legend(texts: Sequence[str], width: float) -> tuple[list[str], int, float]:
     return wrapped, columns, 0.15 * max(sum(1 + text.count("\n") for text in column) for column in filled)
 
 
-def shades(count: int) -> list[str]:
-    """Colours for a sequence, as that of rounds: from dark to light, ordered in grey print and for colour-blind eyes too."""
+def shades(count: int, start: float = 0.0, stop: float = 0.85) -> list[str]:
+    """Colours for a sequence, as that of rounds: from dark to light, ordered in grey print and for colour-blind eyes too.
+
+    start, stop: which part of the scale, of 0 to 1.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return [to_hex(colormaps["viridis"](0.85 * k / max(1, count - 1))) for k in range(count)]
+    return [to_hex(colormaps["viridis"](start + (stop - start) * k / max(1, count - 1))) for k in range(count)]
 
 
 def values(ax: Axes, of: Sequence[float]) -> None:

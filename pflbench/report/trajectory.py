@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 CLIENT = 4
+PREFIX = "trajectory_"  # of the arrays' names, before the client
 COMMAND = (
     "pflbench run -m fedavg -m fedala --set fedala.start_round=156 -d mnist --partition pathological --rounds 200 "
     "--trajectory {}:140-200"
@@ -159,7 +160,7 @@ def plane(found: Paths) -> Plane:
 
 def array_name(client: int) -> str:
     """Of the arrays [2, P]: where a round's local training starts and ends."""
-    return f"trajectory_{client}"
+    return f"{PREFIX}{client}"
 
 
 def surface_name(client: int) -> str:

@@ -28,6 +28,13 @@ def rounds(engine: Engine, run_ids: Collection[int], names: Collection[str]) -> 
     return dict(found)
 
 
+def names(engine: Engine, run_ids: Collection[int], prefix: str) -> list[str]:
+    """The names with this beginning under which any of these runs kept arrays, sorted."""
+    query = select(Artifact.name).where(Artifact.run_id.in_(run_ids), Artifact.name.startswith(prefix, autoescape=True))
+    with reading(engine) as c:
+        return list(c.scalars(query.distinct().order_by(Artifact.name)))
+
+
 def arrays(engine: Engine, run_id: int, name: str, of: Sequence[int]) -> dict[int, Array]:
     """The run's arrays of this name in the given rounds, by round, ascending."""
     query = select(Artifact.round, Artifact.dtype, Artifact.shape, Artifact.data)
