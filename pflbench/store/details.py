@@ -50,4 +50,7 @@ def details(engine: Engine, run_ids: Collection[int]) -> dict[int, Detail]:
             series[run].append(name)
         for run, name, count, first, last in c.execute(kept):
             artifacts[run].append(Kept(name, count, first, last))
-    return {run: Detail(*plain, tuple(series[run]), tuple(artifacts[run])) for run, *plain in rows}
+    return {
+        id: Detail(spec, environment, parameters, executor, started, tuple(series[id]), tuple(artifacts[id]))
+        for id, spec, environment, parameters, executor, started in rows
+    }

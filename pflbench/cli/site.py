@@ -1,0 +1,110 @@
+"""`pflbench report` and `pflbench serve`: all results on one page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pflbench.cli import options as o
+from pflbench.cli.console import command_line, message
+from pflbench.cli.db import opened
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, uncollected
+from pflbench.errors import UserError
+
+if TYPE_CHECKING:
+    from pflbench.site.page import Made
+
+DEFAULT_OUTPUT = Path("reports/report.html")
+DEFAULT_PORT = 8765
+
+
+def _pages() -> list[str]:
+    from pflbench.site.page import PAGES
+
+    return list(PAGES)
+
+
+def _made(url: str) -> Made:
+    from sqlalchemy import make_url
+
+    from pflbench import __version__
+    from pflbench.environment import commit
+    from pflbench.site.page import Made
+    from pflbench.store.failures import place, sqlite_path
+    from pflbench.store.schema import now
+
+    target = make_url(url)
+    file = sqlite_path(target)
+    return Made(file.name if file else place(target), now(), __version__, commit(), command_line())
+
+
+@uncollected()
+def report(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = DEFAULT_OUTPUT,
+    methods: MethodsFilter = [],  # noqa: B006
+    datasets: DatasetsFilter = [],  # noqa: B006
+    partitions: PartitionsFilter = [],  # noqa: B006
+    runs: Annotated[
+        str,
+        typer.Option(
+            "--runs",
+            metavar="all|shown|none",
+            autocompletion=o.completion(_pages),
+            help="Runs with a page of their own. Default: all up to 200 runs, else those in tables and figures.",
+        ),
+    ] = "auto",
+    db: o.Db = o.DEFAULT_DB,
+) -> None:
+    """Write all tables, figures and runs into one HTML file, which needs no network, and print its path."""
+    from pflbench.site import html, page
+    from pflbench.site.filters import Filters
+    from pflbench.site.runs import pages
+    from pflbench.store.db import to_url
+
+    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions))
+    with opened(db) as engine:
+        built = page.build(engine, _made(to_url(db)), filters, runs)
+        text = html.document(built, pages(engine, built.runs, built.pages))
+    _write(output, text)
+    message(
+        f"{len(built.tables)} tables, {len(built.figures)} figures, {len(built.pages)} of {len(built.runs)} runs with a page."
+    )
+    print(output)
+
+
+def _write(output: Path, text: str) -> None:
+    if output == DEFAULT_OUTPUT:
+        output.parent.mkdir(exist_ok=True)
+    if output.is_dir():
+        raise UserError(f"{output} is a folder.", f"Name a file in it, e.g. {output / DEFAULT_OUTPUT.name}.")
+    output.write_text(text, encoding="utf-8")
+
+
+def serve(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="On 127.0.0.1.")] = DEFAULT_PORT,
+    db: o.Db = o.DEFAULT_DB,
+) -> None:
+    """Show the same page live in a browser while runs go on: on this machine alone, read-only. Ctrl-C ends it."""
+    from pflbench.site import page
+    from pflbench.site.filters import Filters
+    from pflbench.site.serve import Server
+    from pflbench.store import db as store
+    from pflbench.store.schema import now
+
+    url = store.to_url(db)
+    made = _made(url)
+    with store.friendly(url):
+        engine = store.connect_read_only(url)
+        try:
+            server = Server(engine, lambda: page.build(engine, replace(made, at=now()), Filters(), "all", live=True), port)
+            print(server.address, flush=True)
+            message(f"{db}, read-only. Ctrl-C ends it.")
+            try:
+                server.serve_forever()
+            finally:
+                server.server_close()
+        finally:
+            engine.dispose()

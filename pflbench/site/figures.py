@@ -1,0 +1,64 @@
+"""The interactive figures for a page; the module that makes them is imported when a page is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.report import Entry, chosen
+from pflbench.site.filters import Filters, Missing
+
+
+@dataclass(frozen=True)
+class Figure:
+    """spec: a figure of plotly.js, {"data", "layout"}."""
+
+    id: str
+    title: str
+    caption: str
+    notes: tuple[str, ...]
+    runs: tuple[int, ...]
+    spec: dict[str, Any]
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return int(self.spec["layout"].get("height", 450))
+
+
+def views(engine: Engine, filters: Filters) -> tuple[tuple[Figure, ...], tuple[Missing, ...]]:
+    """The figures that the database can fill, and the others."""
+    from pflbench.report import interactive
+
+    drawn: list[Figure] = []
+    empty: list[Missing] = []
+    for name, entry in interactive.FIGURES.items():
+        if made := interactive.build(name, engine, **filters.given):
+            drawn += map(_figure, made)
+        else:
+            empty.append(Missing("plot", name, entry.title, *_reason(engine, entry, filters)))
+    return tuple(drawn), tuple(empty)
+
+
+def _reason(engine: Engine, entry: Entry, filters: Filters) -> tuple[str, str]:
+    """Why there is nothing to draw, and what would change that."""
+    try:
+        entry.load()(engine, chosen.Filters(**filters.given))
+    except UserError as error:
+        return error.message, error.hint
+    return "There is nothing to draw.", ""
+
+
+def of_run(engine: Engine, run_id: int) -> tuple[Figure, ...]:
+    """A run's accuracy, loss, clients and seconds by phase, as far as it has them."""
+    from pflbench.report import interactive
+
+    made = (interactive.run_curve, interactive.train_loss, interactive.client_accuracy, interactive.phases)
+    return tuple(_figure(figure) for make in made if (figure := make(engine, run_id)) is not None)
+
+
+def _figure(made: Any) -> Figure:
+    return Figure(made.id, made.title, made.caption, tuple(made.notes), tuple(made.runs), made.spec)

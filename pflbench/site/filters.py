@@ -1,0 +1,36 @@
+"""Which runs a page is about, and what it has to leave out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Filters:
+    """As for every table and figure; empty ones let everything pass."""
+
+    methods: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> dict[str, tuple[str, ...]]:
+        """As keyword arguments, those that were given alone: not every figure has them all."""
+        return {name: names for name, names in asdict(self).items() if names}
+
+    @property
+    def sentence(self) -> str:
+        """What was chosen, in words; nothing where all was."""
+        return "; ".join(f"{name} {', '.join(names)}" for name, names in self.given.items())
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A table or figure that the database cannot fill: why, and what would."""
+
+    kind: Literal["table", "plot"]
+    name: str
+    title: str
+    reason: str
+    hint: str

@@ -1,0 +1,90 @@
+"""A page as HTML. Everything that it needs is in the file: styles, scripts, plotly.js, data."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
+from itertools import groupby
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from pflbench.site.page import Page
+
+_COMMAND = re.compile(r"`([^`]+)`|(?<=: )(pflbench .+)$")
+
+
+def document(page: Page, run_pages: Iterable[tuple[int, dict[str, Any]]] = ()) -> str:
+    """The whole file. run_pages: those that it holds, by run; a live page asks for them."""
+    from plotly.offline import get_plotlyjs
+
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            page=page,
+            run_pages=run_pages,
+            style=Markup(_asset("style.css")),
+            script=Markup(_asset("app.js")),
+            plotly=Markup(get_plotlyjs()),
+        )
+    )
+
+
+def content(page: Page) -> str:
+    """The part of it that changes with the database."""
+    return _environment().get_template("content.html.j2").render(page=page)
+
+
+def to_json(value: Any) -> str:
+    """JSON as a browser reads it: numbers that are not finite become null, arrays lists."""
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def ranges(runs: Iterable[int]) -> str:
+    """[1, 2, 3, 7] -> '1-3, 7'."""
+    blocks = [[run for _, run in block] for _, block in groupby(enumerate(sorted(set(runs))), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(block[0]) if len(block) == 1 else f"{block[0]}-{block[-1]}" for block in blocks)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy's arrays and numbers
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _script_json(value: Any) -> Markup:
+    """For the inside of a script element, which ends at the first '</script'."""
+    return Markup(to_json(value).replace("<", "\\u003c"))
+
+
+def _code(text: str) -> Markup:
+    """Commands in a sentence as such: what stands in backticks, and what follows a colon."""
+    marked, at = Markup(), 0
+    for found in _COMMAND.finditer(text):
+        marked += escape(text[at : found.start()]) + Markup("<code>{}</code>").format(found[1] or found[2])
+        at = found.end()
+    return marked + escape(text[at:])
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("pflbench.site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"script_json": _script_json, "code": _code, "ranges": ranges}
+    return made
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("pflbench.site").joinpath("templates", name).read_text(encoding="utf-8")

@@ -1,0 +1,85 @@
+"""What a page shows, as plain data: the tables and figures that a database can fill, its runs, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+
+from pflbench.errors import unknown
+from pflbench.report.collect import matching
+from pflbench.site import figures, runs, tables
+from pflbench.site.figures import Figure
+from pflbench.site.filters import Filters, Missing
+from pflbench.site.runs import Line
+from pflbench.site.tables import TableView
+from pflbench.store import read
+from pflbench.store.read import Result, Select
+
+PAGES = ("all", "shown", "none")
+MOST = 200  # runs that all have a page unasked
+
+
+@dataclass(frozen=True)
+class Made:
+    """Where a page comes from. `at`: UTC, ISO 8601."""
+
+    database: str
+    at: str
+    version: str
+    commit: str | None
+    command: str
+
+
+@dataclass(frozen=True)
+class Page:
+    made: Made
+    filters: Filters
+    tables: tuple[TableView, ...]
+    figures: tuple[Figure, ...]
+    missing: tuple[Missing, ...]
+    runs: tuple[Line, ...]
+    pages: frozenset[int]  # the runs that have a page of their own
+    live: bool
+
+    @property
+    def running(self) -> tuple[Line, ...]:
+        return tuple(line for line in self.runs if line.info.status == "running")
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The runs behind the tables and figures."""
+        return _shown(self.tables, self.figures)
+
+
+def build(engine: Engine, made: Made, filters: Filters, pages: str = "auto", *, live: bool = False) -> Page:
+    """The page on the runs that pass the filters. pages: which runs have one of their own: all, those of the tables and figures,
+    none; 'auto': all up to MOST runs, else those of the tables and figures.
+
+    Raises UserError for unknown names and where there are no runs, unless the page is live: there they may come.
+    """
+    if pages not in ("auto", *PAGES):
+        raise unknown("value of --runs", pages, PAGES)
+    lines = runs.listed(engine, _chosen(engine, filters, live))
+    filled, empty = tables.views(engine, filters)
+    drawn, undrawn = figures.views(engine, filters)
+    paged = _paged(lines, _shown(filled, drawn), pages)
+    return Page(made, filters, filled, drawn, (*empty, *undrawn), lines, paged, live)
+
+
+def _shown(filled: Iterable[TableView], drawn: Iterable[Figure]) -> tuple[int, ...]:
+    return tuple(sorted({run for table in filled for run in table.runs} | {run for figure in drawn for run in figure.runs}))
+
+
+def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:
+    if live and not read.distinct(engine, "method"):
+        return []
+    return matching(engine, Select("best"), **filters.given)
+
+
+def _paged(lines: Collection[Line], shown: Iterable[int], pages: str) -> frozenset[int]:
+    everything = frozenset(line.info.id for line in lines)
+    chosen = {"all": everything, "shown": everything & frozenset(shown), "none": frozenset[int]()}
+    chosen["auto"] = chosen["all" if len(lines) <= MOST else "shown"]
+    return chosen[pages]

@@ -1,0 +1,159 @@
+"""The page over HTTP on this machine alone, read-only, made anew when the database has changed."""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+from sqlalchemy import Connection, Engine
+
+from pflbench.errors import UserError
+from pflbench.site import html, runs
+from pflbench.site.page import Page
+
+HOST = "127.0.0.1"
+# Between two makings of a page, so many times as long as one took: it must not slow down the runs that it shows.
+REST = 10.0
+
+
+class Editions:
+    """The page as of the newest commit, made when somebody asks. Safe to use from several threads."""
+
+    def __init__(self, engine: Engine, make: Callable[[], Page]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._connection: Connection = engine.connect()
+        self._started = time.time_ns()
+        self._version, self._content, self._document = -1, "", ""
+        self._rest_until = 0.0
+
+    def version(self) -> str:
+        """Differs between two editions, and between two servers."""
+        with self._lock:
+            return self._current()
+
+    def content(self) -> str:
+        with self._lock:
+            self._current()
+            return self._content
+
+    def document(self) -> str:
+        with self._lock:
+            self._current()
+            return self._document
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _current(self) -> str:
+        if time.monotonic() >= self._rest_until and (found := self._data_version()) != self._version:
+            began = time.monotonic()
+            page = self._make()
+            self._content, self._document, self._version = html.content(page), html.document(page), found
+            self._rest_until = time.monotonic() + REST * (time.monotonic() - began)
+        return f"{self._started}-{self._version}"
+
+    def _data_version(self) -> int:
+        """Changes with every commit of another connection, as seen by this one."""
+        found = int(self._connection.exec_driver_sql("PRAGMA data_version").scalar_one())
+        self._connection.rollback()  # a transaction left open would see one state for ever
+        return found
+
+
+class Server(ThreadingHTTPServer):
+    """Answers on 127.0.0.1 alone. Port 0 takes a free one. Raises UserError where the port is taken or not allowed."""
+
+    daemon_threads = True
+
+    def __init__(self, engine: Engine, make: Callable[[], Page], port: int) -> None:
+        self.engine = engine
+        self.editions = Editions(engine, make)
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            self.editions.close()
+            raise _refused(port, error) from None
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+    def server_close(self) -> None:
+        super().server_close()
+        self.editions.close()
+
+
+def _refused(port: int, error: OSError) -> UserError:
+    if error.errno == errno.EADDRINUSE:
+        return UserError(f"Port {port} is taken.", f"Another pflbench serve? Take another one: --port {port + 1}")
+    return UserError(f"Port {port} cannot be used: {error.strerror}.", "Take one of 1024 to 65535: --port 8765")
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if not self._is_for_us():
+            # Another site's name that leads to this machine: its scripts would read what is shown here.
+            self._send(403, "text/plain", "Ask for 127.0.0.1 or localhost.\n")
+            return
+        path = urlsplit(self.path).path
+        try:
+            status, kind, text = self._answer(path)
+        except UserError as error:
+            status, kind, text = 503, "text/plain", f"{error}\n"
+        self._send(status, kind, text)
+
+    do_HEAD = do_GET
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # what was sent along is not read
+        self._send(405, "text/plain", "This only shows results.\n", Allow="GET, HEAD")
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
+
+    def _answer(self, path: str) -> tuple[int, str, str]:
+        pages: dict[str, tuple[str, Callable[[], str]]] = {
+            "/": ("text/html", self.server.editions.document),
+            "/content": ("text/html", self.server.editions.content),
+            "/version": ("text/plain", self.server.editions.version),
+        }
+        if run := re.fullmatch(r"/run/(\d{1,15})", path):
+            return self._run(int(run[1]))
+        if path not in pages:
+            return 404, "text/plain", "There is nothing here.\n"
+        kind, make = pages[path]
+        return 200, kind, make()
+
+    def _run(self, run_id: int) -> tuple[int, str, str]:
+        try:
+            return 200, "application/json", html.to_json(runs.page(self.server.engine, run_id))
+        except UserError as error:
+            return 404, "text/plain", f"{error}\n"
+
+    def _is_for_us(self) -> bool:
+        host = self.headers.get("Host", "")
+        return host.rpartition(":")[0] in (HOST, "localhost") if ":" in host else host in (HOST, "localhost")
+
+    def _send(self, status: int, kind: str, text: str, **headers: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Nothing: a line for every poll would bury what matters."""

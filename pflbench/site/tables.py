@@ -1,0 +1,104 @@
+"""The tables of `pflbench table` for a page: their heads as HTML needs them, and by what their cells are sorted."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.report import TABLES
+from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.render import render
+from pflbench.site.filters import Filters, Missing
+
+_NUMBER = re.compile(r"[<>]?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A head above `span` columns; without text above columns that belong to none."""
+
+    head: tuple[str, ...]
+    span: int
+
+
+@dataclass(frozen=True)
+class CellView:
+    """`sort`: the number or text that sorts it, empty for an empty cell."""
+
+    text: str
+    sort: str
+    best: bool
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TableView:
+    """rows: label and cells. csv: a link that holds the table in full precision."""
+
+    name: str
+    title: str
+    summary: str
+    groups: tuple[Group, ...]
+    heads: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[str, tuple[CellView, ...]], ...]
+    notes: tuple[str, ...]
+    runs: tuple[int, ...]
+    csv: str
+
+
+def views(engine: Engine, filters: Filters) -> tuple[tuple[TableView, ...], tuple[Missing, ...]]:
+    """The tables that the database can fill, and the others."""
+    filled, empty = [], []
+    for name, entry in TABLES.items():
+        try:
+            grid = entry.load()(engine, **filters.given).grid()
+        except UserError as error:
+            empty.append(Missing("table", name, entry.title, error.message, error.hint))
+        else:
+            filled.append(view(name, entry.title, grid))
+    return tuple(filled), tuple(empty)
+
+
+def view(name: str, summary: str, grid: Grid) -> TableView:
+    rows = tuple((label, tuple(_cell(column.entries[i]) for column in grid.columns)) for i, label in enumerate(grid.labels))
+    groups, heads = _heads(grid.columns)
+    marked = any(entry.best for column in grid.columns for entry in column.entries)
+    notes = (*grid.notes, *(("Bold: the best of its column.",) if marked else ()))
+    data = base64.b64encode(render(grid, "csv").encode()).decode()
+    runs = tuple(sorted(set(grid.runs)))
+    return TableView(name, grid.title, summary, groups, heads, rows, notes, runs, f"data:text/csv;charset=utf-8;base64,{data}")
+
+
+def _cell(entry: Entry) -> CellView:
+    return CellView(entry.text.removesuffix(" *"), sort_value(entry.text), entry.best, entry.runs)
+
+
+def sort_value(text: str) -> str:
+    """'85.77 ± 1.15 *' -> '85.77': a cell is sorted by the number that it begins with, else by its text."""
+    if text in ("", "-"):
+        return ""
+    number = _NUMBER.match(text)
+    return number[1].replace(",", "") if number else text
+
+
+def _heads(columns: tuple[Column, ...]) -> tuple[tuple[Group, ...], tuple[tuple[str, ...], ...]]:
+    """A column whose head begins with empty lines stands under the same group as the one before it."""
+    groups: list[Group] = []
+    heads: list[tuple[str, ...]] = []
+    for column, after in zip(columns, (*columns[1:], None), strict=True):
+        empty, following = _empty(column), _empty(after) if after else 0
+        if empty:
+            groups[-1] = Group(groups[-1].head, groups[-1].span + 1)
+            heads.append(column.head[empty:])
+        else:
+            groups.append(Group(column.head[:following], 1))
+            heads.append(column.head[following:])
+    return (tuple(groups) if any(group.head for group in groups) else ()), tuple(heads)
+
+
+def _empty(column: Column) -> int:
+    return next((k for k, line in enumerate(column.head) if line), 0)

@@ -1,0 +1,334 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const live = document.body.hasAttribute("data-live");
+  const byId = (id) => document.getElementById(id);
+  const json = (id) => (byId(id) ? JSON.parse(byId(id).textContent) : null);
+  const PRINTED = 680; // pixels: the width of a page of A4 between its margins
+  const POLL = 3000; // milliseconds
+
+  // An element with properties and children; text is never read as HTML.
+  function el(name, properties = {}, ...children) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(properties)) {
+      if (key in made) made[key] = value;
+      else made.setAttribute(key, value);
+    }
+    made.append(...children.flat().filter((child) => child !== null));
+    return made;
+  }
+
+  // ---- Theme
+
+  const dark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+  function stored(value) {
+    try { // a browser may forbid it to files
+      if (value === undefined) return localStorage.getItem("pflbench-theme");
+      localStorage.setItem("pflbench-theme", value);
+    } catch { /* then the choice lasts as long as the page */ }
+    return null;
+  }
+
+  function showTheme() {
+    byId("theme").textContent = dark() ? "Light" : "Dark";
+    byId("theme").setAttribute("aria-label", `Switch to ${dark() ? "light" : "dark"} colours`);
+    redraw();
+  }
+
+  // ---- Figures
+
+  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+
+  function themed(spec) {
+    const [ink, rule, paper] = ["--ink", "--rule", "--paper"].map(colour);
+    const { data, layout: given } = spec;
+    const layout = { ...given, paper_bgcolor: paper, plot_bgcolor: paper, autosize: true, uirevision: "kept" };
+    delete layout.width;
+    layout.font = { family: getComputedStyle(document.body).fontFamily, size: 13, ...given.font, color: ink };
+    layout.hoverlabel = { ...given.hoverlabel, font: { ...given.hoverlabel?.font, family: layout.font.family } };
+    const axes = new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))]);
+    for (const axis of axes) {
+      layout[axis] = { ...given[axis], gridcolor: rule, zerolinecolor: rule, linecolor: rule, tickcolor: rule };
+    }
+    for (const control of ["sliders", "updatemenus"]) {
+      if (given[control]) layout[control] = given[control].map((one) => ({ ...one, bgcolor: paper, bordercolor: rule, font: { color: ink } }));
+    }
+    return { data, layout };
+  }
+
+  function draw(plot) {
+    plot.spec ??= json(plot.dataset.spec);
+    const { data, layout } = themed(plot.spec);
+    return Plotly.react(plot, data, layout, { responsive: true, displaylogo: false });
+  }
+
+  const drawn = () => [...document.querySelectorAll(".plot")].filter((plot) => plot.spec);
+  const redraw = () => drawn().forEach(draw);
+  // What is hidden does not notice that the window changes.
+  const resize = () => drawn().filter((plot) => plot.offsetWidth).forEach((plot) => Plotly.Plots.resize(plot));
+
+  // One after the other, so that the page answers in between.
+  function drawAll() {
+    const next = [...document.querySelectorAll("#content .plot")].find((plot) => !plot.spec);
+    if (!next || byId("content").hidden) return;
+    draw(next);
+    setTimeout(drawAll);
+  }
+
+  function beforePrint() {
+    document.querySelectorAll("#content .plot").forEach((plot) => {
+      draw(plot);
+      Plotly.relayout(plot, { width: PRINTED });
+    });
+    document.querySelectorAll("#content .scroll > table").forEach((table) => {
+      table.style.zoom = Math.min(1, (1.25 * PRINTED) / table.offsetWidth); // the printed text is smaller
+    });
+  }
+
+  function afterPrint() {
+    document.querySelectorAll("#content .scroll > table").forEach((table) => { table.style.zoom = ""; });
+    redraw();
+    resize();
+  }
+
+  // ---- Tables
+
+  const sorted = new Map(); // id of a table -> [column, direction]
+
+  function compare(a, b) {
+    const [x, y] = [Number(a), Number(b)];
+    return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, "en", { numeric: true }) : x - y;
+  }
+
+  function sort(table, column, direction) {
+    const body = table.tBodies[0];
+    const rows = [...body.rows];
+    rows.forEach((row, i) => { row.dataset.place ??= i; });
+    const value = (row) => row.cells[column].dataset.sort;
+    rows.sort((a, b) => {
+      const [x, y] = [value(a), value(b)];
+      if (!direction || (!x && !y)) return a.dataset.place - b.dataset.place;
+      if (!x || !y) return x ? -1 : 1; // what is empty comes last either way
+      return direction * compare(x, y) || a.dataset.place - b.dataset.place;
+    });
+    body.append(...rows);
+    const heads = table.tHead.rows[table.tHead.rows.length - 1].cells;
+    [...heads].forEach((head, i) => {
+      if (i === column && direction) head.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+      else head.removeAttribute("aria-sort");
+    });
+    sorted.set(table.id, [column, direction]);
+  }
+
+  // Numbers begin with the largest, texts with A; the third click is the order of before.
+  function clickHead(head) {
+    const table = head.closest("table");
+    const [column, before] = sorted.get(table.id) ?? [null, 0];
+    const values = [...table.tBodies[0].rows].map((row) => row.cells[head.cellIndex].dataset.sort).filter(Boolean);
+    const first = values.length && values.every((value) => !Number.isNaN(Number(value))) ? -1 : 1;
+    const now = column === head.cellIndex ? before : 0;
+    sort(table, head.cellIndex, now === 0 ? first : now === first ? -first : 0);
+  }
+
+  function filter() {
+    const field = byId("filter");
+    if (!field) return;
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = [...byId("data-runs").tBodies[0].rows];
+    for (const row of rows) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+    }
+    byId("matches").textContent = words.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
+  }
+
+  // ---- Pages on single runs
+
+  let scroll = 0; // where the reader was before the page on a run
+  let shownRun = null;
+
+  // {train: {lr: 0.1}} -> [["train.lr", 0.1]]
+  function flat(value, prefix = "") {
+    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
+      return Object.entries(value).flatMap(([key, item]) => flat(item, prefix ? `${prefix}.${key}` : key));
+    }
+    return [[prefix, value === null ? "none" : Array.isArray(value) ? value.join(", ") : String(value)]];
+  }
+
+  const pairs = (rows) => el("table", { className: "plain" }, el("tbody", {}, rows.map(([name, value]) =>
+    el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value)))));
+
+  function section(title, ...children) {
+    return el("section", { className: "block" }, el("h2", {}, title), ...children);
+  }
+
+  function links(runs) {
+    return runs.flatMap((run, i) => [i ? ", " : "", hasPage(run) ? el("a", { href: `#run-${run}` }, `run ${run}`) : `run ${run}`]);
+  }
+
+  function clients({ round, rows }) {
+    const head = ["Client", "Test samples", "Accuracy %"].map((name, i) =>
+      el("th", { scope: "col", className: i ? "number" : "" }, name));
+    const body = rows.map(([client, total, accuracy]) => el("tr", {},
+      el("th", { scope: "row" }, String(client)), el("td", { className: "number" }, String(total)),
+      el("td", { className: "number" }, accuracy === null ? "-" : accuracy.toFixed(2))));
+    return el("details", { open: rows.length <= 20 }, el("summary", {}, `After round ${round}`),
+      el("div", { className: "scroll" },
+        el("table", { className: "plain clients" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
+  }
+
+  function runFigure(figure) {
+    const plot = el("div", { className: "plot" });
+    plot.spec = figure.spec;
+    plot.style.height = `${figure.spec.layout.height ?? 450}px`;
+    return el("figure", { className: "block" }, el("h3", {}, figure.title), plot, el("figcaption", {}, figure.caption),
+      figure.notes.length ? el("ul", { className: "notes" }, figure.notes.map((note) => el("li", {}, note))) : null);
+  }
+
+  function artifacts(list) {
+    return pairs(list.map(({ name, count, first, last }) =>
+      [name, count === 1 ? `round ${first}` : `${count} arrays, rounds ${first} to ${last}`]));
+  }
+
+  function fillRun(run) {
+    byId("run").replaceChildren(
+      el("p", { className: "back" }, el("a", { href: "#runs" }, "\u2190 All tables, figures and runs")),
+      el("h1", {}, run.title),
+      el("p", { className: "status-line" }, el("span", { className: `status ${run.status}` }, run.status),
+        run.message ? `: ${run.message}` : ""),
+      pairs(run.facts),
+      run.alike.length ? el("p", { className: "made" }, "Runs of the same cell: ", ...links(run.alike), ".") : "",
+      ...run.figures.map(runFigure),
+      run.clients ? section("Clients", clients(run.clients)) : "",
+      section("Specification", pairs(flat(run.spec))),
+      section("Environment", pairs(flat(run.environment))),
+      run.artifacts.length ? section("Arrays left behind", el("p", { className: "hint" },
+        el("code", {}, `pflbench runs artifact ${run.id} NAME`), " prints one."), artifacts(run.artifacts)) : "",
+    );
+    byId("run").querySelectorAll(".plot").forEach(draw);
+  }
+
+  const hasPage = (run) => byId(`run-data-${run}`) !== null || (live && byId(`line-${run}`) !== null);
+
+  async function runData(run) {
+    return json(`run-data-${run}`) ?? (await fetch(`run/${run}`)).json();
+  }
+
+  async function showRun(run, anew) {
+    const content = byId("content");
+    if (!content.hidden) scroll = scrollY;
+    shownRun = run;
+    const data = await runData(run);
+    if (shownRun !== run) return; // the reader has gone on
+    content.hidden = true;
+    byId("run").hidden = false;
+    const at = scrollY;
+    fillRun(data);
+    document.title = data.title;
+    if (anew) scrollTo(0, at);
+    else {
+      scrollTo(0, 0);
+      byId("run").focus({ preventScroll: true });
+    }
+  }
+
+  function showContent(target) {
+    const back = shownRun !== null;
+    shownRun = null;
+    byId("run").hidden = true;
+    byId("run").replaceChildren();
+    byId("content").hidden = false;
+    document.title = title;
+    if (back) scrollTo(0, scroll);
+    else target?.scrollIntoView();
+    resize();
+    drawAll();
+  }
+
+  function complain(text) {
+    byId("unknown").textContent = text;
+    byId("unknown").hidden = !text;
+  }
+
+  function route() {
+    const hash = decodeURIComponent(location.hash.slice(1));
+    const run = /^run-(\d+)$/.exec(hash)?.[1];
+    const target = hash ? byId(hash) : null;
+    complain("");
+    if (run && hasPage(run)) return showRun(run, false);
+    if (run) {
+      complain(byId(`line-${run}`) ? `Run ${run} has no page in this report; --runs all makes one, and pflbench runs show ${run} shows it.`
+        : `There is no run ${run} here.`);
+    } else if (hash && !target) complain(`There is nothing called #${hash} here.`);
+    return showContent(target);
+  }
+
+  // ---- Live
+
+  let edition = null;
+
+  // Replaces what has changed; figures that have not stay as they are, with their zoom.
+  function replaceContent(html) {
+    const content = byId("content");
+    const [at, wanted, focused] = [scrollY, byId("filter")?.value ?? "", document.activeElement?.id];
+    const open = [...content.querySelectorAll("details[open]")].map((details) => details.id);
+    const plots = new Map(drawn().filter((plot) => plot.dataset.spec).map((plot) => [byId(plot.dataset.spec).textContent, plot]));
+    content.innerHTML = html;
+    for (const fresh of content.querySelectorAll(".plot")) {
+      const kept = plots.get(byId(fresh.dataset.spec).textContent);
+      if (kept) fresh.replaceWith(kept);
+    }
+    for (const id of open) if (byId(id)) byId(id).open = true;
+    for (const [id, [column, direction]] of sorted) {
+      if (byId(id)?.tHead.querySelectorAll("tr:last-child th")[column]) sort(byId(id), column, direction);
+    }
+    if (byId("filter")) byId("filter").value = wanted;
+    filter();
+    if (focused && document.activeElement?.id !== focused) byId(focused)?.focus({ preventScroll: true });
+    if (!content.hidden) scrollTo(0, at);
+    drawAll();
+  }
+
+  async function update() {
+    const found = await (await fetch("version")).text();
+    if (edition !== null && found !== edition) {
+      replaceContent(await (await fetch("content")).text());
+      if (shownRun !== null && hasPage(shownRun)) await showRun(shownRun, true);
+    }
+    edition = found;
+    byId("live").textContent = "Live";
+  }
+
+  async function follow() {
+    try {
+      if (!document.hidden) await update();
+    } catch {
+      byId("live").textContent = "Not connected: pflbench serve has ended";
+    }
+    setTimeout(follow, POLL);
+  }
+
+  // ---- Beginning
+
+  const title = document.title;
+  if (stored()) root.dataset.theme = stored();
+  byId("theme").hidden = false;
+  byId("theme").addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    stored(root.dataset.theme);
+    showTheme();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
+  showTheme();
+  document.addEventListener("click", (event) => {
+    const head = event.target.closest?.("button.sort")?.closest("th");
+    if (head) clickHead(head);
+  });
+  document.addEventListener("input", (event) => { if (event.target.id === "filter") filter(); });
+  addEventListener("hashchange", route);
+  addEventListener("beforeprint", beforePrint);
+  addEventListener("afterprint", afterPrint);
+  route();
+  if (live) follow();
+})();
