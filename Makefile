@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 DEMO_DB := demo.db
 DEMO_FIGURE := reports/demo-curves.png
+DEMO_REPORT := reports/demo-report.html
 
 # Tests start one process per worker; each with one thread, or they stand in each other's way.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help install demo test lint clean
 help:
-	@echo "make demo   train FedAvg, Ditto and FedALA on the embedded digits, print the table, save $(DEMO_FIGURE)"
+	@echo "make demo   train FedAvg, Ditto and FedALA on the embedded digits, print the table, save $(DEMO_FIGURE) and $(DEMO_REPORT)"
 	@echo "make test   the test suite"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove .venv and what the demo made"
@@ -31,6 +32,8 @@ demo: $(STAMP)
 	$(BIN)/pflbench run -m fedavg -m ditto -m fedala -d digits --rounds 30 --seeds 0-2 --db $(DEMO_DB)
 	$(BIN)/pflbench table accuracy -d digits --db $(DEMO_DB)
 	$(BIN)/pflbench plot curves -d digits --db $(DEMO_DB) -o $(DEMO_FIGURE)
+	$(BIN)/pflbench report --db $(DEMO_DB) -o $(DEMO_REPORT)
+	@$(BIN)/python -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).absolute().as_uri())' $(DEMO_REPORT)
 
 test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) -m "not slow"
@@ -41,5 +44,5 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(DEMO_FIGURE) $(DEMO_FIGURE:.png=.caption.txt) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(DEMO_FIGURE) $(DEMO_FIGURE:.png=.caption.txt) $(DEMO_REPORT) .pytest_cache .mypy_cache .ruff_cache build dist
 	rm -rf $(DEMO_DB) $(DEMO_DB)-wal $(DEMO_DB)-shm $(DEMO_DB).lock $(DEMO_DB).checkpoints

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "contract": {"methods", "engine", "models", "checkpoint", "spec", "errors"},
     "store": {"spec", "errors"},
     "report": {"store", "errors"},
+    "site": {"report", "store", "errors"},
     "checkpoint": {"errors"},
     "setting": {"data", "partition", "store", "spec", "errors"},
     "run": {
@@ -70,6 +71,7 @@ MAY_IMPORT = {
         "environment",
         "doctor",
         "report",
+        "site",
         "data",
         "partition",
         "models",
@@ -82,7 +84,7 @@ MAY_IMPORT = {
 }
 # Other people's packages, where a part is held to few of them or must do without one.
 ONLY = {"partition": {"numpy"}, "errors": set(), "spec": {"pydantic"}, "cli": {"typer", "rich", "sqlalchemy"}}
-WITHOUT = {"store": {"torch", "torchvision"}, "report": {"torch", "torchvision"}}
+WITHOUT = {"store": {"torch", "torchvision"}, "report": {"torch", "torchvision"}, "site": {"torch", "torchvision"}}
 
 
 def part(module: Path) -> str:
@@ -163,7 +165,7 @@ def commands() -> list[str]:
 
 
 def test_there_are_the_promised_commands() -> None:
-    promised = "run, table, plot, methods list, methods show, methods new, methods test"
+    promised = "run, table, plot, report, serve, methods list, methods show, methods new, methods test"
     promised += ", data list, data verify, data download, partition show"
     promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db info, doctor"
     promised += ", bench list, bench compare"

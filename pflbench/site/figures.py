@@ -29,15 +29,28 @@ class Figure:
         return int(self.spec["layout"].get("height", 450))
 
 
-def views(engine: Engine, filters: Filters) -> tuple[tuple[Figure, ...], tuple[Missing, ...]]:
+@dataclass(frozen=True)
+class Group:
+    """The figures of one name, a figure per setting or run."""
+
+    name: str
+    title: str
+    figures: tuple[Figure, ...]
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        return tuple(run for figure in self.figures for run in figure.runs)
+
+
+def views(engine: Engine, filters: Filters) -> tuple[tuple[Group, ...], tuple[Missing, ...]]:
     """The figures that the database can fill, and the others."""
     from pflbench.report import interactive
 
-    drawn: list[Figure] = []
+    drawn: list[Group] = []
     empty: list[Missing] = []
     for name, entry in interactive.FIGURES.items():
         if made := interactive.build(name, engine, **filters.given):
-            drawn += map(_figure, made)
+            drawn.append(Group(name, entry.title, tuple(map(_figure, made))))
         else:
             empty.append(Missing("plot", name, entry.title, *_reason(engine, entry, filters)))
     return tuple(drawn), tuple(empty)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from pflbench.errors import unknown
 from pflbench.report.collect import matching
 from pflbench.site import figures, runs, tables
-from pflbench.site.figures import Figure
+from pflbench.site.figures import Group
 from pflbench.site.filters import Filters, Missing
 from pflbench.site.runs import Line
 from pflbench.site.tables import TableView
@@ -37,7 +37,7 @@ class Page:
     made: Made
     filters: Filters
     tables: tuple[TableView, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[Group, ...]
     missing: tuple[Missing, ...]
     runs: tuple[Line, ...]
     pages: frozenset[int]  # the runs that have a page of their own
@@ -68,8 +68,8 @@ def build(engine: Engine, made: Made, filters: Filters, pages: str = "auto", *, 
     return Page(made, filters, filled, drawn, (*empty, *undrawn), lines, paged, live)
 
 
-def _shown(filled: Iterable[TableView], drawn: Iterable[Figure]) -> tuple[int, ...]:
-    return tuple(sorted({run for table in filled for run in table.runs} | {run for figure in drawn for run in figure.runs}))
+def _shown(filled: Iterable[TableView], drawn: Iterable[Group]) -> tuple[int, ...]:
+    return tuple(sorted({run for table in filled for run in table.runs} | {run for group in drawn for run in group.runs}))
 
 
 def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:

@@ -173,16 +173,16 @@
     const body = rows.map(([client, total, accuracy]) => el("tr", {},
       el("th", { scope: "row" }, String(client)), el("td", { className: "number" }, String(total)),
       el("td", { className: "number" }, accuracy === null ? "-" : accuracy.toFixed(2))));
-    return el("details", { open: rows.length <= 20 }, el("summary", {}, `After round ${round}`),
+    return el("details", { open: rows.length <= 20 }, el("summary", {}, `After round ${round}, the last evaluated`),
       el("div", { className: "scroll" },
         el("table", { className: "plain clients" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
   }
 
   function runFigure(figure) {
-    const plot = el("div", { className: "plot" });
+    const plot = el("div", { className: "plot", role: "group", "aria-label": figure.title });
     plot.spec = figure.spec;
     plot.style.height = `${figure.spec.layout.height ?? 450}px`;
-    return el("figure", { className: "block" }, el("h3", {}, figure.title), plot, el("figcaption", {}, figure.caption),
+    return el("figure", {}, el("h4", {}, figure.title), plot, el("figcaption", {}, figure.caption),
       figure.notes.length ? el("ul", { className: "notes" }, figure.notes.map((note) => el("li", {}, note))) : null);
   }
 
