@@ -12,43 +12,14 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import time
-from dataclasses import replace
 from pathlib import Path
 
 from pflbench import methods
-from pflbench.engine.federation import Federation
+from pflbench.bench.rounds import RECEPTION, UNTIMED, UPDATE, Course, cut
 from pflbench.execution import Execution, federation, find_device
-from pflbench.partition import Partition
 from pflbench.plan import Request, plan
 from pflbench.report.paper import seconds_per_iteration
-from pflbench.setting import Setting, load_setting
-from pflbench.spec import RunSpec
-
-UNTIMED = 2
-
-
-class Course:
-    """A method's rounds, one at a time."""
-
-    def __init__(self, spec: RunSpec, fed: Federation) -> None:
-        self.fed, self.method, self.t = fed, methods.make(spec.method), 0
-        self.state = self.method.init(fed.at(0))
-
-    def round(self) -> float:
-        """Seconds of the next round."""
-        self.t += 1
-        fed = self.fed.at(self.t)
-        cohort = fed.cohort(self.t)
-        begun = time.perf_counter()
-        self.state = self.method.update(fed, self.method.receive(fed, self.state, cohort), cohort)
-        return time.perf_counter() - begun
-
-
-def cut(setting: Setting, share: float, least: int) -> Setting:
-    whole = setting.partition
-    sides = ([part[: max(least, int(share * len(part)))] for part in side] for side in (whole.train, whole.test))
-    return replace(setting, partition=Partition(*map(tuple, sides)))
+from pflbench.setting import load_setting
 
 
 def ratios(name: str, options: argparse.Namespace, how: Execution) -> tuple[list[float], list[float]]:
@@ -62,10 +33,16 @@ def ratios(name: str, options: argparse.Namespace, how: Execution) -> tuple[list
         setting = cut(load_setting(spec, options.data_dir), options.share, spec.train.batch_size)
         courses.append(Course(spec, federation(spec, setting, find_device(options.device), how)))
     base, own = courses
-    seconds = [(base.round(), own.round()) for _ in range(UNTIMED + options.rounds)][UNTIMED:]
+    seconds = [(seconds_of(base), seconds_of(own)) for _ in range(UNTIMED + options.rounds)][UNTIMED:]
     for course in courses:
         course.fed.executor.close()
     return [pair[1] for pair in seconds], [pair[0] for pair in seconds]
+
+
+def seconds_of(course: Course) -> float:
+    """Of the next round, without its evaluation."""
+    seconds = course.timed_round()
+    return seconds[RECEPTION] + seconds[UPDATE]
 
 
 def main() -> None:

@@ -27,7 +27,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from pflbench import methods
+from pflbench.bench.rounds import cut
+from pflbench.execution import Execution, federation, find_device
 from pflbench.models import build
+from pflbench.setting import Setting, load_setting
 from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
 
 ROUNDS = 2  # timed, after one that is not
@@ -43,20 +47,14 @@ def specification(method: str) -> RunSpec:
     )
 
 
-def setting(data_dir: Path, share: float):
-    from pflbench.partition import Partition
-    from pflbench.setting import load_setting
-
-    whole = load_setting(specification("fedavg"), data_dir)
-    cut = [
-        tuple(part[: max(10, int(share * len(part)))] for part in side) for side in (whole.partition.train, whole.partition.test)
-    ]
-    return whole.arrays, Partition(*cut)
+def setting(data_dir: Path, share: float) -> Setting:
+    return cut(load_setting(specification("fedavg"), data_dir), share, least=10)
 
 
 def plain(data_dir: Path, share: float) -> list[float]:
     """One client after another; nothing is done that plain PyTorch would not do."""
-    arrays, partition = setting(data_dir, share)
+    held = setting(data_dir, share)
+    arrays, partition = held.arrays, held.partition
     x = (torch.from_numpy(np.array(arrays.x)).float() / 255 - 0.5) / 0.5
     y = torch.from_numpy(np.array(arrays.y))
     train, test = ([TensorDataset(x[i], y[i]) for i in side] for side in (partition.train, partition.test))
@@ -94,13 +92,8 @@ def evaluate(model: nn.Module, data: TensorDataset) -> int:
 
 
 def pflbench(data_dir: Path, share: float, method: str, engine: str, device: str) -> list[float]:
-    from pflbench import methods
-    from pflbench.execution import Execution, federation, find_device
-    from pflbench.setting import Setting
-
-    arrays, partition = setting(data_dir, share)
     spec = specification(method)
-    fed = federation(spec, Setting(arrays, partition, record=None), find_device(device), Execution(engine=engine))
+    fed = federation(spec, setting(data_dir, share), find_device(device), Execution(engine=engine))
     chosen = methods.make(spec.method)
     state, seconds = chosen.init(fed), []
     state = chosen.receive(fed.at(1), state, fed.cohort(1))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from pflbench.bench.clock import synchronised
 from pflbench.engine.loop import cores
 
 TRIES = 7
@@ -66,13 +66,6 @@ def _best(what: Callable[[], object], device: torch.device) -> float:
         what()
         found.append(synchronised(device) - begun)
     return min(found)
-
-
-def synchronised(device: torch.device) -> float:
-    """The time, in seconds, when everything asked of the device so far is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import torch
 
 from pflbench import environment
 from pflbench.bench import ceilings, floor
-from pflbench.bench.ceilings import synchronised
 from pflbench.bench.rounds import UNTIMED, Course
 from pflbench.errors import UserError
 from pflbench.execution import Execution, exact_arithmetic, federation
@@ -30,7 +29,6 @@ def measure(
     engines: Sequence[Engine],
     device: torch.device,
     rounds: int,
-    *,
     name: str | None = None,
     share: float = 1.0,
     command: str = "",
@@ -77,15 +75,7 @@ class _Running:
     def round(self, timed: bool) -> None:
         torch.set_num_threads(self.threads)
         self._reset_peak()
-        seconds: dict[str, float] = {}
-
-        @contextmanager
-        def clock(phase: str) -> Iterator[None]:
-            begun = synchronised(self.device)
-            yield
-            seconds[phase] = synchronised(self.device) - begun
-
-        self.course.round(clock)
+        seconds = self.course.timed_round()
         if timed:
             self.peak = max(self.peak, self._peak())
             for phase, found in seconds.items():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from pflbench import methods
+from pflbench.bench.clock import synchronised
 from pflbench.engine.federation import Federation
 from pflbench.partition import Partition
 from pflbench.setting import Setting
@@ -43,6 +44,20 @@ class Course:
             fed.reset_buffers(S, method.shared_slots)
             self.state = method.update(fed, self.state, S)
             fed.average_buffers(S, method.shared_slots)
+
+    def timed_round(self) -> dict[str, float]:
+        """The next round: seconds of each phase."""
+        seconds: dict[str, float] = {}
+        device = self.fed.device
+
+        @contextmanager
+        def clock(phase: str) -> Iterator[None]:
+            begun = synchronised(device)
+            yield
+            seconds[phase] = synchronised(device) - begun
+
+        self.round(clock)
+        return seconds
 
 
 def cut(setting: Setting, share: float, least: int) -> Setting:

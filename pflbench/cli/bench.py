@@ -68,12 +68,15 @@ def bench(
     from pflbench.setting import load_setting
     from pflbench.store import measurements
 
+    measurements.check_name(name)
     specs = plan(replace(request, rounds=UNTIMED + rounds))
     where = find_device(device)
     engines: tuple[Engine, ...] = ("loop", "batched") if engine == "both" else (engine,)  # type: ignore[assignment]
-    with opened(db, create=True) as results, data_view() as progress:
+    with data_view() as progress:
         setting = cut(load_setting(specs[0], data_dir, progress), share, specs[0].train.batch_size)
-        found = measure(specs, setting, engines, where, rounds, name=name, share=share, command=command_line(), progress=progress)
+    with opened(db, create=True) as results:
+        with data_view() as progress:
+            found = measure(specs, setting, engines, where, rounds, name, share, command_line(), progress)
         stored = measurements.find(results, str(measurements.save(results, found)))
     _show(stored, as_json)
 

@@ -12,6 +12,8 @@ from pflbench.errors import UserError
 from pflbench.store.db import friendly, writing
 from pflbench.store.schema import Measurement as Row
 
+_NAME_LENGTH = 64
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -43,10 +45,15 @@ class Measurement:
     created_at: str = ""
 
 
+def check_name(name: str | None) -> None:
+    """Raises UserError for a name that could not be told from an id, or does not fit."""
+    if name is not None and (name.isdecimal() or not 0 < len(name) <= _NAME_LENGTH):
+        raise UserError(f"--name '{name}' is not possible.", f"It has 1 to {_NAME_LENGTH} characters and is no number.")
+
+
 def save(engine: Engine, measurement: Measurement) -> int:
-    """Stores a measurement; returns its id. Raises UserError for a name that could not be told from an id."""
-    if measurement.name is not None and (measurement.name.isdecimal() or not 0 < len(measurement.name) <= 64):
-        raise UserError(f"--name {measurement.name!r} is not possible.", "It has 1 to 64 characters and is no number.")
+    """Stores a measurement; returns its id. Raises UserError for an impossible name."""
+    check_name(measurement.name)
     values = {name: value for name, value in asdict(measurement).items() if name not in ("id", "created_at")}
     with writing(engine) as connection:
         key = connection.execute(insert(Row).values(values)).inserted_primary_key
