@@ -55,6 +55,8 @@ MAY_IMPORT = {
     "surface": {"report", "store", "engine", "execution", "setting", "spec", "errors"},
     # Runs methods' rounds outside the database, as `run` does inside, and keeps what they cost.
     "bench": {"engine", "methods", "partition", "setting", "execution", "environment", "store", "spec", "errors"},
+    # Says which runs a table needs and how they stand; the command line makes them.
+    "reproduce": {"report", "store", "plan", "data", "surface", "follow", "spec", "errors"},
     "plan": {"data", "partition", "models", "methods", "spec", "errors"},
     "doctor": {"store", "errors"},
     "__main__": {"cli"},
@@ -71,6 +73,7 @@ MAY_IMPORT = {
         "environment",
         "doctor",
         "report",
+        "reproduce",
         "site",
         "data",
         "partition",
@@ -165,7 +168,7 @@ def commands() -> list[str]:
 
 
 def test_there_are_the_promised_commands() -> None:
-    promised = "run, table, plot, report, serve, methods list, methods show, methods new, methods test"
+    promised = "run, table, plot, reproduce, report, serve, methods list, methods show, methods new, methods test"
     promised += ", data list, data verify, data download, partition show"
     promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db info, doctor"
     promised += ", bench list, bench compare"

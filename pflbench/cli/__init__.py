@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pflbench import __version__
-from pflbench.cli import bench, data, db, doctor, methods, partition, plot, run, runs, site, table
+from pflbench.cli import bench, data, db, doctor, methods, partition, plot, reproduce, run, runs, site, table
 from pflbench.cli.console import error, remember
 from pflbench.errors import UserError
 
@@ -28,6 +28,7 @@ app.command()(run.run)
 app.add_typer(runs.app, name="runs")
 app.command()(table.table)
 app.command()(plot.plot)
+app.command()(reproduce.reproduce)
 app.command()(site.report)
 app.command()(site.serve)
 app.add_typer(bench.app, name="bench")

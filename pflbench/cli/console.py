@@ -39,8 +39,8 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A plain table; columns of numbers are right-aligned."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:
+    """A plain table, on stdout or as a message; columns of numbers are right-aligned."""
     cells = [[text(cell) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(columns):
@@ -48,7 +48,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         table.add_column(name, justify="right" if numbers else "left", overflow="fold")
     for row in cells:
         table.add_row(*map(Text, row))
-    _print(table)
+    _print(table, err)
 
 
 def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
@@ -70,14 +70,24 @@ def text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _print(table: Table) -> None:
-    console = stdout()
-    if sys.stdout.isatty():
+def duration(seconds: float) -> str:
+    """In the two largest units: "2 d 3 h", "5 min", "40 s"."""
+    for unit, size, below, smaller in (("d", 86400, 3600, "h"), ("h", 3600, 60, "min")):
+        if seconds >= size:
+            number, rest = divmod(round(seconds / below), size // below)
+            return f"{number} {unit} {rest} {smaller}" if rest else f"{number} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def _print(table: Table, err: bool = False) -> None:
+    stream = sys.stderr if err else sys.stdout
+    console = Console(width=None if stream.isatty() else _PIPED_WIDTH, highlight=False, stderr=err)
+    if stream.isatty():
         console.print(table)
         return
     with console.capture() as printed:
         console.print(table)
-    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()), file=stream)
 
 
 def _is_number(cell: str) -> bool:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import message
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, provenance, uncollected
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, uncollected, write_figure
 from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -80,10 +79,7 @@ def plot(
         if surface:
             _compute_surface(name, engine, given, data_dir)
         drawing = call(f"plot {name}", PLOTS[name], engine, given)
-    drawing.save(target, provenance(drawing.runs))
-    for line in (drawing.caption, *drawing.notes):
-        message(line)
-    print(target)
+    write_figure(drawing, target)
 
 
 def _compute_surface(name: str, engine: Engine, given: dict[str, Any], data_dir: Path) -> None:

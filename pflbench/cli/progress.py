@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+import typer
+from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from pflbench.cli.console import message, stderr
+from pflbench.cli.console import duration, error, message, stderr
+from pflbench.errors import Diverged
 
 if TYPE_CHECKING:
     from pflbench.data import Progress as DataProgress
@@ -60,6 +62,68 @@ class Bar:
         self._display.stop_task(self._task)
 
 
+class Series:
+    """How far several runs are together. weights: the share of the time that each is expected to take, in any unit."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self._weights, self._begun, self._number, self._within = list(weights), time.monotonic(), -1, 0.0
+
+    def begin(self) -> None:
+        """The next run."""
+        self._number, self._within = self._number + 1, 0.0
+
+    def reach(self, share: float) -> None:
+        """So much of the run under way is done, from 0 to 1."""
+        self._within = share
+
+    @property
+    def done(self) -> float:
+        """Of 1."""
+        reached = sum(self._weights[: self._number]) + self._within * self._weights[self._number]
+        return reached / (sum(self._weights) or 1)
+
+    @property
+    def title(self) -> str:
+        return f"run {self._number + 1} of {len(self._weights)}"
+
+    @property
+    def left(self) -> str:
+        """By the time that it has taken so far."""
+        if self.done == 0:
+            return ""
+        return f"{duration((time.monotonic() - self._begun) * (1 - self.done) / self.done)} left"
+
+
+class SeriesBar(Bar):
+    """The bar of a run, and above it that of its series."""
+
+    def __init__(self, display: Progress, name: str, series: Series) -> None:
+        self._series, self._whole, self._from = series, display.add_task(series.title, total=1, figures="", left=""), 0
+        super().__init__(display, name)
+
+    def show(self, step: Step) -> None:
+        super().show(step)
+        if step.kind in ("started", "resumed"):
+            self._from = step.round
+        self._series.reach((step.round - self._from) / max(1, step.rounds - self._from))
+        self._display.update(self._whole, completed=self._series.done, left=self._series.left)
+
+
+@contextmanager
+def series_view(name: str, quiet: bool, series: Series) -> Iterator[View]:
+    """As `run_view`, for the next run of a series."""
+    series.begin()
+    if quiet:
+        yield Quiet()
+    elif not sys.stderr.isatty():
+        left = f", about {series.left}" if series.left else ""
+        message(f"{series.title.capitalize()}{left}")
+        yield Lines(name)
+    else:
+        with _display(TextColumn("{task.fields[figures]}"), transient=True) as display:
+            yield SeriesBar(display, name, series)
+
+
 @contextmanager
 def run_view(name: str, quiet: bool) -> Iterator[View]:
     """Shows the progress of one run as long as the context lasts."""
@@ -74,6 +138,28 @@ def run_view(name: str, quiet: bool) -> Iterator[View]:
                 yield bar
             finally:
                 bar.close()
+
+
+def follow(name: str, steps: Generator[Step], shown: AbstractContextManager[View]) -> bool:
+    """Shows a run's progress to its end. False if it diverged, which is reported here: other runs go on.
+
+    Ctrl-C ends the command, with what the run keeps.
+    """
+    step: Step | None = None
+    try:
+        with shown as view, closing(steps):
+            for step in steps:
+                view.show(step)
+    except Diverged as diverged:
+        error(diverged.message, diverged.hint)
+        return False
+    except KeyboardInterrupt:
+        kept = "Nothing had begun." if step is None else f"Run {step.run_id} keeps its rounds up to {step.round}."
+        message(f"Interrupted. {kept} The same command goes on from there.")
+        raise typer.Exit(130) from None
+    if step is not None and step.kind == "exists":
+        message(f"{name}: run {step.run_id} is finished already; --force runs it anew.")
+    return True
 
 
 @contextmanager
@@ -93,15 +179,23 @@ def data_view(quiet: bool = False) -> Iterator[DataProgress | None]:
         yield show
 
 
-def _display(*more: TextColumn) -> Progress:
+class _Left(TimeRemainingColumn):
+    """The time left: a task's own word for it where it has one."""
+
+    def render(self, task: Task) -> Text:
+        own = task.fields.get("left")
+        return super().render(task) if own is None else Text(own, style="progress.remaining")
+
+
+def _display(*more: TextColumn, transient: bool = False) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TaskProgressColumn(),
         *more,
-        TimeRemainingColumn(),
+        _Left(),
     )
-    return Progress(*columns, console=stderr())
+    return Progress(*columns, console=stderr(), transient=transient)
 
 
 def _beginning(step: Step) -> str:

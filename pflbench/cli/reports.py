@@ -5,20 +5,25 @@ from __future__ import annotations
 import atexit
 import gc
 import inspect
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import command_line
+from pflbench.cli.console import command_line, message, stdout
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from pflbench.report import Entry
+    from pflbench.report.grid import Grid
+    from pflbench.report.style import Drawing
 
 
 def _statuses() -> list[str]:
@@ -82,3 +87,23 @@ def call(command: str, entry: Entry, engine: Engine, given: dict[str, Any]) -> A
             flag = "--" + name.removesuffix("s" if name != "status" else "")
             raise UserError(f"{flag} does not belong to `pflbench {command}`.", "Leave it out.")
     return function(engine, **chosen)
+
+
+def write_table(found: Grid, format: str, output: Path | None) -> None:
+    """The table on stdout, as wide as the terminal; or in a file, with its provenance."""
+    from pflbench.report.render import render
+
+    if output is None:
+        print(render(found, format, width=stdout().width if sys.stdout.isatty() else None), end="")
+        return
+    found = replace(found, notes=(*found.notes, provenance(found.runs)))
+    output.write_text(render(found, format, width=None), encoding="utf-8")
+    message(f"Wrote {output}.")
+
+
+def write_figure(drawing: Drawing, target: Path) -> None:
+    """The figure in a file, its caption on stderr and the file's name on stdout."""
+    drawing.save(target, provenance(drawing.runs))
+    for line in (drawing.caption, *drawing.notes):
+        message(line)
+    print(target)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import command_line, error, message, print_json
+from pflbench.cli.console import command_line, message, print_json
 from pflbench.cli.db import opened
-from pflbench.cli.progress import data_view, run_view
-from pflbench.errors import Diverged, unknown
+from pflbench.cli.progress import data_view, follow, run_view
+from pflbench.errors import unknown
 
 if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.follow import Follow
-    from pflbench.run import Progress as Step
     from pflbench.setting import Setting
     from pflbench.spec import RunSpec
 
@@ -100,8 +98,8 @@ def run(
     from pflbench.run import execute
 
     _prepare(specs, data_dir, quiet)
-    follow = None if trajectory is None else _follow_client(trajectory, specs, data_dir)
-    how = Execution(device, cast(Engine, engine), workers, chunk, observe_every, follow)
+    client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
+    how = Execution(device, cast(Engine, engine), workers, chunk, observe_every, client)
     command = command_line()
     done: list[dict[str, Any]] = []
     failed = False
@@ -109,7 +107,8 @@ def run(
         with opened(db, create=True) as results:
             for spec in specs:
                 steps = execute(spec, results, data_dir, how, force=force, checkpoint_every=checkpoint_every, command=command)
-                failed |= not _follow(spec, steps, quiet)
+                name = f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}"
+                failed |= not follow(name, steps, run_view(name, quiet))
                 done.append(_result(results, spec.key))
                 if not as_json:
                     print(_line(done[-1]), flush=True)
@@ -131,21 +130,21 @@ def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
             _require_global_model(spec, setting)
 
 
-def _follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
+def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
     """What --trajectory asks for, if every run can give it; says how much that is."""
     from pflbench.follow import check, parse
     from pflbench.models import build
     from pflbench.setting import load_setting
 
-    follow = parse(text)
+    client = parse(text)
     most = 0
     for spec in specs:
-        check(follow, spec)
+        check(client, spec)
         arrays = load_setting(spec, data_dir).arrays
         model = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
-        most = max(most, follow.bytes(sum(parameter.numel() for parameter in model.parameters())))
+        most = max(most, client.bytes(sum(parameter.numel() for parameter in model.parameters())))
     message(f"Note: --trajectory keeps up to {most / 1e6:,.0f} MB of each run.")
-    return follow
+    return client
 
 
 def _require_global_model(spec: RunSpec, setting: Setting) -> None:
@@ -155,26 +154,6 @@ def _require_global_model(spec: RunSpec, setting: Setting) -> None:
     fed = federation(spec, setting, find_device("cpu"), Execution(engine="batched"))
     central.require_global_model(spec.method.name, methods.make(spec.method), fed)
     fed.executor.close()
-
-
-def _follow(spec: RunSpec, steps: Generator[Step], quiet: bool) -> bool:
-    """Shows a run's progress to its end. False if it diverged, which is reported here: other runs go on."""
-    name = f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}"
-    step: Step | None = None
-    try:
-        with run_view(name, quiet) as view, closing(steps):
-            for step in steps:
-                view.show(step)
-    except Diverged as diverged:
-        error(diverged.message, diverged.hint)
-        return False
-    except KeyboardInterrupt:
-        kept = "Nothing had begun." if step is None else f"Run {step.run_id} keeps its rounds up to {step.round}."
-        message(f"Interrupted. {kept} The same command goes on from there.")
-        raise typer.Exit(130) from None
-    if step is not None and step.kind == "exists":
-        message(f"{name}: run {step.run_id} is finished already; --force runs it anew.")
-    return True
 
 
 def _result(results: sqlalchemy.Engine, key: str) -> dict[str, Any]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import message, stdout
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, provenance, uncollected
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, uncollected, write_table
 from pflbench.errors import unknown
 
 
@@ -100,7 +97,6 @@ def table(
 ) -> None:
     """Print a table: methods x settings, mean and population std over seeds; or one of the papers', beside their values."""
     from pflbench.report import TABLES
-    from pflbench.report.render import render
 
     if name not in TABLES:
         raise unknown("table", name, TABLES)
@@ -121,12 +117,4 @@ def table(
         found = call(f"table {name}", TABLES[name], engine, given).grid()
     if runs:
         found = found.with_runs()
-    width = stdout().width if output is None and sys.stdout.isatty() else None
-    if output is not None:
-        found = replace(found, notes=(*found.notes, provenance(found.runs)))
-    text = render(found, "json" if as_json else format or "text", width=width)
-    if output is None:
-        print(text, end="")
-    else:
-        output.write_text(text, encoding="utf-8")
-        message(f"Wrote {output}.")
+    write_table(found, "json" if as_json else format or "text", output)

@@ -75,14 +75,19 @@ class Goal:
     left_out: tuple[str, ...]
 
     def wanted(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
-        """All runs, each once, in the order of the cells. seeds: as of `pflbench run`, in place of the scale's."""
+        """All runs, each once, by setting and seed: what belongs together comes together, and data are read once.
+
+        seeds: as of `pflbench run`, in place of the scale's.
+        """
         found: dict[str, Wanted] = {}
         for cell in self.cells:
             options = {**self._options(cell), "seeds": seeds or self._seeds}
             keeps = self._keeps(cell)
             for spec in plan(Request(**options, data_dir=data_dir)):
                 found.setdefault(spec.key, Wanted(spec, keeps, {**options, **keeps.options}))
-        return tuple(found.values())
+        settings = list(dict.fromkeys((one.spec.data, one.spec.partition) for one in found.values()))
+        order = {setting: place for place, setting in enumerate(settings)}
+        return tuple(sorted(found.values(), key=lambda one: (order[one.spec.data, one.spec.partition], one.spec.seed)))
 
     @property
     def source(self) -> str:

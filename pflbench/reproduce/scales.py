@@ -39,8 +39,8 @@ class Scale:
         if not self.embedded:
             return replace(place, rounds=rounds)
         kind, parameter = place.partition
-        # A group of one client is none.
-        clients = max(min(20, place.clients // 5), 2 * int(parameter) if kind == "groups" else 1)
+        # 5 for 20: with 2 of 10 classes each, all classes are held. A group of one client is none.
+        clients = max(min(20, place.clients // 4), 2 * int(parameter) if kind == "groups" else 1)
         return Place("digits", "mlp", place.partition, clients, 1.0 if place.join_ratio == 1 else 0.5, rounds)
 
     def line(self, line: Line, factor: float = 1.0) -> Line:

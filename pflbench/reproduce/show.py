@@ -22,7 +22,8 @@ def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
     """The table of these runs. Raises UserError where they are too few for it."""
     build = report.TABLES[goal.name].load()
     made: Grid = build(only(engine, runs), **_accepted(build, {"declared": goal.table, "paper": _paper(goal)})).grid()
-    return replace(made, notes=(note(goal), *made.notes))
+    left_out = [f"Left out: {', '.join(goal.left_out)}."] if goal.left_out else []
+    return replace(made, notes=(note(goal), *left_out, *made.notes))
 
 
 def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
