@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pflbench import __version__
-from pflbench.cli import bench, data, db, doctor, methods, partition, plot, reproduce, run, runs, site, table
+from pflbench.cli import bench, data, db, doctor, exchange, methods, partition, plot, reproduce, run, runs, site, table
 from pflbench.cli.console import error, remember
 from pflbench.errors import UserError
 
@@ -31,6 +31,8 @@ app.command()(plot.plot)
 app.command()(reproduce.reproduce)
 app.command()(site.report)
 app.command()(site.serve)
+app.command()(exchange.export)
+app.command("import")(exchange.import_)
 app.add_typer(bench.app, name="bench")
 app.add_typer(db.app, name="db")
 app.command()(doctor.doctor)

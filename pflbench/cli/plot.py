@@ -36,6 +36,9 @@ def plot(
     status: Status = [],  # noqa: B006
     x: Annotated[str | None, typer.Option("--x", metavar="round|seconds", help="curves: the x axis. Default: round.")] = None,
     band: Annotated[str | None, typer.Option(metavar="minmax|std", help="curves: the band over seeds. Default: minmax.")] = None,
+    references: Annotated[
+        bool, typer.Option("--references", help="curves: PFLlib's series of the same datasets too (see `pflbench import`).")
+    ] = False,
     round_: Annotated[
         int | None, typer.Option("--round", "-r", min=0, help="attention: after this round. Default: the last kept.")
     ] = None,
@@ -69,6 +72,7 @@ def plot(
         "status": status,
         "x": x,
         "band": band,
+        "references": references or None,
         "round": round_,
         "client": client,
         "select": select,

@@ -84,7 +84,7 @@ def call(command: str, entry: Entry, engine: Engine, given: dict[str, Any]) -> A
     chosen = {name: value for name, value in given.items() if value not in (None, [])}
     for name in chosen:
         if name not in inspect.signature(function).parameters:
-            flag = "--" + name.removesuffix("s" if name != "status" else "")
+            flag = "--" + name.removesuffix("s" if name not in ("status", "references") else "")
             raise UserError(f"{flag} does not belong to `pflbench {command}`.", "Leave it out.")
     return function(engine, **chosen)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
 
@@ -11,9 +11,11 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError, unknown
-from pflbench.report import style
+from pflbench.report import labels, style
+from pflbench.report import references as pfllib
 from pflbench.report.chosen import busiest, protocol
 from pflbench.report.collect import Arranged, Row, Setting, collect
+from pflbench.report.references import ReferenceLine
 from pflbench.store import read
 from pflbench.store.read import Curve, Floats, Select
 
@@ -50,6 +52,7 @@ class Line:
 class Panel:
     setting: Setting
     lines: tuple[Line, ...]
+    references: tuple[ReferenceLine, ...] = ()
 
 
 def plot(
@@ -61,18 +64,22 @@ def plot(
     status: Collection[str] = ("finished",),
     x: X = "round",
     band: Band = "minmax",
+    references: bool = False,
 ) -> style.Drawing:
     """The curves of the settings chosen by dataset or partition, else of the four settings with the most runs.
 
-    Raises UserError for unknown names or when there are no runs.
+    references: with PFLlib's series on the same datasets. Raises UserError for unknown names, when there are no runs, and
+    when there are no such series.
     """
-    datasets, partitions = tuple(datasets), tuple(partitions)
+    methods, datasets, partitions = tuple(methods), tuple(datasets), tuple(partitions)
     for kind, name, valid in (("x axis", x, XS), ("band", band, BANDS)):
         if name not in valid:
             raise unknown(kind, name, valid)
     found = collect(engine, Select("best"), methods=methods, datasets=datasets, partitions=partitions, status=status)
     most = style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED
     drawn = panels(engine, found, x=x, band=band, most=most)
+    if references:
+        drawn = _with_references(engine, drawn, methods, x)
     notes = list(found.notes)
     if len(found.settings) > len(drawn):
         notes.append(
@@ -122,18 +129,30 @@ def _line(row: Row, curves: dict[int, Curve], x: X, band: Band) -> Line:
     return Line(row, over, mean, low, high, tuple(curves), seconds)
 
 
+def _with_references(engine: Engine, drawn: Sequence[Panel], methods: Sequence[str], x: X) -> list[Panel]:
+    if x != "round":
+        raise UserError("Reference series have no times.", "Draw them over rounds: --x round.")
+    on = [labels.dataset_label(panel.setting.spec) for panel in drawn]
+    known = pfllib.lines(engine, set(on), methods)
+    return [
+        replace(panel, references=tuple(line.until(max(own.x[-1] for own in panel.lines)) for line in known.get(dataset, ())))
+        for panel, dataset in zip(drawn, on, strict=True)
+    ]
+
+
 def _draw(drawn: Sequence[Panel], rows: Sequence[Row], x: X) -> Figure:
     columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
     shown = [row for row in rows if any(line.row == row for panel in drawn for line in panel.lines)]
     width = style.COLUMN if columns == 1 else style.PAGE
-    texts, per_line, below = style.legend([row.label for row in shown], width)
+    dashed = {line.label: line.look for panel in drawn for line in panel.references}
+    texts, per_line, below = style.legend([*(row.label for row in shown), *dashed], width)
     titles = max(len(panel.setting.head) for panel in drawn) - 1
     figure, axes = style.grid(len(drawn), columns, width, 1.75 if columns < 3 else 1.4, titles=titles, below=below)
     for k, (ax, panel) in enumerate(zip(axes, drawn, strict=True)):
         _draw_panel(ax, panel)
         ax.set_xlabel(XS[x] if k + columns >= len(drawn) else "")
         ax.set_ylabel("Test accuracy (%)" if k % columns == 0 else "")
-    style.key(figure, [style.method(row.method, row.variant) for row in shown], texts, per_line)
+    style.key(figure, [*(style.method(row.method, row.variant) for row in shown), *dashed.values()], texts, per_line)
     return figure
 
 
@@ -146,6 +165,9 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
         ax.plot(line.x, line.mean, markevery=(offset, step), label=line.row.label, **look)
         if len(line.runs) > 1:
             ax.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.18, linewidth=0)
+    for reference in panel.references:
+        step = max(1, len(reference.round) // 6)
+        ax.plot(reference.round, reference.accuracy, markevery=(step // 2, step), label=reference.label, **reference.look)
     ax.set_title("\n".join((", ".join(panel.setting.head[:2]), *panel.setting.head[2:])))
     ax.margins(x=0.02)
 
@@ -156,4 +178,6 @@ def caption(drawn: Sequence[Panel], x: X, band: Band) -> str:
     over = "training rounds" if x == "round" else "training time, evaluation excluded"
     shaded = f" Lines: mean; bands: {BANDS[band]} over the runs." if max(counts) > 1 else ""
     settings = "; ".join(panel.setting.title for panel in drawn)
-    return f"Test accuracy, pooled over clients, over {over}: {settings}. {runs.capitalize()} per method.{shaded}"
+    dashed = [line for panel in drawn for line in panel.references]
+    others = f" {pfllib.caption(dashed)}" if dashed else ""
+    return f"Test accuracy, pooled over clients, over {over}: {settings}. {runs.capitalize()} per method.{shaded}{others}"

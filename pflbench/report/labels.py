@@ -87,6 +87,13 @@ def dataset_title(spec: dict[str, Any]) -> str:
     return f"{title} ({data['variant']})" if data.get("variant") else title
 
 
+def dataset_label(spec: dict[str, Any]) -> str:
+    """The label that run and partition rows carry: 'mnist', 'agnews:test', 'folder:PATH'."""
+    data = spec["data"]
+    rest = data.get("path") or data.get("variant")
+    return f"{data['name']}:{rest}" if rest else str(data["name"])
+
+
 def label_title(label: str) -> str:
     """As `dataset_title`, from the label that run and partition rows carry ('mnist', 'agnews:test', 'folder:PATH')."""
     name, _, rest = label.partition(":")

@@ -1,0 +1,300 @@
+"""`pflbench export` and `pflbench import`: rows for other programs, and what other databases and PFLlib hold."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from pflbench.cli import options as o
+from pflbench.cli.console import error, message, print_json
+from pflbench.cli.db import opened
+from pflbench.cli.progress import data_view
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter
+from pflbench.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from pflbench.store.export import Rows
+    from pflbench.store.merge import Outcome
+    from pflbench.store.pfllib_results import Reference
+
+_BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
+_WORDS = {
+    "new": "new",
+    "attempt": "as the next attempt of a key",
+    "same": "here already",
+    "behind": "left out, unfinished here as well",
+    "conflict": "in conflict",
+}
+
+_STATES = {"new": "a new reference series", "same": "here already", "replaced": "replaces what was said of this file before"}
+
+
+def _kinds() -> list[str]:
+    from pflbench.store.export import KINDS
+
+    return list(KINDS)
+
+
+def _formats() -> list[str]:
+    from pflbench.store.export import FORMATS
+
+    return list(FORMATS)
+
+
+def _conflict_rules() -> list[str]:
+    from pflbench.store.merge import ON_CONFLICT
+
+    return list(ON_CONFLICT)
+
+
+def export(
+    kind: Annotated[
+        str, typer.Argument(metavar="runs|rounds|clients", autocompletion=o.completion(_kinds), help="What a row is.")
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="csv|parquet|json",
+            autocompletion=o.completion(_formats),
+            help="Default: by the suffix of the file, else csv.",
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
+    methods: MethodsFilter = [],  # noqa: B006
+    datasets: DatasetsFilter = [],  # noqa: B006
+    partitions: PartitionsFilter = [],  # noqa: B006
+    runs: Annotated[
+        list[str], typer.Option("--run", metavar="RUN", help="Only this one, by number or (beginning of) key; repeatable.")
+    ] = [],  # noqa: B006
+    status: Annotated[list[str], typer.Option("--status", metavar="STATUS", help="Only these; repeatable. Default: all.")] = [],  # noqa: B006
+    db: o.Db = o.DEFAULT_DB,
+) -> None:
+    """Write runs, rounds or clients' results as CSV, Parquet or JSON, for other programs.
+
+    Accuracies are fractions in [0, 1], as stored. Loss of a client: summed over its test samples. What was not measured is empty.
+    """
+    from pflbench.store import export as store
+
+    if kind not in store.KINDS:
+        raise unknown("export", kind, store.KINDS)
+    format = format or _format_of(output)
+    if format not in store.FORMATS:
+        raise unknown("format", format, store.FORMATS)
+    if output is None and format == "parquet" and sys.stdout.isatty():
+        raise UserError("Parquet is not for a terminal.", f"Give a file: -o {kind}.parquet")
+    with opened(db) as engine:
+        found = store.rows(engine, kind, _chosen(engine, methods, datasets, partitions, runs, status))
+        if output is None:
+            count = _to_stdout(found, format)
+        else:
+            with store.replacing(output) as out:
+                count = store.write(found, format, out)
+    if output is not None:
+        message(f"Wrote {output}: {count:,} rows.")
+    elif not count:
+        message(f"There are no such {kind}.")
+
+
+def import_(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Databases of pflbench, or result files of PFLlib (.h5).")
+    ],
+    on_conflict: Annotated[
+        str,
+        typer.Option(
+            metavar="skip|attempt",
+            autocompletion=o.completion(_conflict_rules),
+            help="A run that is here with other numbers: left out, or added as the next attempt.",
+        ),
+    ] = "skip",
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", "-d", metavar="NAME", help=".h5: what the name does not say.")
+    ] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", metavar="NAME", help=".h5: what the name does not say.")] = None,
+    eval_gap: Annotated[
+        int | None, typer.Option(metavar="ROUNDS", min=1, help=".h5: PFLlib's eval_gap, rounds between evaluations. Default: 1.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be imported; change nothing.")] = False,
+    db: o.Db = o.DEFAULT_DB,
+    as_json: o.Json = False,
+) -> None:
+    """Take in the runs of other databases, and PFLlib's results as reference series.
+
+    Runs are the same if their keys are. One that is here is not copied; times, memory and observed arrays may differ. A conflict
+    is one that is here with other numbers: it is named, and exit code 2 says so when all else is done.
+    """
+    from pflbench.store import merge
+
+    if on_conflict not in merge.ON_CONFLICT:
+        raise unknown("rule", on_conflict, merge.ON_CONFLICT)
+    how = {"on_conflict": on_conflict, "dry_run": dry_run}
+    said = {
+        name: value for name, value in {"dataset": dataset, "method": method, "eval_gap": eval_gap}.items() if value is not None
+    }
+    results = []
+    with _target(db, dry_run) as engine:
+        for path in paths:
+            try:
+                results.append(_taken(engine, path, how, said))
+            except UserError as refused:
+                error(refused.message, refused.hint)
+                results.append({"path": str(path), "error": refused.message})
+                continue
+            if not as_json:
+                print(_summary(results[-1], dry_run), flush=True)
+    if as_json:
+        print_json(results)
+    if any("error" in result or result.get("conflict") for result in results):
+        raise typer.Exit(2)
+
+
+def _format_of(output: Path | None) -> str:
+    if output is None:
+        return "csv"
+    suffix = output.suffix.lower().removeprefix(".")
+    if suffix not in _formats():
+        raise UserError(f"The name {output} does not say a format.", "Let it end in .csv, .parquet or .json, or add --format.")
+    return suffix
+
+
+def _chosen(
+    engine: Engine, methods: list[str], datasets: list[str], partitions: list[str], runs: list[str], status: list[str]
+) -> set[int] | None:
+    """The numbers of the runs that pass all filters; None where there is no filter."""
+    from pflbench.report.collect import matching, statuses
+    from pflbench.store import read
+
+    if not (methods or datasets or partitions or runs or status):
+        return None
+    wanted = statuses(status or ["any"])
+    found = matching(engine, read.Select("best"), methods=methods, datasets=datasets, partitions=partitions)
+    chosen = {result.id for result in found if result.status in wanted}
+    return chosen & {read.run(engine, run, last=1).info.id for run in runs} if runs else chosen
+
+
+def _to_stdout(found: Rows, format: str) -> int:
+    """Writes the rows; a reader that has seen enough, such as `head`, ends the program without a word."""
+    from pflbench.store import export as store
+
+    out: IO[bytes] = sys.stdout.buffer
+    try:
+        count = store.write(found, format, out)
+        out.flush()
+    except BrokenPipeError:
+        # Python would complain when it closes a stdout with something left in it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(_BROKEN_PIPE) from None
+    return count
+
+
+@contextmanager
+def _target(db: str, dry_run: bool) -> Iterator[Engine]:
+    """The database to import into; in a dry run an empty one in memory stands for one that is not there yet."""
+    from sqlalchemy import make_url
+
+    from pflbench.store import db as store
+    from pflbench.store.failures import sqlite_path
+
+    file = sqlite_path(make_url(store.to_url(db)))
+    with opened("sqlite://" if dry_run and file is not None and not file.exists() else db, create=True) as engine:
+        yield engine
+
+
+def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What became of one file, as --json says it."""
+    from pflbench.store import pfllib_results
+
+    if path.is_dir():
+        raise UserError(f"{path} is a folder.", "Name the files in it.")
+    if not path.exists():
+        raise UserError(f"There is no file {path}.", "Name a database of pflbench, or PFLlib's result files (.h5).")
+    if pfllib_results.is_hdf5(path):
+        found = pfllib_results.load(path, **said)
+        state = pfllib_results.save(engine, found, renamed=bool(said), dry_run=how["dry_run"])
+        return {"path": str(path), "kind": "pfllib", "state": state, **_facts(found)}
+    if said:
+        raise UserError(f"{path} is no result file of PFLlib.", f"Leave out --{next(iter(said)).replace('_', '-')}.")
+    return _merged(engine, path, **how)
+
+
+def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict[str, Any]:
+    from pflbench.store import merge, pfllib_results
+
+    outcomes: list[Outcome] = []
+    with merge.opened(path, engine) as other:
+        with data_view() as progress:
+            for outcome in merge.runs(engine, other, on_conflict=on_conflict, dry_run=dry_run):
+                outcomes.append(outcome)
+                if progress is not None:
+                    progress(path.name, len(outcomes), len(other.runs))
+        references = pfllib_results.merge(engine, other.engine, dry_run=dry_run)
+    for outcome in outcomes:
+        _tell(path.name, outcome)
+    if unfinished := [one for one in outcomes if one.what in ("new", "attempt") and not one.run.ended]:
+        numbers = ", ".join(str(one.run.id) for one in unfinished)
+        message(f"Unfinished: run {numbers} of {path.name}. Checkpoints are not imported: `pflbench run` begins anew.")
+    counts = Counter(outcome.what for outcome in outcomes)
+    listed = [asdict(outcome) for outcome in outcomes]
+    return {
+        "path": str(path),
+        "kind": "pflbench",
+        **{what: counts[what] for what in get_args(merge.What)},
+        "references": references,
+        "runs": listed,
+    }
+
+
+def _tell(name: str, outcome: Outcome) -> None:
+    run = outcome.run
+    what = f"{run.method}, {run.dataset}, {run.partition}, seed {run.seed}, key {run.key}"
+    if (difference := outcome.difference) is not None:
+        there, here = ("none" if value is None else value for value in (difference.there, difference.here))
+        end = (
+            "Left out; --on-conflict attempt adds it." if outcome.what == "conflict" else "Added as the next attempt of its key."
+        )
+        message(
+            f"Conflict: run {run.id} of {name} and run {outcome.compared} here ({what}) differ first in round "
+            f"{difference.round}, in {difference.what}: {there} there, {here} here. {end}"
+        )
+    elif outcome.what == "behind":
+        message(
+            f"Left out: run {run.id} of {name} ({what}), unfinished after round {run.last}: run {outcome.compared} here is, too."
+        )
+
+
+def _facts(found: Reference) -> dict[str, Any]:
+    names = ("dataset", "method", "algorithm", "goal", "times")
+    at = int(found.accuracy.argmax())
+    return {
+        **{name: getattr(found, name) for name in names},
+        "evaluations": len(found.round),
+        "last_round": int(found.round[-1]),
+        "best": float(found.accuracy[at]),
+        "best_round": int(found.round[at]),
+    }
+
+
+def _summary(result: dict[str, Any], dry_run: bool) -> str:
+    """One line. In a dry run nothing of it has happened."""
+    name = Path(result["path"]).name + (" (dry run)" if dry_run else "")
+    if result["kind"] == "pfllib":
+        series = f"PFLlib's {result['algorithm']} on {result['dataset']}, rounds 0 to {result['last_round']}"
+        return f"{name}: {series}, best {100 * result['best']:.2f} %: {_STATES[result['state']]}"
+    counts = [
+        f"{result[what]} {'run' if result[what] == 1 else 'runs'} {words}" for what, words in _WORDS.items() if result[what]
+    ]
+    if result["references"]:
+        counts.append(f"{len(result['references'])} reference series")
+    return f"{name}: {', '.join(counts) or 'nothing to import'}"

@@ -1,0 +1,101 @@
+"""Series that PFLlib recorded, beside our curves: by dataset alone, as their files say nothing of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.report import labels, style
+from pflbench.store import pfllib_results
+from pflbench.store.pfllib_results import ReferenceCurve
+from pflbench.store.read import Floats
+
+_DASHES = ((4, 2), (1, 1.5), (6, 2, 1, 2))  # of several lines of one method
+_IMPORT = "`pflbench import FILE.h5` takes in PFLlib's result files."
+
+
+@dataclass(frozen=True)
+class ReferenceLine:
+    """Mean accuracy in percent over the files of one method and goal, at the rounds that they share."""
+
+    method: str
+    label: str
+    round: Floats
+    accuracy: Floats
+    files: tuple[str, ...]
+    variant: int  # 0, 1, ... among the lines of the same method
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """The method's colour and marker, but thin, dashed and hollow: not one of our runs."""
+        return {
+            **style.method(self.method),
+            "linestyle": (0, _DASHES[self.variant % len(_DASHES)]),
+            "linewidth": 0.7,
+            "markersize": 2.5,
+            "markeredgewidth": 0.6,
+            "markerfacecolor": "white",
+        }
+
+    def until(self, last: float) -> ReferenceLine:
+        """The line as far as this round."""
+        seen = self.round <= last
+        return replace(self, round=self.round[seen], accuracy=self.accuracy[seen])
+
+
+def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()) -> dict[str, tuple[ReferenceLine, ...]]:
+    """By dataset, as runs are labelled. methods: only these, if any are named; by name or title.
+
+    Raises UserError where there is no such series.
+    """
+    held = pfllib_results.datasets(engine)
+    if not held:
+        raise UserError("There are no reference series in this database.", _IMPORT)
+    wanted = {name.casefold() for name in methods}
+    found = [c for c in pfllib_results.curves(engine, datasets) if not wanted or wanted & _names(c)]
+    if not found:
+        of = f" of {', '.join(methods)}" if wanted else ""
+        raise UserError(f"No reference series{of} on {', '.join(sorted(datasets))}.", f"There are some on: {', '.join(held)}.")
+    by_dataset = groupby(found, key=lambda curve: curve.dataset)
+    return {dataset: _by_method(list(curves)) for dataset, curves in by_dataset}
+
+
+def caption(drawn: Iterable[ReferenceLine]) -> str:
+    """Whose the dashed lines are, where they come from, and what is not known of them."""
+    drawn = list(drawn)
+    files = dict.fromkeys(file for line in drawn for file in line.files)
+    mean = ", mean over the files of a method" if any(len(line.files) > 1 for line in drawn) else ""
+    return (
+        f"Dashed: accuracy that PFLlib recorded in {', '.join(files)}{mean}, up to the last round of the runs; "
+        "its protocol is not known."
+    )
+
+
+def _names(curve: ReferenceCurve) -> set[str]:
+    return {curve.method.casefold(), curve.algorithm.casefold(), labels.method_title(curve.method).casefold()}
+
+
+def _by_method(curves: Sequence[ReferenceCurve]) -> tuple[ReferenceLine, ...]:
+    """The lines of one dataset; where a method has several goals, they are named."""
+    found = []
+    for _, same in groupby(curves, key=lambda curve: curve.method):
+        goals = [(goal, list(group)) for goal, group in groupby(same, key=lambda curve: curve.goal)]
+        found += [_line(group, goal if len(goals) > 1 else "", k) for k, (goal, group) in enumerate(goals)]
+    return tuple(sorted(found, key=lambda line: (labels.method_rank(line.method), line.variant)))
+
+
+def _line(curves: Sequence[ReferenceCurve], goal: str, variant: int) -> ReferenceLine:
+    method = curves[0].method
+    shared = reduce(np.intersect1d, (c.curve.round for c in curves))
+    accuracy = np.mean([c.curve.accuracy[np.searchsorted(c.curve.round, shared)] for c in curves], axis=0)
+    title = labels.METHODS.get(method, curves[0].algorithm)
+    label = f"PFLlib: {title} ({goal})" if goal else f"PFLlib: {title}"
+    files = tuple(c.file for c in curves)
+    return ReferenceLine(method, label, shared.astype(np.float64), 100 * accuracy, files, variant)

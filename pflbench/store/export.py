@@ -1,0 +1,207 @@
+"""Runs, rounds and clients as CSV, JSON or Parquet, chunk by chunk: no table is ever in memory as a whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import JSON, Double, Engine, func, select, type_coerce
+
+from pflbench.errors import UserError
+from pflbench.store.read import reading
+from pflbench.store.schema import ClientRound, Partition, Round, Run
+
+CHUNK = 50_000  # rows: some 20 MB
+Values = Sequence[Any]
+
+_IDENTITY = (Run.id.label("run"), Run.method, Run.dataset, Run.partition_label.label("partition"), Run.seed)
+_ROUND_FIRST = (
+    "round",
+    "accuracy",
+    "train_loss",
+    "seconds_receive",
+    "seconds_update",
+    "seconds_evaluate",
+    "params_up",
+    "params_down",
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """columns: the name and Python type of each; dict stands for JSON. chunks: the rows, in the order of the columns."""
+
+    columns: dict[str, type]
+    chunks: Iterator[list[Values]]
+
+
+def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chunk: int = CHUNK) -> Rows:
+    """The rows of a kind, one of KINDS, of these runs (None: all), by run, round and client; read as they are asked for."""
+    query = KINDS[kind]()
+    if runs is not None:
+        query = query.where(Run.id.in_(runs))
+    columns = {c.name: dict if isinstance(c.type, JSON) else c.type.python_type for c in query.selected_columns}
+    return Rows(columns, _chunks(engine, query, chunk))
+
+
+def write(found: Rows, format: str, out: IO[bytes]) -> int:
+    """Writes the rows in one of FORMATS; returns how many there were. Accuracies are fractions, as they are stored."""
+    count = 0
+
+    def counted() -> Iterator[list[Values]]:
+        nonlocal count
+        for chunk in found.chunks:
+            yield chunk
+            count += len(chunk)
+
+    FORMATS[format](Rows(found.columns, counted()), out)
+    return count
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes its name when it is complete: an interruption leaves what was there before.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    target = path.resolve()
+    # What is no plain file, such as a pipe or /dev/null, cannot be replaced.
+    partial = target if target.exists() and not target.is_file() else target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        try:
+            with partial.open("wb") as out:
+                yield out
+            if partial != target:
+                partial.replace(target)
+        finally:
+            if partial != target:
+                partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write {path}: {error.strerror or error}.", "Give a file in a writable folder with -o.") from None
+
+
+def _runs() -> Any:
+    best = select(func.max(Round.accuracy)).where(Round.run_id == Run.id).correlate(Run).scalar_subquery()
+    earliest = select(func.min(Round.round)).where(Round.run_id == Run.id, Round.accuracy == best).correlate(Run)
+    last = select(func.max(Round.round)).where(Round.run_id == Run.id).scalar_subquery()
+    return (
+        select(
+            *_IDENTITY,
+            Run.key,
+            Run.attempt,
+            Run.protocol,
+            Run.status,
+            Run.message,
+            Run.spec["method"]["version"].as_integer().label("version"),
+            Run.spec["method"]["hyperparameters"].label("hyperparameters"),
+            Run.model,
+            Run.parameters,
+            Partition.hash.label("partition_hash"),
+            Run.clients,
+            Run.join_ratio,
+            Run.rounds,
+            last.label("last_round"),
+            best.label("best_accuracy"),
+            earliest.scalar_subquery().label("best_round"),
+            Run.engine,
+            Run.device,
+            Run.environment["commit"].as_string().label("commit"),
+            Run.created_at,
+            Run.started_at,
+            Run.finished_at,
+            Run.spec,
+        )
+        .join(Partition, Run.partition_id == Partition.id, isouter=True)
+        .order_by(Run.id)
+    )
+
+
+def _rounds() -> Any:
+    rest = [column.name for column in Round.__table__.columns if column.name not in ("run_id", *_ROUND_FIRST)]
+    columns = [getattr(Round, name) for name in (*_ROUND_FIRST, *rest)]
+    return select(*_IDENTITY, *columns).join(Round, Round.run_id == Run.id).order_by(Run.id, Round.round)
+
+
+def _clients() -> Any:
+    accuracy = type_coerce(ClientRound.correct * 1.0 / func.nullif(ClientRound.total, 0), Double)
+    columns = (
+        ClientRound.round,
+        ClientRound.client,
+        ClientRound.correct,
+        ClientRound.total,
+        accuracy.label("accuracy"),
+        ClientRound.loss,
+    )
+    order = (Run.id, ClientRound.round, ClientRound.client)
+    return select(*_IDENTITY, *columns).join(ClientRound, ClientRound.run_id == Run.id).order_by(*order)
+
+
+def _chunks(engine: Engine, query: Any, size: int) -> Iterator[list[Values]]:
+    with reading(engine) as c:
+        for part in c.execution_options(yield_per=size).execute(query).partitions():
+            yield [tuple(row) for row in part]
+
+
+def _csv(found: Rows, out: IO[bytes]) -> None:
+    _csv_lines(out, [list(found.columns)])
+    for chunk in found.chunks:
+        _csv_lines(out, _plain(found.columns, chunk))
+
+
+def _csv_lines(out: IO[bytes], lines: Sequence[Values]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    out.write(text.getvalue().encode())
+
+
+def _json(found: Rows, out: IO[bytes]) -> None:
+    """An array with an object a line."""
+    names = list(found.columns)
+    before = "[\n"
+    for chunk in found.chunks:
+        lines = [_json_object(dict(zip(names, values, strict=True))) for values in chunk]
+        out.write((before + ",\n".join(lines)).encode())
+        before = ",\n"
+    out.write(b"[]\n" if before == "[\n" else b"\n]\n")
+
+
+def _json_object(record: dict[str, Any]) -> str:
+    try:
+        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # JSON has no word for infinity
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        return json.dumps(finite, ensure_ascii=False, allow_nan=False)
+
+
+def _parquet(found: Rows, out: IO[bytes]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    types = {int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.string()}
+    schema = pa.schema([(name, types[kind]) for name, kind in found.columns.items()])
+    with parquet.ParquetWriter(out, schema) as writer:
+        for chunk in found.chunks:
+            columns = zip(*_plain(found.columns, chunk), strict=True)
+            arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
+def _plain(columns: dict[str, type], chunk: list[Values]) -> list[Values]:
+    """The rows with JSON columns as text."""
+    nested = {i for i, kind in enumerate(columns.values()) if kind is dict}
+    if not nested:
+        return chunk
+    return [[json.dumps(v, ensure_ascii=False) if i in nested else v for i, v in enumerate(values)] for values in chunk]
+
+
+KINDS: dict[str, Callable[[], Any]] = {"runs": _runs, "rounds": _rounds, "clients": _clients}
+FORMATS: dict[str, Callable[[Rows, IO[bytes]], None]] = {"csv": _csv, "parquet": _parquet, "json": _json}
