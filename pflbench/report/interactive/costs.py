@@ -64,6 +64,7 @@ def _point(point: pareto.Point, which: int, on_front: bool) -> Json:
         "type": "scatter",
         "mode": "markers",
         "name": label,
+        "cliponaxis": False,  # what costs nothing stands on the edge
         "x": f.numbers([point.cost[which]]),
         "y": f.numbers([point.accuracy]),
         "marker": {"color": f.colour(point.row), "symbol": f.point_symbol(point.row), "size": SIZES[on_front]},
