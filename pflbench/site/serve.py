@@ -107,6 +107,9 @@ class Handler(BaseHTTPRequestHandler):
             status, kind, text = self._answer(path)
         except UserError as error:
             status, kind, text = 503, "text/plain", f"{error}\n"
+        except Exception:
+            self._send(500, "text/plain", "A bug of pflbench: please report what `pflbench serve` printed.\n")
+            raise  # the server prints it and goes on
         self._send(status, kind, text)
 
     do_HEAD = do_GET

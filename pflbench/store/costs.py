@@ -110,5 +110,6 @@ def _sampled(c: Connection, last: dict[int, int]) -> Iterator[tuple[int, npt.NDA
         at = np.unique(np.linspace(1, rounds, min(rounds, ROUNDS_READ)).round().astype(int)).tolist()
         chosen = columns.where(Round.run_id.in_(runs), Round.round.in_(at), Round.participants > 0).order_by(Round.run_id)
         rows = floats(c.execute(chosen).all(), 7)
-        ids, starts = np.unique(rows[:, 0], return_index=True)
-        yield from ((int(run), block[:, 1:]) for run, block in zip(ids, np.split(rows, starts[1:]), strict=True))
+        if len(rows):  # of none, `split` makes one block
+            ids, starts = np.unique(rows[:, 0], return_index=True)
+            yield from ((int(run), block[:, 1:]) for run, block in zip(ids, np.split(rows, starts[1:]), strict=True))
