@@ -31,7 +31,8 @@ def ratios(name: str, options: argparse.Namespace, how: Execution) -> tuple[list
         )
         (spec,) = plan(request)
         setting = cut(load_setting(spec, options.data_dir), options.share, spec.train.batch_size)
-        courses.append(Course(spec, federation(spec, setting, find_device(options.device), how)))
+        fed = federation(spec, setting, find_device(options.device), how)
+        courses.append(Course(methods.make(spec.method), fed))
     base, own = courses
     seconds = [(seconds_of(base), seconds_of(own)) for _ in range(UNTIMED + options.rounds)][UNTIMED:]
     for course in courses:

@@ -7,17 +7,21 @@ convolutions, which an FFT or Winograd's algorithm can undercut; a small model t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from pflbench import methods
 from pflbench.bench.ceilings import Ceilings
 from pflbench.bench.counting import Counter, Work
 from pflbench.bench.rounds import UNTIMED, Course
+from pflbench.engine.federation import Federation
 from pflbench.engine.samples import Samples
 from pflbench.execution import Execution, federation
+from pflbench.methods.base import Method
 from pflbench.setting import Setting
 from pflbench.spec import RunSpec
 
@@ -41,19 +45,25 @@ def work(spec: RunSpec, setting: Setting, t: int = STEADY) -> dict[str, Work]:
     """
     device = torch.device("cpu")
     fed = federation(spec, setting, device, Execution(engine="batched"))
-    arrays = setting.arrays
-    counter = Counter(fed.flat, Samples(arrays.x, arrays.y, fed.dtype, device))
-    fed.executor = counter
-    course = Course(spec, fed)
+    samples = Samples(setting.arrays.x, setting.arrays.y, fed.dtype, device)
+    return count(methods.make(spec.method), fed, samples, t)
+
+
+def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) -> dict[str, Work]:
+    """As `work`, of a federation on a CPU, whose executor is not used."""
+    counter = Counter(fed.flat, samples)
+    counted = copy.copy(fed)
+    counted.executor = counter
+    course = Course(method, counted)
     found: dict[str, Work] = {}
 
     @contextmanager
-    def counted(phase: str) -> Iterator[None]:
+    def counting(phase: str) -> Iterator[None]:
         found[phase] = counter.begin()
         yield
 
     for _ in range(t):
-        course.round(counted)
+        course.round(counting)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from pflbench import environment
+from pflbench import environment, methods
 from pflbench.bench import ceilings, floor
 from pflbench.bench.rounds import UNTIMED, Course
 from pflbench.errors import UserError
@@ -68,7 +68,7 @@ class _Running:
         # The loop executor keeps one thread to an operation for as long as it lives; the others of this process want more.
         self.threads = torch.get_num_threads()
         torch.set_num_threads(before)
-        self.course = Course(spec, fed)
+        self.course = Course(methods.make(spec.method), fed)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.peak = 0
 

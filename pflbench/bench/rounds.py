@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
-from pflbench import methods
 from pflbench.bench.clock import synchronised
 from pflbench.engine.federation import Federation
+from pflbench.methods.base import Method
 from pflbench.partition import Partition
 from pflbench.setting import Setting
-from pflbench.spec import RunSpec
 
 RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
 """Of a round, in order: download and local initialisation, test on every client, local training and aggregation."""
@@ -23,10 +22,10 @@ Within = Callable[[str], AbstractContextManager[None]]
 
 
 class Course:
-    """A method on its way through the rounds, as in a run of its specification."""
+    """A method on its way through the rounds, as in a run."""
 
-    def __init__(self, spec: RunSpec, fed: Federation) -> None:
-        self.fed, self.method, self.t = fed, methods.make(spec.method), 0
+    def __init__(self, method: Method, fed: Federation) -> None:
+        self.fed, self.method, self.t = fed, method, 0
         self.state = self.method.init(fed.at(0))
 
     def round(self, within: Within) -> None:
