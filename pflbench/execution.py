@@ -11,6 +11,7 @@ import torch
 
 from pflbench.engine import rng
 from pflbench.engine.batched import BatchedExecutor
+from pflbench.engine.chunks import Chunks
 from pflbench.engine.executor import Executor
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
@@ -30,7 +31,7 @@ class Execution:
     device: str = "auto"
     engine: Literal["auto", "loop", "batched"] = "auto"
     workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
-    chunk: int | None = None  # batched: clients at a time; None: the whole cohort
+    chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
 
@@ -61,8 +62,8 @@ def federation(spec: RunSpec, setting: Setting, device: torch.device, how: Execu
     flat = Flat(module)
     samples = Samples(arrays.x, arrays.y, getattr(torch, spec.train.dtype), device)
     engine = how.engine if how.engine != "auto" else ("loop" if device.type == "cpu" else "batched")
-    looped = engine == "loop"
-    executor: Executor = LoopExecutor(flat, samples, how.workers) if looped else BatchedExecutor(flat, samples, how.chunk)
+    looped, chunks = engine == "loop", Chunks(how.chunk, fitting=True)
+    executor: Executor = LoopExecutor(flat, samples, how.workers) if looped else BatchedExecutor(flat, samples, chunks)
     fed = Federation(flat, executor, spec.train, setting.partition.train, setting.partition.test, spec.seed)
     if not fed.batches(fed.nobody_left_out(), 1).steps().any():
         executor.close()

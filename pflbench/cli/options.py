@@ -67,6 +67,14 @@ def _one_of(*names: str) -> Callable[[str], list[str]]:
     return completion(lambda: names)
 
 
+def _clients_at_a_time(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"'{text}' is neither auto nor a number of clients, at least 1")
+    return int(text)
+
+
 def request(given: Mapping[str, Any]) -> Request:
     """The plan.Request of a command's parameters, which bear the names of its fields."""
     from pflbench.plan import Request
@@ -285,7 +293,12 @@ Workers = Annotated[
 ]
 Chunk = Annotated[
     int | None,
-    typer.Option(min=1, help="batched: clients at a time; lower it when GPU memory runs out.", rich_help_panel=EXECUTION),
+    typer.Option(
+        metavar="auto|N",
+        parser=_clients_at_a_time,
+        help="batched: clients at a time; auto (default): as many as there is memory for.",
+        rich_help_panel=EXECUTION,
+    ),
 ]
 CheckpointEvery = Annotated[
     float,

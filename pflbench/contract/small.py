@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from pflbench import models
 from pflbench.checkpoint import tensors
 from pflbench.engine.batched import BatchedExecutor
+from pflbench.engine.chunks import Chunks
 from pflbench.engine.executor import Executor
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
@@ -98,7 +99,7 @@ def federation(
 def executor(engine: str, flat: Flat, samples: Samples) -> Executor:
     if engine == "loop":
         return LoopExecutor(flat, samples, workers=2)
-    return BatchedExecutor(flat, samples, chunk=None if engine == "batched" else 3)
+    return BatchedExecutor(flat, samples, Chunks(None if engine == "batched" else 3))
 
 
 def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
+from pflbench.engine import probe
 from pflbench.engine.batches import Plan
+from pflbench.engine.chunks import Chunks
 from pflbench.engine.executor import (
     ALL,
     Correct,
@@ -45,14 +48,6 @@ class _Part:
     index: Tensor  # [c, b]
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Clients of the plan that fit the device together, and their steps."""
-
-    clients: Tensor
-    steps: Iterator[_Part]
-
-
 class _Whole(nn.Module):
     """A module with its features, callable by `functional_call`."""
 
@@ -80,11 +75,11 @@ class _Below(nn.Module):
 class BatchedExecutor:
     name = "batched"
 
-    def __init__(self, flat: Flat, samples: Samples, chunk: int | None = None, loss: Loss = F.cross_entropy) -> None:
+    def __init__(self, flat: Flat, samples: Samples, chunks: Chunks | None = None, loss: Loss = F.cross_entropy) -> None:
         self.flat = flat
         self.samples = samples
         self.device = samples.device
-        self.chunk = chunk
+        self.chunks = chunks or Chunks()
         self.loss = loss
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
 
@@ -105,11 +100,12 @@ class BatchedExecutor:
     ) -> Trained:
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
         gradients = self._gradients(columns, objective)
-        for chunk in self._chunks(plan):
-            w, b, loss = rows[chunk.clients], buffers[chunk.clients], loss_out[chunk.clients]
-            mine = pick(given or {}, chunk.clients)
-            compared = [r[chunk.clients] for r in references]
-            for part in chunk.steps:
+
+        def train(clients: Tensor, steps: Iterator[_Part]) -> None:
+            w, b, loss = rows[clients], buffers[clients], loss_out.new_zeros(len(clients))
+            mine = pick(given or {}, clients)
+            compared = [r[clients] for r in references]
+            for part in steps:
                 at = part.clients
                 part_w, part_b = w[at], b[at]
                 grads, part_loss = gradients(part_w, part_b, part.index, [r[at] for r in compared])
@@ -123,7 +119,11 @@ class BatchedExecutor:
                 if not isinstance(at, slice):
                     w[at], b[at] = part_w, part_b
                 loss[at] += part_loss
-            rows_out[chunk.clients], buffers_out[chunk.clients], loss_out[chunk.clients] = w, b, loss
+            rows_out[clients], buffers_out[clients], loss_out[clients] = w, b, loss
+
+        asked = {"rows": rows, "buffers": buffers, "lr": lr, "columns": columns, "correct": correct, "given": given}
+        need = self._need("sgd", _width(plan), **asked, objective=objective, references=references)
+        self._each(plan, need, train)
         return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows))
 
     def walk(
@@ -144,13 +144,13 @@ class BatchedExecutor:
         carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
         total, last = like.new_zeros(len(plan)), like.new_zeros(len(plan))
         gradients = self._gradients(columns, objective)
-        for chunk in self._chunks(plan):
-            models = base[chunk.clients]
-            state = {k: v[chunk.clients] for k, v in carry.items()}
-            b = buffers[chunk.clients]
-            mine = pick(given, chunk.clients)
-            inputs = {k: v[chunk.clients] for k, v in (each or {}).items()}
-            for part in chunk.steps:
+
+        def train(clients: Tensor, steps: Iterator[_Part]) -> None:
+            models, b, losses_of = base[clients], buffers[clients], total.new_zeros(2, len(clients))
+            state = {k: v[clients] for k, v in carry.items()}
+            mine = pick(given, clients)
+            inputs = {k: v[clients] for k, v in (each or {}).items()}
+            for part in steps:
                 at = part.clients
                 part_w, part_b = models[at], b[at]
                 pieces = part.index.tensor_split(parts, dim=1)
@@ -175,11 +175,16 @@ class BatchedExecutor:
                 for k, v in step(grad, **before, **unwrap(pick(mine, at)), **now).items():
                     state[k][at] = v
                 b[at] = part_b
-                total[chunk.clients[at]] += losses[0]
-                last[chunk.clients[at]] = losses[0]
+                losses_of[0, at] += losses[0]
+                losses_of[1, at] = losses[0]
             for k, v in state.items():
-                carry_out[k][chunk.clients] = v
-            buffers_out[chunk.clients] = b
+                carry_out[k][clients] = v
+            buffers_out[clients] = b
+            total[clients], last[clients] = losses_of
+
+        asked = {"step": step, "base": base, "carry": carry, "given": given, "buffers": buffers, "columns": columns}
+        need = self._need("walk", _width(plan), **asked, each=each, parts=parts, objective=objective)
+        self._each(plan, need, train)
         return Walked(carry_out, buffers_out, total / _step_counts(plan, like), last)
 
     @torch.no_grad()
@@ -195,10 +200,11 @@ class BatchedExecutor:
             out: Tensor = functional_call(below, ({f"whole.{k}": v for k, v in params.items()}, mine), (x,))
             return out
 
-        for chunk in self._chunks(plan):
-            params, buffered = self.flat.views(rows[chunk.clients]), self._module_buffers(buffers[chunk.clients])
-            at_sample = starts[chunk.clients]
-            for part in chunk.steps:
+        def pass_below(clients: Tensor, steps: Iterator[_Part]) -> None:
+            nonlocal features
+            params, buffered = self.flat.views(rows[clients]), self._module_buffers(buffers[clients])
+            at_sample = starts[clients]
+            for part in steps:
                 at = part.clients
                 x, _ = self.samples.batch(part.index)
                 out = vmap(features_of)({k: v[at] for k, v in params.items()}, {k: v[at] for k, v in buffered.items()}, x)
@@ -208,9 +214,11 @@ class BatchedExecutor:
                 where = at_sample[at].unsqueeze(1) + torch.arange(out.shape[1], device=self.device)
                 features[where] = out
                 at_sample[at] += out.shape[1]
+
+        self._each(plan, self._need("head", _width(plan), rows=rows, buffers=buffers), pass_below)
         assert features is not None, "a plan without a step has no features"
         samples = self.samples.replaced(features, np.concatenate(plan.order))
-        return BatchedExecutor(self.flat.head_alone(), samples, self.chunk, self.loss), positions
+        return BatchedExecutor(self.flat.head_alone(), samples, self.chunks, self.loss), positions
 
     @torch.no_grad()
     def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -224,11 +232,13 @@ class BatchedExecutor:
             out: Tensor = functional_call(self.module, (params, buffered), (x,))
             return out
 
-        for clients in self._pieces(order[counts[order] > 0]):
+        def test(clients: np.ndarray) -> None:
             chosen = torch.from_numpy(clients).to(self.device)
             params = self.flat.views(rows[chosen])
             buffered = self._module_buffers(buffers[chosen])
-            width = max(1, min(EVALUATED_PER_CLIENT, EVALUATED_AT_ONCE // len(clients)))
+            right, lost = correct[chosen], loss[chosen]
+            at_once = EVALUATED_AT_ONCE >> self.chunks.halvings("evaluation")
+            width = max(1, min(EVALUATED_PER_CLIENT, at_once // len(clients), int(counts[clients[0]])))
             for start in range(0, int(counts[clients[0]]), width):
                 live = int((counts[clients] > start).sum())
                 index, mask = _evaluation_batch(plan, clients[:live], start, width)
@@ -236,8 +246,13 @@ class BatchedExecutor:
                 keep = mask.to(self.device)
                 out = vmap(logits)({k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x)
                 each = vmap(self.loss)(out.flatten(0, 1).unsqueeze(1), y.flatten().unsqueeze(1)).view_as(y)
-                correct[chosen[:live]] += ((out.argmax(-1) == y) & keep).sum(-1)
-                loss[chosen[:live]] += (each * keep).sum(-1).to(torch.float64)
+                right[:live] += ((out.argmax(-1) == y) & keep).sum(-1)
+                lost[:live] += (each * keep).sum(-1).to(torch.float64)
+            correct[chosen], loss[chosen] = right, lost
+
+        tested = order[counts[order] > 0]
+        need = self._need("evaluate", min(EVALUATED_PER_CLIENT, int(counts.max(initial=0))), rows=rows, buffers=buffers)
+        self.chunks.each("evaluation", tested, self.device, need, test)
         return correct, loss
 
     def _gradients(self, columns: slice, objective: Objective | None = None) -> Callable[..., tuple[Named, Tensor]]:
@@ -285,19 +300,27 @@ class BatchedExecutor:
         types = {name: b.dtype for name, b in self.module.named_buffers()}
         return {k: v.to(types[k]) for k, v in self.flat.buffer_views(rows).items()}
 
-    def _pieces(self, clients: np.ndarray) -> Iterator[np.ndarray]:
-        size = self.chunk or max(len(clients), 1)
-        for start in range(0, len(clients), size):
-            yield clients[start : start + size]
+    def _each(self, plan: Plan, need: Callable[[], int | None], do: Callable[[Tensor, Iterator[_Part]], None]) -> None:
+        """Calls `do` with some clients of the plan after others, and their steps; see `Chunks.each`.
 
-    def _chunks(self, plan: Plan) -> Iterator[_Chunk]:
-        """Clients with most steps first, so that those still at work stay a prefix of the rows."""
+        Clients with most steps first, so that those still at work stay a prefix of the rows.
+        """
         steps = plan.steps()
         order = np.argsort(-steps, kind="stable")
-        for clients in self._pieces(order[steps[order] > 0]):
+
+        def of_some(clients: np.ndarray) -> None:
             index, sizes = plan.take(clients.tolist()).padded()
-            parts = _parts(torch.from_numpy(index).to(self.device), sizes)
-            yield _Chunk(torch.from_numpy(clients).to(self.device), parts)
+            do(torch.from_numpy(clients).to(self.device), _parts(torch.from_numpy(index).to(self.device), sizes))
+
+        self.chunks.each("training", order[steps[order] > 0], self.device, need, of_some)
+
+    def _need(self, request: str, width: int, **arguments: Any) -> Callable[[], int | None]:
+        """Bytes that a request takes for each client at a batch of `width` samples; found out once for all of its shape."""
+        shape = (request, width, tuple(self.samples.x.shape[1:]), probe.signature(arguments))
+        return lambda: self.chunks.need(shape, lambda: probe.need(self._without_data, request, width, arguments))
+
+    def _without_data(self) -> BatchedExecutor:
+        return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss)
 
 
 def _parts(index: Tensor, sizes: np.ndarray) -> Iterator[_Part]:
@@ -308,6 +331,11 @@ def _parts(index: Tensor, sizes: np.ndarray) -> Iterator[_Part]:
             contiguous = at[-1] - at[0] + 1 == len(at)
             clients = slice(int(at[0]), int(at[-1]) + 1) if contiguous else torch.from_numpy(at).to(index.device)
             yield _Part(j, clients, index[clients, j, : int(size)])
+
+
+def _width(plan: Plan) -> int:
+    """The largest batch."""
+    return max((int(sizes.max(initial=0)) for sizes in plan.sizes), default=0)
 
 
 def _step_counts(plan: Plan, like: Tensor) -> Tensor:

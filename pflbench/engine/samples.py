@@ -28,6 +28,13 @@ class Samples:
         new.x, new.y = features, self.y[torch.from_numpy(index).to(self.device)]
         return new
 
+    def without_data(self) -> Samples:
+        """The same on the device "meta", where tensors have shapes alone."""
+        new = copy.copy(self)
+        new.device = torch.device("meta")
+        new.x, new.y = self.x.to(new.device), self.y.to(new.device)
+        return new
+
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [*index.shape, ...] and labels [*index.shape].
 

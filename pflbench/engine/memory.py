@@ -1,0 +1,88 @@
+"""What computing takes of a device's memory, found on tensors without data, and what of it is free."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the memory of the tensors that are made inside, in bytes. On the device "meta" they have none, and cost nothing.
+
+    now: of those that still live; most: of those that lived at once; largest: of a single one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = self.largest = 0
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._note((args, kwargs), new=False)
+        result = func(*args, **(kwargs or {}))
+        self._note(result, new=True)
+        return result
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._seen.clear()  # what ends its life later no longer counts
+
+    def _note(self, tensors: Any, new: bool) -> None:
+        for tensor in tree_leaves(tensors):
+            # Views share their memory: it counts once, and not at all where it was there before.
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._seen:
+                self._begin(tensor.untyped_storage(), new)
+
+    def _begin(self, storage: torch.UntypedStorage, new: bool) -> None:
+        where, size = storage._cdata, storage.nbytes() if new else 0
+
+        def end(_: object) -> None:
+            self.now -= size
+            del self._seen[where]
+
+        self._seen[where] = weakref.ref(storage, end)
+        self.now += size
+        self.most, self.largest = max(self.most, self.now), max(self.largest, size)
+
+
+def free(device: torch.device) -> int | None:
+    """Bytes that new tensors can have there. None where the system does not say (a CPU that does not run Linux)."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
+    known = [size for size in (_of_machine(), _of_container()) if size is not None]
+    return min(known, default=None)
+
+
+def readable(size: float) -> str:
+    """In decimal units: "3.2 GB"."""
+    power = min(4, (len(str(int(size))) - 1) // 3)
+    return f"{size / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _of_machine() -> int | None:
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _of_container() -> int | None:
+    """What the limit of this process's group leaves; None without a limit. The cache of files gives way."""
+    with suppress(OSError, ValueError):
+        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        lines = (CGROUP / "memory.stat").read_text().splitlines()
+        cache = sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
+        return max(0, limit - used + cache)
+    return None
