@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.execution import Execution
-    from pflbench.reproduce.goal import Goal
+    from pflbench.reproduce.goal import Goal, Wanted
     from pflbench.reproduce.outlook import Outlook, Part
 
 
@@ -98,21 +98,22 @@ def reproduce(
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     targets = _targets(asked, "json" if as_json and not dry_run else format, output)
+    wanted = asked.wanted(data_dir, seeds)
     if dry_run:
         with _read(db) as results:
-            _list(_look(asked, seeds, results, data_dir, quiet), as_json)
+            _list(_look(asked, wanted, results, data_dir, quiet), as_json)
         return
 
     from pflbench.execution import Execution
 
     how = Execution(device, cast(Engine, engine), workers, chunk)
     with opened(db, create=True) as results:
-        outlook = _look(asked, seeds, results, data_dir, quiet)
+        outlook = _look(asked, wanted, results, data_dir, quiet)
         outlook.require_something()
         if not quiet:
             _tell(outlook, message, err=True)
         _make(outlook, results, data_dir, how, checkpoint_every, quiet)
-        after = _look(asked, seeds, results, data_dir, quiet)
+        after = _look(asked, wanted, results, data_dir, quiet)
         whole = _show(after, results, data_dir, device, targets)
     if not whole or any(one.state == "diverged" for one in after.standings):
         raise typer.Exit(2)
@@ -162,11 +163,11 @@ def _read(db: str) -> Iterator[sqlalchemy.Engine | None]:
         yield engine
 
 
-def _look(goal: Goal, seeds: str | None, engine: sqlalchemy.Engine | None, data_dir: Path, quiet: bool) -> Outlook:
+def _look(goal: Goal, wanted: Sequence[Wanted], engine: sqlalchemy.Engine | None, data_dir: Path, quiet: bool) -> Outlook:
     from pflbench.reproduce.outlook import look
 
     with data_view(quiet) as progress:
-        return look(goal, goal.wanted(data_dir, seeds), engine, data_dir, progress)
+        return look(goal, wanted, engine, data_dir, progress)
 
 
 def _list(outlook: Outlook, as_json: bool) -> None:
