@@ -313,7 +313,10 @@ def test_the_trajectory_is_in_the_plane_of_an_svd_with_its_surface(engine: Engin
     grid = trajectory.plane(trajectory.paths(engine)).grid()
     loss = 10 ** np.linspace(-2, 1, 21 * 21).reshape(21, 21, 1)
     observed.keep(engine, 1, "surface_4", 3, np.concatenate([grid, loss], axis=2))
-    contours = only("trajectory", engine).spec["data"][0]
+    drawn = only("trajectory", engine)
+    contours = drawn.spec["data"][0]
+    assert drawn.notes[-1] == "Contours: loss from 0.01 to 10, each 1.78 times the one before."  # 12 steps, 1000 times in all
+    assert (contours["contours"]["start"], contours["contours"]["end"]) == (pytest.approx(-2), pytest.approx(1))
     assert contours["type"] == "contour"
     np.testing.assert_allclose(np.array(contours["z"]).ravel(), np.linspace(-2, 1, 21 * 21), rtol=1e-4, atol=1e-9)
     np.testing.assert_allclose(np.array(contours["customdata"]), loss[..., 0], rtol=1e-4)

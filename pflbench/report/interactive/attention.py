@@ -77,7 +77,13 @@ def _matrix(panel: Panel) -> Json:
         "zmin": -most if negative else 0,
         "zmax": most,
         "hoverongaps": False,
-        "colorbar": {"title": {"text": "Share of a client's<br>weights on others (%)"}, "thickness": 14},
+        "colorbar": {
+            "title": {"text": "Share of a client's weights on others (%)", "side": "top"},
+            "orientation": "h",
+            "y": 1.01,
+            "yanchor": "bottom",
+            "thickness": 12,
+        },
         "customdata": [[[i, j] for j in clients] for i in clients],
         "hovertemplate": (
             "client %{customdata[0]} on client %{customdata[1]}: %{z:.2f} %"

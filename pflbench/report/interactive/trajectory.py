@@ -63,7 +63,7 @@ def _figure(paths: Paths, plane: Plane, surface: Matrix | None, notes: tuple[str
                 label for one, at in zip(paths.seen, plane.at, strict=True) for label in _beginning(one, paths.rounds, at)
             ],
         ),
-        notes=(*notes, *(() if surface is not None else (WITHOUT_SURFACE,))),
+        notes=(*notes, WITHOUT_SURFACE if surface is None else _scale(surface)),
         runs=paths.runs,
     )
 
@@ -117,29 +117,33 @@ def _points(at: Matrix) -> Json:
     return {"x": f.numbers(x), "y": f.numbers(y)}
 
 
+def _levels(surface: Matrix) -> tuple[Matrix, bool]:
+    """The loss at the contours, ascending; at equal ratios, as losses differ by orders of magnitude, unless one is 0."""
+    low, high = surface[..., 2].min(), surface[..., 2].max()
+    return (np.geomspace(low, high, LEVELS), True) if low > 0 else (np.linspace(low, high, LEVELS), False)
+
+
 def _contours(surface: Matrix) -> Json:
-    """Levels at equal ratios, as losses differ by orders of magnitude, unless one is 0."""
+    """Without a colour bar: Plotly's has no room for colours that let the page through."""
     loss = surface[..., 2]
-    scale = np.log10 if loss.min() > 0 else np.asarray
-    drawn = scale(loss)
-    levels = np.linspace(drawn.min(), drawn.max(), LEVELS)
-    ticks = levels[::3]
-    values = 10**ticks if loss.min() > 0 else ticks
+    levels, logarithmic = _levels(surface)
+    drawn, at = (np.log10(loss), np.log10(levels)) if logarithmic else (loss, levels)
     return {
         "type": "contour",
         "x": f.numbers(surface[0, :, 0]),
         "y": f.numbers(surface[:, 0, 1]),
         "z": [f.numbers(row) for row in drawn],
         "customdata": [f.numbers(row) for row in loss],
-        "contours": {"start": float(levels[0]), "end": float(levels[-1]), "size": float(levels[1] - levels[0])},
+        "contours": {"start": float(at[0]), "end": float(at[-1]), "size": float(at[1] - at[0])},
         "colorscale": SHADE,
+        "showscale": False,
         "line": {"color": f.GREY, "width": 0.5},
-        "colorbar": {
-            "title": {"text": "Loss"},
-            "tickmode": "array",
-            "tickvals": f.numbers(ticks),
-            "ticktext": [f"{value:.2g}" for value in values],
-            "thickness": 14,
-        },
         "hovertemplate": "loss %{customdata:.4g}<extra></extra>",
     }
+
+
+def _scale(surface: Matrix) -> str:
+    """The contours' values in words."""
+    levels, logarithmic = _levels(surface)
+    apart = f"{levels[1] / levels[0]:.3g} times" if logarithmic else f"{levels[1] - levels[0]:.3g} more than"
+    return f"Contours: loss from {levels[0]:.3g} to {levels[-1]:.3g}, each {apart} the one before."
