@@ -75,11 +75,13 @@ def plot(
     for kind, name, valid in (("x axis", x, XS), ("band", band, BANDS)):
         if name not in valid:
             raise unknown(kind, name, valid)
+    if references and x != "round":
+        raise UserError("Reference series have no times.", "Draw them over rounds: --x round.")
     found = collect(engine, Select("best"), methods=methods, datasets=datasets, partitions=partitions, status=status)
     most = style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED
     drawn = panels(engine, found, x=x, band=band, most=most)
     if references:
-        drawn = _with_references(engine, drawn, methods, x)
+        drawn = _with_references(engine, drawn, methods)
     notes = list(found.notes)
     if len(found.settings) > len(drawn):
         notes.append(
@@ -129,9 +131,7 @@ def _line(row: Row, curves: dict[int, Curve], x: X, band: Band) -> Line:
     return Line(row, over, mean, low, high, tuple(curves), seconds)
 
 
-def _with_references(engine: Engine, drawn: Sequence[Panel], methods: Sequence[str], x: X) -> list[Panel]:
-    if x != "round":
-        raise UserError("Reference series have no times.", "Draw them over rounds: --x round.")
+def _with_references(engine: Engine, drawn: Sequence[Panel], methods: Sequence[str]) -> list[Panel]:
     on = [labels.dataset_label(panel.setting.spec) for panel in drawn]
     known = pfllib.lines(engine, set(on), methods)
     return [
