@@ -252,7 +252,7 @@
   }
 
   function route() {
-    const hash = decodeURIComponent(location.hash.slice(1));
+    const hash = location.hash.slice(1);
     const run = /^run-(\d+)$/.exec(hash)?.[1];
     const target = hash ? byId(hash) : null;
     complain("");

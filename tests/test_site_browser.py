@@ -1,0 +1,228 @@
+"""The page in a real browser: what a reader sees, clicks and prints, without a word on the console or to the network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from browser import Tab, chromium
+from playwright.sync_api import Browser, expect
+from site_database import MADE, RUNNING, SNEAKY, fill
+from sqlalchemy import Engine
+
+from pflbench.site import html, runs, serve
+from pflbench.site.filters import Filters
+from pflbench.site.page import build
+from pflbench.store import db, write
+from pflbench.store.records import RoundRecord
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    engine = db.connect(db.to_url(str(tmp_path_factory.mktemp("site") / "results.db")))
+    fill(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def file(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a report in which all runs but the one under way have a page."""
+    built = build(engine, MADE, Filters(), "shown")
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(html.document(built, runs.pages(engine, built.runs, built.pages)), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Tab]:
+    """A fresh tab; in the end it must have had nothing to complain of."""
+    context = browser.new_context(viewport={"width": 1100, "height": 800}, color_scheme="light")
+    tab = Tab(context)
+    yield tab
+    context.close()
+    assert tab.errors == []
+
+
+def column(tab: Tab, table: str, index: int) -> list[str]:
+    script = "([id, i]) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.cells[i].dataset.sort)"
+    return list(tab.page.evaluate(script, [table, index]))
+
+
+def test_it_loads_without_the_network_and_draws_its_figures(tab: Tab, file: str) -> None:
+    tab.page.goto(file)
+    plots = tab.page.locator("#content .plot")
+    assert plots.count() > 2
+    expect(tab.page.locator("#content .plot .main-svg").first).to_be_visible()
+    tab.page.wait_for_function(
+        "[...document.querySelectorAll('#content .plot')].every((plot) => plot.querySelector('.main-svg'))"
+    )
+    assert tab.requests == [file]
+    names = tab.page.locator("#figures-curves .legendtext").all_text_contents()
+    assert {"Local", "FedAvg", "Ditto"} <= set(names)
+
+
+def test_heads_sort_by_number_and_back_by_keyboard(tab: Tab, file: str) -> None:
+    tab.page.goto(file)
+    head = tab.page.locator("#data-accuracy thead th").nth(1)
+    unsorted = column(tab, "data-accuracy", 1)
+    head.get_by_role("button").click()
+    # As texts, "9.00" would come before "98.50".
+    assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+    assert head.get_attribute("aria-sort") == "descending"
+    tab.page.keyboard.press("Enter")
+    assert column(tab, "data-accuracy", 1) == ["10.00", "86.00", "98.50"]
+    assert head.get_attribute("aria-sort") == "ascending"
+    tab.page.keyboard.press("Enter")
+    assert column(tab, "data-accuracy", 1) == unsorted
+    assert head.get_attribute("aria-sort") is None
+    tab.page.locator("#data-accuracy thead th").nth(2).get_by_role("button").click()
+    assert column(tab, "data-accuracy", 2) == ["60.00", "", ""], "cells without a value come last"
+
+
+def test_a_cell_leads_to_its_runs_and_back(tab: Tab, file: str) -> None:
+    tab.page.goto(file)
+    cell = tab.page.locator("#data-accuracy details", has_text="98.50")
+    cell.locator("summary").click()
+    place = tab.page.evaluate("scrollY")
+    cell.get_by_role("link", name="4").click()
+    expect(tab.page.locator("#run h1")).to_have_text("Run 4: Ditto on MNIST, Dir(0.1), seed 1")
+    expect(tab.page.locator("#content")).to_be_hidden()
+    expect(tab.page.locator("#run .plot .main-svg").first).to_be_visible()
+    specification = tab.page.locator("#run section", has_text="Specification")
+    expect(specification.get_by_role("row", name="method.hyperparameters.lam")).to_contain_text("0.1")
+    tab.page.get_by_role("link", name="run 2").click()
+    expect(tab.page.locator("#run h1")).to_contain_text("Run 2")
+    tab.page.go_back()
+    expect(tab.page.locator("#run h1")).to_contain_text("Run 4")
+    tab.page.go_back()
+    expect(tab.page.locator("#content")).to_be_visible()
+    expect(tab.page.locator("#run")).to_be_hidden()
+    assert tab.page.evaluate("scrollY") == place
+
+
+def test_an_unknown_place_is_told(tab: Tab, file: str) -> None:
+    tab.page.goto(f"{file}#nothing")
+    told = tab.page.get_by_role("alert")
+    for hash, text in {"nothing": "#nothing", "run-99": "no run 99", f"run-{RUNNING}": "--runs all", "%E0": "#%E0"}.items():
+        tab.page.evaluate("(hash) => { location.hash = hash; }", hash)
+        expect(told).to_contain_text(text)
+        expect(tab.page.locator("#content")).to_be_visible()
+    tab.page.evaluate("location.hash = 'runs'")
+    expect(told).to_be_hidden()
+
+
+def test_the_list_of_runs_is_filtered_by_every_word(tab: Tab, file: str) -> None:
+    tab.page.goto(file)
+    tab.page.get_by_label("Filter").fill("fedavg FINISHED")
+    rows = tab.page.locator("#data-runs tbody tr:visible")
+    assert rows.locator("th").all_inner_texts() == ["5", "3", "1"]
+    expect(tab.page.locator("#matches")).to_have_text("3 of 8")
+
+
+def test_the_theme_is_that_of_the_system_until_the_reader_chooses(tab: Tab, file: str) -> None:
+    def ink() -> str:
+        return str(tab.page.evaluate("getComputedStyle(document.querySelector('#figures-curves .xtitle')).fill"))
+
+    def paper() -> str:
+        return str(tab.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    tab.page.emulate_media(color_scheme="dark")
+    tab.page.goto(file)
+    tab.page.locator("#figures-curves .xtitle").first.wait_for()
+    dark = (paper(), ink())
+    tab.page.get_by_role("button", name="Switch to light colours").click()
+    tab.page.wait_for_function(f"getComputedStyle(document.querySelector('#figures-curves .xtitle')).fill !== '{dark[1]}'")
+    light = (paper(), ink())
+    assert contrast(*dark) > 7
+    assert contrast(*light) > 7
+    assert light[0] != dark[0]
+    tab.page.reload()
+    tab.page.locator("#figures-curves .xtitle").first.wait_for()
+    assert (paper(), ink()) == light
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's ratio of two colours "rgb(r, g, b)"."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in colour[4:-1].split(",")]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_is_legible_in_both_themes(tab: Tab, file: str) -> None:
+    """WCAG AA: 4.5 for every element that has text of its own, against the nearest background."""
+    script = """() => [...document.querySelectorAll('#content *')].filter((e) => e.offsetParent && !e.closest('.plot') &&
+        [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())).map((e) => {
+          let behind = e;
+          while (getComputedStyle(behind).backgroundColor === 'rgba(0, 0, 0, 0)') behind = behind.parentElement;
+          return [getComputedStyle(e).color, getComputedStyle(behind).backgroundColor].join(';');
+        })"""
+    tab.page.goto(file)
+    for _ in range(2):
+        pairs = set(tab.page.evaluate(script))
+        assert len(pairs) > 2
+        assert all(contrast(*pair.split(";")) >= 4.5 for pair in pairs), pairs
+        tab.page.locator("#theme").click()
+
+
+def test_it_fits_a_telephone_and_paper(tab: Tab, file: str) -> None:
+    tab.page.set_viewport_size({"width": 400, "height": 800})
+    for hash in ("", "#run-1"):
+        tab.page.goto(file + hash)
+        tab.page.locator(".main-svg:visible").first.wait_for()
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 400
+    tab.page.goto(file)
+    tab.page.get_by_role("button", name="Switch to dark colours").click()
+    printed = tab.page.pdf(format="A4")
+    assert printed.startswith(b"%PDF")
+    assert printed.count(b"/Type /Page\n") >= 2
+    tab.page.emulate_media(media="print")
+    assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    expect(tab.page.locator("#theme")).to_be_hidden()
+    expect(tab.page.get_by_label("Filter")).to_be_hidden()
+
+
+def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "REST", 0)
+    reader = db.connect_read_only(str(engine.url))
+    server = serve.Server(reader, lambda: build(reader, MADE, Filters(), "all", live=True), 0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        tab.page.goto(server.address)
+        expect(tab.page.locator("#live")).to_have_text("Live")
+        expect(tab.page.locator("#running")).to_contain_text("round 2 of 9, accuracy 65.00 %, best 70.00 %")
+        tab.page.locator("#data-accuracy thead th").nth(1).get_by_role("button").click()
+        tab.page.get_by_label("Filter").fill("running")
+        tab.page.locator("#data-runs").scroll_into_view_if_needed()
+        place = tab.page.evaluate("scrollY")
+        assert place > 0
+        write.write_round(engine, RUNNING, RoundRecord(3, 0.75))
+        expect(tab.page.locator("#running")).to_contain_text("round 3 of 9, accuracy 75.00 %, best 75.00 %")
+        assert tab.page.evaluate("scrollY") == place
+        assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+        expect(tab.page.locator("#matches")).to_have_text("1 of 8")
+        tab.page.locator(f"#line-{RUNNING} a").click()
+        expect(tab.page.locator("#run")).to_contain_text("3 of 9, best 75.00 %")
+        expect(tab.page.locator(".status-line")).to_contain_text(SNEAKY)
+        write.write_round(engine, RUNNING, RoundRecord(4, 0.8))
+        expect(tab.page.locator("#run")).to_contain_text("4 of 9, best 80.00 %")
+        assert all(request.startswith(server.address) for request in tab.requests)
+    finally:
+        tab.page.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        reader.dispose()
