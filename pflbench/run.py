@@ -15,6 +15,8 @@ import torch
 
 from pflbench import central, checkpoint, environment, methods
 from pflbench.checkpoint import Checkpoints, Snapshot
+from pflbench.engine.batched import BatchedExecutor
+from pflbench.engine.chunks import in_words
 from pflbench.engine.federation import Federation
 from pflbench.engine.ledger import COUNTERS
 from pflbench.engine.scores import Scores
@@ -33,7 +35,7 @@ TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and
 
 @dataclass(frozen=True)
 class Progress:
-    """What `execute` reports. accuracy and best are in [0, 1], seconds those of the round."""
+    """What `execute` reports. accuracy and best are in [0, 1], seconds those of the round; note: what the user should know."""
 
     run_id: int
     kind: Literal["started", "resumed", "round", "finished", "exists"]
@@ -42,6 +44,7 @@ class Progress:
     accuracy: float | None = None
     best: float | None = None
     seconds: float = 0.0
+    note: str = ""
 
 
 def execute(
@@ -82,8 +85,8 @@ def execute(
                 found = write.find_run(store, spec.key)
                 assert found is not None
             checkpoints = Checkpoints(where, found.id, owner=f"{found.key}/{found.attempt}/{found.created_at}")
-            _begin(store, found.id, setting, fed, command, methods.record(spec.method.name))
-            loop = _Loop(spec, method, fed, store, found, checkpoints, checkpoint_every, setting.central, how)
+            described = _begin(store, found.id, setting, fed, command, methods.record(spec.method.name))
+            loop = _Loop(spec, method, fed, store, found, checkpoints, checkpoint_every, setting.central, how, described)
             with _marked(store, spec, loop):
                 yield from loop.run()
         finally:
@@ -104,6 +107,7 @@ class _Loop:
         checkpoint_every: float,
         central_samples: np.ndarray | None,
         how: Execution,
+        environment: dict[str, Any],
     ) -> None:
         self.spec, self.method, self.fed, self.store, self.run_id = spec, method, fed, store, row.id
         self.checkpoints, self.checkpoint_every, self.central_samples = checkpoints, checkpoint_every, central_samples
@@ -112,6 +116,10 @@ class _Loop:
         self.snapshot: Snapshot | None = None
         self.best: float | None = None
         self.saved_at = time.monotonic()
+        self.environment = environment
+        self.chunks = fed.executor.chunks if isinstance(fed.executor, BatchedExecutor) else None
+        self.chunks_recorded: dict[str, Any] = {}
+        self.shortages_told = 0
 
     def run(self) -> Iterator[Progress]:
         rounds = self.spec.train.rounds
@@ -164,6 +172,7 @@ class _Loop:
         # What reception of round t + 1 shows was seen at this E1.
         artifacts = {**seen, **following.ledger.artifacts}
         write.write_round(self.store, self.run_id, RoundRecord(round=t, **cost, **results, artifacts=artifacts))
+        self.record_chunks()
         if "accuracy" in results:
             self.best = max(results["accuracy"], self.best or 0.0)
         carried = {
@@ -245,7 +254,22 @@ class _Loop:
             told.get("accuracy"),
             self.best,
             float(told.get("seconds") or 0.0),
+            self._new_shortages(),
         )
+
+    def record_chunks(self) -> None:
+        """Keeps with the run how many clients were computed at a time, whenever that has changed."""
+        if self.chunks is not None and self.chunks.record() != self.chunks_recorded:
+            self.chunks_recorded = self.chunks.record()
+            write.update_run(self.store, self.run_id, environment={**self.environment, "chunk": self.chunks_recorded})
+
+    def _new_shortages(self) -> str:
+        """Of memory, in words, each once."""
+        if self.chunks is None:
+            return ""
+        new = self.chunks.shortages[self.shortages_told :]
+        self.shortages_told += len(new)
+        return in_words(new)
 
     def _peak_memory(self) -> int:
         if self.fed.device.type == "cuda":
@@ -291,7 +315,8 @@ def _refuse_changed_file(found: RunRow, spec: RunSpec) -> None:
 
 def _begin(
     store: sqlalchemy.Engine, run_id: int, setting: Setting, fed: Federation, command: str, plugin: dict[str, str]
-) -> None:
+) -> dict[str, Any]:
+    """Marks the run as running. Returns what was written down of where and how it is made."""
     device = fed.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else environment.processor()
     described = {**environment.describe(), "command": command, "torch_threads": torch.get_num_threads()}
@@ -313,6 +338,7 @@ def _begin(
         device=name,
         environment=described,
     )
+    return described
 
 
 @contextmanager
@@ -341,4 +367,5 @@ def _stop(store: sqlalchemy.Engine, loop: _Loop, status: str, message: str | Non
     with suppress(OSError, RuntimeError, UserError):
         loop.save()
     with suppress(UserError, sqlalchemy.exc.SQLAlchemyError):
+        loop.record_chunks()
         write.update_run(store, loop.run_id, status=status, message=message, finished_at=now())

@@ -150,6 +150,8 @@ def follow(name: str, steps: Generator[Step], shown: AbstractContextManager[View
         with shown as view, closing(steps):
             for step in steps:
                 view.show(step)
+                if step.note:
+                    message(f"{name}: {step.note}")
     except Diverged as diverged:
         error(diverged.message, diverged.hint)
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,16 @@ class Shortage:
     clients: int
     then: int  # half as many: what they, and all later ones, were done with
 
-    def __str__(self) -> str:
-        """For the user."""
-        return f"out of memory in {self.work} with {self.clients} clients at a time; {self.then} at a time from here on"
+
+def in_words(shortages: Sequence[Shortage]) -> str:
+    """One sentence for each kind of work: of several shortages the first number and the last."""
+    by_work: dict[str, list[Shortage]] = {}
+    for shortage in shortages:
+        by_work.setdefault(shortage.work, []).append(shortage)
+    return " ".join(
+        f"Out of memory in {work} with {of[0].clients} clients at a time: {of[-1].then} at a time from here on, same results."
+        for work, of in by_work.items()
+    )
 
 
 class Chunks:
