@@ -302,7 +302,8 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         if name.startswith("PFLBENCH_"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ceilings, "SECONDS", 0.0)  # of trying
+    monkeypatch.setattr(ceilings, "TRIES", 1)
+    monkeypatch.setattr(ceilings, "SECONDS", 0.0)
     return Shell(capsys)
 
 
@@ -375,7 +376,7 @@ def test_wrong_input_ends_before_anything_is_measured(
 
 
 def test_a_measurement_that_is_not_there(shell: Shell) -> None:
-    shell("run", "-m", "local", "-d", "digits", "--clients", "2", "--rounds", "1", "-q")
+    db.connect(db.default_url()).dispose()
     assert "There is no measurement 7." in shell.refused("bench", "compare", "7", "mine")
     assert "There is no measurement mine." in shell.refused("bench", "compare", "mine", "7")
     assert shell("bench", "list").err == "There are no measurements yet: pflbench bench makes one.\n"
