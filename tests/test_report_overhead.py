@@ -64,6 +64,14 @@ def test_costs_by_hand(engine: Engine) -> None:
     assert ala.paper == pytest.approx(1.93 / 1.59), "Table 3: minutes per iteration"
 
 
+def test_the_initial_stage_is_of_the_runs_that_have_one(engine: Engine) -> None:
+    add(engine, "fedavg", [(0.5, 1, 2), (0.6, 1, 2), (0.7, 1, 2)])
+    add(engine, "fedala", [(0.5, 1, 2), (0.6, 8, 2), (0.7, 1, 2)], stage=1)
+    add(engine, "fedrep", [(0.5, 1, 2), (0.6, 1, 2), (0.7, 4, 2)], stage=2)
+    table = build(engine)
+    assert [cell(table, label).cost["seconds_initial"] for label in ("FedAvg", "FedALA", "FedRep")] == [0, 8, 4]
+
+
 def test_the_tolerance_decides_when_a_run_has_converged(engine: Engine) -> None:
     add(engine, "fedavg", [(0.3, 0, 2), (0.5, 0, 2), (0.505, 0, 2)])
     assert [cell(build(engine, tolerance=t), "FedAvg").cost["converged"] for t in (0, 0.5, 25, 90)] == [3, 2, 1, 0]

@@ -84,6 +84,7 @@ def _totals(run_ids: Collection[int], tolerance: float) -> Any:
     within = mine & (Round.round <= reached.c.converged)
     # Row t shows the reception of round t + 1 and row t + 1 has its cost.
     stages = select(Artifact.round + 1).where(Artifact.run_id == reached.c.id, Artifact.name == "ala_init_epochs")
+    stages = stages.correlate(reached)  # left to itself it would take the stages of all runs
     return select(
         reached,
         select(func.sum(_SPENT)).where(within).scalar_subquery().label("total"),
