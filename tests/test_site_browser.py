@@ -177,21 +177,37 @@ def test_text_is_legible_in_both_themes(tab: Tab, file: str) -> None:
         tab.page.locator("#theme").click()
 
 
-def test_it_fits_a_telephone_and_paper(tab: Tab, file: str) -> None:
+def test_it_fits_a_telephone(tab: Tab, file: str) -> None:
     tab.page.set_viewport_size({"width": 400, "height": 800})
     for hash in ("", "#run-1"):
         tab.page.goto(file + hash)
         tab.page.locator(".main-svg:visible").first.wait_for()
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_it_prints_dark_on_white_whatever_the_theme(tab: Tab, file: str, chosen: bool) -> None:
+    tab.page.emulate_media(color_scheme="light" if chosen else "dark")
     tab.page.goto(file)
-    tab.page.get_by_role("button", name="Switch to dark colours").click()
+    if chosen:
+        tab.page.get_by_role("button", name="Switch to dark colours").click()
+    on_screen = tab.page.evaluate("getComputedStyle(document.body).color")
+    tab.page.evaluate("""() => addEventListener('beforeprint', () => {
+        const ink = (e) => getComputedStyle(e).color;
+        window.printed = [ink(document.body), getComputedStyle(document.querySelector('.xtitle')).fill,
+                          Math.max(...[...document.querySelectorAll('#content table, .main-svg')].map((e) => e.getBoundingClientRect().width))];
+    })""")
     printed = tab.page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
-    assert printed.count(b"/Type /Page\n") >= 2
+    assert len(printed) > 20_000
+    text, figure, width = tab.page.evaluate("window.printed")
+    assert contrast(text, "rgb(255, 255, 255)") > 7
+    assert contrast(figure, "rgb(255, 255, 255)") > 7
+    assert width <= 690  # pixels between the margins of A4
+    assert tab.page.evaluate("getComputedStyle(document.body).color") == on_screen
     tab.page.emulate_media(media="print")
-    assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    expect(tab.page.locator("#theme")).to_be_hidden()
-    expect(tab.page.get_by_label("Filter")).to_be_hidden()
+    for hidden in ("#theme", "#filter", "nav", "#missing"):
+        expect(tab.page.locator(hidden)).to_be_hidden()
 
 
 def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

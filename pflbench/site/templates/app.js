@@ -76,17 +76,28 @@
     setTimeout(drawAll);
   }
 
+  let before = null; // what printing has changed, while it lasts
+
+  // Paper is white and as wide as it is: figures are drawn for it, tables that are wider made smaller.
   function beforePrint() {
+    if (before) return;
+    before = { theme: root.dataset.theme };
+    root.dataset.theme = "light";
+    root.classList.add("printing");
     document.querySelectorAll("#content .plot").forEach((plot) => {
       draw(plot);
       Plotly.relayout(plot, { width: PRINTED });
     });
     document.querySelectorAll("#content .scroll > table").forEach((table) => {
-      table.style.zoom = Math.min(1, (1.25 * PRINTED) / table.offsetWidth); // the printed text is smaller
+      table.style.zoom = Math.min(1, PRINTED / table.offsetWidth);
     });
   }
 
   function afterPrint() {
+    if (before.theme === undefined) delete root.dataset.theme;
+    else root.dataset.theme = before.theme;
+    before = null;
+    root.classList.remove("printing");
     document.querySelectorAll("#content .scroll > table").forEach((table) => { table.style.zoom = ""; });
     redraw();
     resize();
