@@ -185,6 +185,13 @@ def test_it_fits_a_telephone(tab: Tab, file: str) -> None:
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
+NOTE_WHAT_IS_PRINTED = """() => addEventListener('beforeprint', () => {
+    const [title] = document.querySelectorAll('.xtitle');
+    const widths = [...document.querySelectorAll('#content table, .main-svg')].map((e) => e.getBoundingClientRect().width);
+    window.printed = [getComputedStyle(document.body).color, getComputedStyle(title).fill, Math.max(...widths)];
+})"""
+
+
 @pytest.mark.parametrize("chosen", [False, True])
 def test_it_prints_dark_on_white_whatever_the_theme(tab: Tab, file: str, chosen: bool) -> None:
     tab.page.emulate_media(color_scheme="light" if chosen else "dark")
@@ -192,11 +199,7 @@ def test_it_prints_dark_on_white_whatever_the_theme(tab: Tab, file: str, chosen:
     if chosen:
         tab.page.get_by_role("button", name="Switch to dark colours").click()
     on_screen = tab.page.evaluate("getComputedStyle(document.body).color")
-    tab.page.evaluate("""() => addEventListener('beforeprint', () => {
-        const ink = (e) => getComputedStyle(e).color;
-        window.printed = [ink(document.body), getComputedStyle(document.querySelector('.xtitle')).fill,
-                          Math.max(...[...document.querySelectorAll('#content table, .main-svg')].map((e) => e.getBoundingClientRect().width))];
-    })""")
+    tab.page.evaluate(NOTE_WHAT_IS_PRINTED)
     printed = tab.page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
     assert len(printed) > 20_000
