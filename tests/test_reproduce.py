@@ -143,8 +143,9 @@ def test_filters_name_what_the_table_has() -> None:
     ]  # fmt: skip
     with pytest.raises(UserError, match="no dataset 'digits'"):
         goal("accuracy", datasets=["digits"])
-    with pytest.raises(UserError, match="Did you mean 'trajectory'"):
+    with pytest.raises(UserError, match="Did you mean 'trajectory'") as refused:
         goal("trajectry")
+    assert refused.value.hint.count("scalability") == 1
     with pytest.raises(UserError, match="Unknown scale"):
         goal("loss", "tiny")
 

@@ -148,7 +148,7 @@ def goal(
     """
     table, figure = TABLES.get(_RUNS_OF.get(name, name)), FIGURES.get(name)
     if table is None and figure is None:
-        raise unknown("table or figure", name, [*TABLES, *_RUNS_OF, *FIGURES])
+        raise unknown("table or figure", name, {*TABLES, *_RUNS_OF, *FIGURES})
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     at = SCALES[scale]

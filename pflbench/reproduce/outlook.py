@@ -150,7 +150,7 @@ def _setting(spec: RunSpec) -> str:
     train, partition = spec.train, spec.partition
     joining = f", join ratio {train.join_ratio:g}" if train.join_ratio < 1 else ""
     where = f"{labels.label_title(spec.data.label)}, {partition.label}, {labels.MODELS.get(spec.model, spec.model)}"
-    return f"{where}, {partition.clients} clients{joining}, {train.rounds} rounds"
+    return f"{where}, {partition.clients} clients{joining}, {train.rounds} round{'s' * (train.rounds > 1)}"
 
 
 def _record(one: Standing, time: Estimate) -> dict[str, Any]:
