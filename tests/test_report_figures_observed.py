@@ -190,7 +190,7 @@ def test_all_of_it_from_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "a mix with the global model fits local data less than what was trained"
     )
     assert "--client" in shell.refused("plot", "loss", "--client", "1")
-    assert "see the README" in " ".join(shell("plot", "--help").out.split())
+    assert "see the README" in " ".join(shell("plot", "--help").out.replace("│", " ").split())
 
 
 def test_every_plot_is_named_in_the_help_and_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
