@@ -51,6 +51,8 @@ MAY_IMPORT = {
     "central": {"methods", "engine", "errors"},
     "execution": {"engine", "models", "setting", "follow", "spec", "errors"},
     "follow": {"spec", "errors"},
+    # What a run would need, without running it: it makes the method's state on tensors without data.
+    "footprint": {"engine", "models", "methods", "checkpoint", "execution", "setting", "spec", "errors"},
     # Between run and report: it trains nothing, and computes what one figure needs beyond what runs leave behind.
     "surface": {"report", "store", "engine", "execution", "setting", "spec", "errors"},
     # Runs methods' rounds outside the database, as `run` does inside, and keeps what they cost.
@@ -65,6 +67,7 @@ MAY_IMPORT = {
         "run",
         "execution",
         "follow",
+        "footprint",
         "surface",
         "plan",
         "central",

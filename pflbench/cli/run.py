@@ -12,11 +12,12 @@ from pflbench.cli import options as o
 from pflbench.cli.console import command_line, message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view, follow, run_view
-from pflbench.errors import unknown
+from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
     import sqlalchemy
 
+    from pflbench.execution import Execution
     from pflbench.follow import Follow
     from pflbench.setting import Setting
     from pflbench.spec import RunSpec
@@ -90,11 +91,14 @@ def run(
         message(f"Note: {text}")
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
+    from pflbench.execution import Execution
+
     if dry_run:
-        print_json([{"key": spec.key, "spec": spec.model_dump(mode="json")} for spec in specs])
+        needed = _footprints(specs, Execution(device, cast(Engine, engine), workers, chunk), data_dir, quiet)
+        planned = zip(specs, needed, strict=True)
+        print_json([{"key": spec.key, "memory": need, "spec": spec.model_dump(mode="json")} for spec, need in planned])
         return
 
-    from pflbench.execution import Execution
     from pflbench.run import execute
 
     _prepare(specs, data_dir, quiet)
@@ -117,6 +121,31 @@ def run(
             print_json(done)
     if failed:
         raise typer.Exit(2)
+
+
+def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:
+    """What each run will need of memory; None where data are missing. Says what will not fit."""
+    from pflbench.footprint import footprint
+    from pflbench.setting import load_setting
+
+    found: dict[str, dict[str, Any] | None] = {}  # by all but the seed
+    notes: dict[str, None] = {}  # in order, each once
+    for spec in specs:
+        alike = spec.model_copy(update={"seed": 0}).key
+        if alike in found:
+            continue
+        try:
+            with data_view(quiet) as progress:
+                need = footprint(spec, load_setting(spec, data_dir, progress), how)
+        except UserError as error:
+            need = None
+            notes[f"no estimate of memory. {error.message}"] = None
+        if need is not None and need.problem():
+            notes[f"{spec.method.name} on {spec.data.label} {need.problem()}."] = None
+        found[alike] = need.plain() if need else None
+    for note in notes:
+        message(f"Note: {note}")
+    return [found[spec.model_copy(update={"seed": 0}).key] for spec in specs]
 
 
 def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
