@@ -67,10 +67,20 @@ def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine
     )
     np.testing.assert_allclose(np.ma.filled(ax.images[0].get_array(), NAN), expected)
     own = (0.6 + 0.75 + 0.875) / 3  # client 1 attends to nobody
-    assert f"weight on others 0.65; own group: {100 * own:.0f} % (by chance 33 %)" in ax.get_title()  # of 0.5, 0, 8 and 0.8
+    # The weights' sums are 0.5, 0, 8 and 0.8. Clients 1 and 3 go together first, then 0 and 2: these are the groups.
+    assert f"weight on others 0.65, on own group {100 * own:.0f} % (by chance 33 %), ARI 1.00" in ax.get_title()
     strip = drawing.figure.axes[-1]
     assert [text.get_text() for text in strip.get_yticklabels()] == ["0, 1", "2, 3"]
     assert strip.get_ylabel() == "Group: its classes"
+
+
+def test_how_well_attention_tells_the_groups() -> None:
+    shares = np.full((4, 4), 0.1)
+    shares[[0, 1, 2, 3], [1, 0, 3, 2]] = 0.8
+    np.fill_diagonal(shares, NAN)
+    assert attention.recovered(shares, np.array([5, 5, 2, 2])) == 1
+    # {0, 1}, {2, 3} against {0, 2}, {1, 3}: no pair together in both, 2/3 expected of 2 possible: (0 - 2/3) / (2 - 2/3).
+    assert attention.recovered(shares, np.array([0, 1, 0, 1])) == pytest.approx(-0.5)
 
 
 def test_negative_weights_are_drawn_about_zero(engine: Engine) -> None:

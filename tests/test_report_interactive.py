@@ -261,7 +261,7 @@ def test_the_attention_matrix_is_in_the_order_of_the_groups(full: Engine) -> Non
     assert [[row.index(1)] for row in diagonal["z"]] == [[0], [1], [2], [3]]
     assert one.spec["layout"]["yaxis"]["ticktext"] == ["0, 1", "2, 3"]
     assert [line["x0"] for line in one.spec["layout"]["shapes"]] == [1.5, 0]
-    assert "weight on others 0.65; own group: 74 % (by chance 33 %)" in one.notes[0]
+    assert "weight on others 0.65, on own group 74 % (by chance 33 %), ARI 1.00" in one.notes[0]
 
 
 def test_ala_is_drawn_from_what_was_observed(engine: Engine) -> None:

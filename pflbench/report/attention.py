@@ -47,6 +47,7 @@ class Panel:
     total: float  # median over clients of the sum of their weights' sizes on others
     inside: float  # mean share on one's own group
     by_chance: float
+    rand: float  # adjusted Rand index of the clients' clusters and the groups
 
 
 def plot(
@@ -123,13 +124,32 @@ def panel(engine: Engine, of: Observed, t: int) -> Panel:
     attends = ~np.isnan(made).all(axis=1) & (np.nansum(np.abs(made), axis=1) > 0)
     inside = float(np.nansum(np.abs(made) * same, axis=1)[attends].mean()) if attends.any() else 0.0
     chance = float(((same.sum(axis=1) - 1) / max(1, len(same) - 1)).mean())
-    return Panel(of, t, made, held, order, total, inside, chance)
+    return Panel(of, t, made, held, order, total, inside, chance, recovered(made, held.of))
+
+
+def recovered(shares: Matrix, groups: Integers) -> float:
+    """How well mutual attention tells the groups: the adjusted Rand index (1: exactly, 0: as by chance) of as many clusters.
+
+    Clusters are made by average linkage; clients are the nearer, the larger the mean of their shares on each other.
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+    from sklearn.metrics import adjusted_rand_score
+
+    mutual = np.nan_to_num(np.abs(shares))
+    mutual = (mutual + mutual.T) / 2
+    if len(mutual) < 2:
+        return 1.0
+    apart = mutual.max() - mutual
+    np.fill_diagonal(apart, 0)
+    clusters = fcluster(linkage(squareform(apart, checks=False), "average"), len(np.unique(groups)), "maxclust")
+    return float(adjusted_rand_score(groups, clusters))
 
 
 def measured(panel: Panel) -> str:
     """Shares of nothing look like shares of much: attention can be clear-cut and too weak to matter."""
-    own = f"own group: {100 * panel.inside:.0f} % (by chance {100 * panel.by_chance:.0f} %)"
-    return f"weight on others {panel.total:.2g}; {own}"
+    own = f"on own group {100 * panel.inside:.0f} % (by chance {100 * panel.by_chance:.0f} %)"
+    return f"weight on others {panel.total:.2g}, {own}, ARI {panel.rand:.2f}"
 
 
 def _draw(panels: Sequence[Panel]) -> Figure:
@@ -141,7 +161,7 @@ def _draw(panels: Sequence[Panel]) -> Figure:
         _draw_matrix(ax, panel)
         _draw_groups(ax, panel)
         head = f"{panel.seen.row.label}, after round {panel.round}"
-        ax.set_title("\n".join((head, panel.seen.setting.title, measured(panel))))
+        ax.set_title("\n".join((head, panel.seen.setting.title, measured(panel))), size=6.5)
         ax.set_xlabel("Client whose model is drawn on" if k + columns >= len(panels) else "")
     return figure
 
@@ -199,6 +219,8 @@ def caption(panels: Sequence[Panel]) -> str:
     return (
         "Row i: how client i's weights on other clients' models are divided among them, in percent of the sum of their sizes; "
         f"the weight on its own model (grey diagonal) left out: {named}. Clients are ordered by the classes that dominate their "
-        "data; lines separate the partition's groups where it has any, else clients with different most frequent classes. Own "
-        "group: mean share on clients of the same group, and what equal weights would give."
+        "data; lines separate the partition's groups where it has any, else clients with different most frequent classes. On own "
+        "group: mean share on clients of the same group, and what equal weights would give. ARI: adjusted Rand index of these "
+        "groups and of as many clusters of clients, by average linkage of their mean shares on each other (1: the same, 0: as by "
+        "chance)."
     )
