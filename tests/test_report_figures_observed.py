@@ -68,7 +68,7 @@ def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine
     np.testing.assert_allclose(np.ma.filled(ax.images[0].get_array(), NAN), expected)
     own = (0.6 + 0.75 + 0.875) / 3  # client 1 attends to nobody
     # The weights' sums are 0.5, 0, 8 and 0.8. Clients 1 and 3 go together first, then 0 and 2: these are the groups.
-    assert f"weight on others 0.65, on own group {100 * own:.0f} % (by chance 33 %), ARI 1.00" in ax.get_title()
+    assert f"weight on others 0.65\non own group {100 * own:.0f} % (by chance 33 %), ARI 1.00" in ax.get_title()
     strip = drawing.figure.axes[-1]
     assert [text.get_text() for text in strip.get_yticklabels()] == ["0, 1", "2, 3"]
     assert strip.get_ylabel() == "Group: its classes"

@@ -156,12 +156,12 @@ def _draw(panels: Sequence[Panel]) -> Figure:
     columns = min(len(panels), 2)
     width = style.COLUMN if columns == 1 else style.PAGE
     side = (width - LEFT - RIGHT - (columns - 1) * (LEFT + RIGHT)) / columns
-    figure, axes = style.grid(len(panels), columns, width, side, titles=3, below=0, left=LEFT, right=RIGHT, gap=LEFT + RIGHT)
+    figure, axes = style.grid(len(panels), columns, width, side, titles=4, below=0, left=LEFT, right=RIGHT, gap=LEFT + RIGHT)
     for k, (ax, panel) in enumerate(zip(axes, panels, strict=True)):
         _draw_matrix(ax, panel)
         _draw_groups(ax, panel)
         head = f"{panel.seen.row.label}, after round {panel.round}"
-        ax.set_title("\n".join((head, panel.seen.setting.title, measured(panel))), size=6.5)
+        ax.set_title("\n".join((head, panel.seen.setting.title, *measured(panel).split(", ", 1))))
         ax.set_xlabel("Client whose model is drawn on" if k + columns >= len(panels) else "")
     return figure
 
