@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy import Engine, select
 
+from pflbench.errors import UserError
 from pflbench.store.read import Floats, Integers, floats, reading
-from pflbench.store.schema import Round, Series
+from pflbench.store.schema import Round, Run, Series
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,15 @@ class Second:
     round: Integers
     accuracy: Floats
     test_loss: Floats
+
+
+def method(engine: Engine, run_id: int) -> str:
+    """The name of a run's method. Raises UserError where there is no such run."""
+    with reading(engine) as c:
+        found = c.scalar(select(Run.method).where(Run.id == run_id))
+    if found is None:
+        raise UserError(f"No run '{run_id}' in this database.", "`pflbench runs list` shows the numbers and keys of all runs.")
+    return found
 
 
 def history(engine: Engine, run_id: int) -> History:

@@ -13,7 +13,7 @@ from pflbench.report.curves import POINTS
 from pflbench.report.interactive import figure as f
 from pflbench.report.interactive.figure import Interactive, Json
 from pflbench.store import read
-from pflbench.store.history import History, Second, history, second_series
+from pflbench.store.history import History, Second, history, method, second_series
 from pflbench.store.read import Clients, Floats, Integers
 
 HEADLINE = "as deployed"
@@ -27,11 +27,11 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
 
     Raises UserError where there is no such run.
     """
-    method, found = _method(engine, run_id), history(engine, run_id)
+    name, found = method(engine, run_id), history(engine, run_id)
     if found.best is None:
         return None
     t, best = int(found.round[found.best]), 100 * found.accuracy[found.best]
-    colour = f.colour_of(method)
+    colour = f.colour_of(name)
     others = [other for other in style.COLOURS if f.COLOURS.get(other, other) == other != colour]
     second = second_series(engine, run_id)
     series = [
@@ -48,7 +48,7 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
 
 def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
     """Accuracy of each client after the best round. Raises UserError where there is no such run."""
-    method, found = _method(engine, run_id), history(engine, run_id)
+    name, found = method(engine, run_id), history(engine, run_id)
     if found.best is None:
         return None
     try:
@@ -60,13 +60,13 @@ def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
     trained = None if partition is None else partition.train.sum(axis=1)
     layout = f.layout(f.whole("Client", len(clients.client)), f.axis("Test accuracy (%)", range=[0, 100]))
     caption = f"Accuracy of each client on its own test data after round {clients.round}, the run's best."
-    bars = _clients(clients, trained, f.colour_of(method))
+    bars = _clients(clients, trained, f.colour_of(name))
     return f.make(f"run-{run_id}", "Accuracy by client", caption, [bars], layout, runs=[run_id])
 
 
 def train_loss(engine: Engine, run_id: int) -> Interactive | None:
     """Training loss over rounds. Raises UserError where there is no such run."""
-    method, found = _method(engine, run_id), history(engine, run_id)
+    name, found = method(engine, run_id), history(engine, run_id)
     (there,) = np.nonzero(~np.isnan(found.train_loss))
     if not len(there):
         return None
@@ -76,7 +76,7 @@ def train_loss(engine: Engine, run_id: int) -> Interactive | None:
         "mode": "lines",
         "x": f.numbers(found.round[at]),
         "y": f.numbers(found.train_loss[at]),
-        "line": {"color": f.colour_of(method), "width": 2},
+        "line": {"color": f.colour_of(name), "width": 2},
         "hovertemplate": "round %{x}: %{y:.4f}<extra></extra>",
     }
     layout = f.layout(_rounds(found), f.axis("Training loss"))
@@ -86,7 +86,7 @@ def train_loss(engine: Engine, run_id: int) -> Interactive | None:
 
 def phases(engine: Engine, run_id: int) -> Interactive | None:
     """Seconds of each phase of a round. Raises UserError where there is no such run."""
-    _method(engine, run_id)
+    method(engine, run_id)
     found = history(engine, run_id)
     spent = np.stack([found.receive, found.update, found.evaluate])
     (there,) = np.nonzero(~np.isnan(spent).all(axis=0))
@@ -100,10 +100,6 @@ def phases(engine: Engine, run_id: int) -> Interactive | None:
     several = f" Each point: the mean over up to {len(parts[0])} rounds." if len(parts[0]) > 1 else ""
     caption = f"Seconds that each phase of a round took. Evaluation is not part of the training time.{several}"
     return f.make(f"run-{run_id}", "Seconds by phase", caption, areas, layout, runs=[run_id])
-
-
-def _method(engine: Engine, run_id: int) -> str:
-    return read.run(engine, run_id, last=1).info.method
 
 
 def _rounds(of: History) -> Json:
