@@ -265,23 +265,25 @@ def test_running_out_leaves_batch_norm_alone(name, monkeypatch):
 
 
 def test_running_out_in_evaluation_shrinks_its_batches_too(monkeypatch):
-    fed = batched(tests=(900, 4, 300, 700, 1100))
+    fed = batched(tests=(90, 4, 30, 70, 110))
     models, S = fed.everyone(fed.initial()), fed.nobody_left_out()
     before = fed.evaluate(models, S)
+    monkeypatch.setattr("pflbench.engine.batched.EVALUATED_AT_ONCE", 64)
     seen, whole = [], Samples.batch
 
     def batch(self, index):
-        if index.numel() > 600:
-            raise torch.OutOfMemoryError
         seen.append(index.numel())
+        if index.numel() > 40 and len(seen) % 2 == 0:
+            raise torch.OutOfMemoryError
         return whole(self, index)
 
     monkeypatch.setattr(Samples, "batch", batch)
     after = fed.evaluate(models, S)
-    assert max(seen) <= 600
+    assert seen[:3] == [60, 48, 32], "12 of each of 5 clients, then of the 4 that have more; then 16 of each of 2"
+    assert max(seen[2:]) == 32
     assert after.correct.tolist() == before.correct.tolist()
     assert after.loss == pytest.approx(before.loss)
-    assert fed.executor.chunks.record()["clients"] == {"evaluation": 1}
+    assert fed.executor.chunks.record()["clients"] == {"evaluation": 2}
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------
