@@ -54,7 +54,6 @@ def limit(monkeypatch, clients):
         return whole(self, index)
 
     monkeypatch.setattr(Samples, "batch", batch)
-    return calls
 
 
 # -- what is counted --------------------------------------------------------------------------------------------------
@@ -123,9 +122,9 @@ def test_sizes_in_words(size, text):
 # -- how many clients at a time ---------------------------------------------------------------------------------------
 
 
-def sizes(chunks, clients, need=lambda: 100):
+def sizes(chunks, clients):
     seen = []
-    chunks.each("training", np.arange(clients), CPU, need, lambda now: seen.append(now.tolist()))
+    chunks.each("training", np.arange(clients), CPU, lambda: 100, lambda now: seen.append(now.tolist()))
     assert [client for now in seen for client in now] == list(range(clients))
     return [len(now) for now in seen]
 
@@ -149,12 +148,8 @@ def test_as_many_as_fit(chunks, free, expected, monkeypatch):
     assert chunks.record()["clients"] == ({} if expected == [10] else {"training": expected[0]})
 
 
-def test_where_nothing_is_known_all_are_tried(monkeypatch):
+def test_of_a_step_that_looks_at_values_nothing_is_known_and_all_are_tried(monkeypatch):
     monkeypatch.setattr(memory, "free", lambda device: 1)
-    assert sizes(Chunks(fitting=True), 10, lambda: None) == [10]
-
-
-def test_a_step_that_looks_at_values_has_no_estimate_and_runs():
     fed = batched(Chunks(fitting=True))
     S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
 
@@ -164,6 +159,7 @@ def test_a_step_that_looks_at_values_has_no_estimate_and_runs():
     after = fed.at(1).train_by(step, rows, S, carry={"w": rows})["w"]
     assert (after - rows).abs().amax(1).min() > 0
     assert list(fed.executor.chunks._needs.values()) == [None]
+    assert fed.executor.chunks.record()["clients"] == {}
 
 
 def test_out_of_memory_halves_and_repeats_and_is_kept():
