@@ -112,9 +112,7 @@ def test_free_memory_of_a_cpu_is_within_the_container_s_limit(monkeypatch, tmp_p
         assert memory.free(CPU) == pytest.approx(of_machine, rel=0.5)
 
 
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2.34e9, "2.34 GB"), (5e15, "5e+03 TB")]
-)
+@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2.34e9, "2.34 GB")])
 def test_sizes_in_words(size, text):
     assert memory.readable(size) == text
 
