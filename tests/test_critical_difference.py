@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import Shell
+from matplotlib.figure import Figure
 from report_database import add_run, spec
 from scikit_posthocs import posthoc_nemenyi_friedman
 from scipy.stats import friedmanchisquare, rankdata
@@ -39,8 +40,8 @@ def ordered(settings: int, noise: float, rows: int = len(METHODS)) -> np.ndarray
     return (0.3 + 0.05 * np.arange(rows)[:, None] + rng.normal(0, noise, (rows, settings))).clip(0.01, 0.99).round(4)
 
 
-def bars(figure: object) -> set[tuple[float, float]]:
-    lines = [line for line in figure.axes[0].lines if line.get_gid() == "crossbar"]  # type: ignore[attr-defined]
+def bars(figure: Figure) -> set[tuple[float, float]]:
+    lines = [line for line in figure.axes[0].lines if line.get_gid() == "crossbar"]
     return {(round(min(line.get_xdata()), 9), round(max(line.get_xdata()), 9)) for line in lines}
 
 
@@ -106,6 +107,7 @@ def test_ties_everywhere_are_drawn_too(engine: Engine) -> None:
     assert "p = 1." in drawing.caption
     marks = [line.get_xdata()[0] for line in drawing.figure.axes[0].lines if line.get_label() in labels.METHODS.values()]
     assert marks == [2, 2, 2]
+    assert_apart(drawing.figure)
 
 
 def test_too_few_settings_for_any_result_are_told(engine: Engine) -> None:
@@ -140,14 +142,18 @@ def test_texts_stay_inside_the_figure_and_clear_of_each_other(engine: Engine, ro
     names = tuple([*labels.METHODS, *(f"{name}+ala" for name in labels.METHODS)][-rows:])
     fill(engine, ordered(5, 0.2, rows), names)
     figure = critical_difference.plot(engine).figure
+    assert len(figure.axes[0].texts) > rows
+    assert_apart(figure)
+
+
+def assert_apart(figure: Figure) -> None:
+    """All texts lie inside the figure, and none on another."""
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     (ax,) = figure.axes
-    texts = [text for text in [*ax.texts, *ax.get_xticklabels()] if text.get_text()]
     low, high = ax.get_xlim()
-    shown = [text for text in texts if text in ax.texts or low <= text.get_position()[0] <= high]
-    boxes = [text.get_window_extent(renderer) for text in shown]
-    assert len(boxes) > rows
+    ticks = [text for text in ax.get_xticklabels() if low <= text.get_position()[0] <= high]
+    boxes = [text.get_window_extent(renderer) for text in [*ax.texts, *ticks]]
     for box in boxes:
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
         assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1

@@ -63,6 +63,7 @@ def _diagram(ax: Axes, table: Ranks) -> None:
     from scikit_posthocs import critical_difference_diagram
 
     names = [row.label for row in table.rows]
+    spread = float(np.ptp(table.average))
     looks = {row.label: style.marker(row.method, row.variant) for row in table.rows}
     # Where Friedman's test finds no difference, Nemenyi's p say nothing: zeros join no one.
     p = table.nemenyi if table.rejected else np.zeros_like(table.nemenyi)
@@ -77,7 +78,7 @@ def _diagram(ax: Axes, table: Ranks) -> None:
         marker_props={"marker": "none"},  # it has one for all; ours follow
         elbow_props={"linewidth": 0.7},
         crossbar_props={"linewidth": 2.2, "solid_capstyle": "butt", "gid": "crossbar"},
-        text_h_margin=0.03 * float(np.ptp(table.average)),
+        text_h_margin=max(0.03 * spread, (1 - spread) / 2),  # the axis is a rank wide, should all be alike
     )
     for text in drawn["labels"]:
         text.set_color("black")  # the lines lead to it; some colours are too pale for letters
@@ -96,7 +97,7 @@ def _fit(figure: Figure, ax: Axes) -> None:
     box = ax.get_position()
     ax.set_position((box.x0, 0.05 / (inches + 0.1), box.width, inches / (inches + 0.1)))
     ax.margins(x=0)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=2))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     ax.tick_params(axis="x", pad=1)
     ax.text(-0.02, 0, "Average rank", transform=ax.get_yaxis_transform(), ha="right", va="center")
     ax.grid(visible=False)
