@@ -182,12 +182,12 @@ def _draw(found: Paths, flat: Plane, surface: Matrix | None) -> Figure:
     texts, per_line, below = style.legend(
         [*(one.row.label for one in found.seen), "start of a round", "end of a round"], style.COLUMN
     )
-    figure, (ax,) = style.grid(1, 1, style.COLUMN, 2.3, titles=1, below=below, left=0.6, right=0.14 if surface is None else 0.6)
+    figure, (ax,) = style.grid(1, 1, style.COLUMN, 2.3, titles=2, below=below, left=0.6, right=0.14 if surface is None else 0.75)
     if surface is not None:
         _contours(ax, surface)
     for one, at in zip(found.seen, flat.at, strict=True):
         _path(ax, one, found.rounds, at)
-    ax.set_title(f"{found.seen[0].setting.title}, client {found.client}", loc="left" if surface is not None else "center")
+    ax.set_title(f"{found.seen[0].setting.title}\nclient {found.client}")
     ax.set_xlabel("First principal component")
     ax.set_ylabel("Second principal component", labelpad=1)
     ax.grid(visible=False)
