@@ -311,6 +311,7 @@ def test_missing_data_are_named_with_their_command(engine: Engine, shell: Shell)
     assert "pflbench data download cifar100" in told
     there = wanted("ala-convergence", "full", datasets=["mnist"])[0]
     store(engine, there, 0.5)
+    assert "Nothing of what is left can be run here." in shell("reproduce", "ala-convergence", "--dry-run").out
     document = parsed(shell("reproduce", "ala-convergence", "--dry-run", "--json"))
     assert "pflbench data download cifar10" in document["lacking"]["cifar10"]["hint"]
     listed = shell("reproduce", "ala-convergence", "--dry-run").out

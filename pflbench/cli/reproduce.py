@@ -204,7 +204,8 @@ def _time(part: Part) -> str:
 def _ahead(outlook: Outlook) -> str:
     runs = len(outlook.ahead)
     if not runs:
-        return "Nothing is left to run."
+        left = any(one.rounds_left for one in outlook.standings)
+        return "Nothing of what is left can be run here." if left else "Nothing is left to run."
     unknown = sum(outlook.unknown.values())
     known = f" about {duration(outlook.seconds)} for {runs - unknown}" if runs > unknown else ""
     why = "; ".join(f"{reason} ({number})" for reason, number in outlook.unknown.items())
