@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from command import Done, Shell
@@ -322,6 +323,37 @@ def test_datasets_that_pflbench_does_not_have_are_skipped(shell: Shell) -> None:
     listed = shell("reproduce", "elastic", "--dry-run").out
     assert "pflbench does not have the dataset cinic10: 4 cells are skipped." in listed
     assert "does not have the dataset cinic10" in shell.refused("reproduce", "elastic", "-d", "cinic10")
+
+
+def test_other_data_in_a_dataset_s_place_are_never_the_paper_s(engine: Engine, shell: Shell) -> None:
+    np.savez("own.npz", x=np.zeros((40, 32, 32, 3), np.uint8), y=np.arange(40) % 10)
+    of = {"methods": ["fedavg", "fedala"], "partitions": ["Dir(0.1)"]}
+    runs = wanted("accuracy", "full", seeds="0", datasets=["Cifar10=npz:own.npz"], **of)
+    assert {(one.spec.data.label, one.spec.train.lr) for one in runs} == {(f"npz:{Path('own.npz').absolute()}", 0.005)}
+    assert [spec.key for spec in of_command(runs[0].command)] == [runs[0].spec.key]
+    for one in runs:
+        store(engine, one, 0.5)
+    store(engine, wanted("accuracy", "full", seeds="0", datasets=["cifar10"], **of)[0], 0.9)
+    asked = (
+        "reproduce",
+        "accuracy",
+        "--seeds",
+        "0",
+        "-p",
+        "Dir(0.1)",
+        "-m",
+        "fedavg",
+        "-m",
+        "fedala",
+        "-d",
+        "cifar10=npz:own.npz",
+    )
+    document = parsed(shell(*asked, "--json", "-q"))
+    values = {cell["method"]: (cell["mean"], cell["paper_mean"], cell["verdict"], cell["runs"]) for cell in document["cells"]}
+    assert values == {"fedavg": (50, 59.16, "protocol differs", [1]), "fedala": (50, 90.67, "protocol differs", [2])}
+    assert {tuple(cell["paper_differences"]) for cell in document["cells"]} == {("data own.npz instead of Cifar10",)}
+    assert "'cifar10=' names no data" in shell.refused("reproduce", "accuracy", "-d", "cifar10=")
+    assert "digits stand in for all data" in shell.refused("reproduce", "accuracy", "-d", "tiny=npz:own.npz", "--scale", "smoke")
 
 
 def test_wrong_options_are_refused_before_anything_runs(shell: Shell) -> None:

@@ -14,7 +14,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
 from pflbench.cli.db import opened
 from pflbench.cli.progress import Series, data_view, follow, series_view
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, write_figure, write_table
+from pflbench.cli.reports import MethodsFilter, PartitionsFilter, write_figure, write_table
 from pflbench.cli.run import ENGINES, Engine, follow_client
 from pflbench.errors import UserError, unknown
 
@@ -58,7 +58,17 @@ def reproduce(
         ),
     ] = "full",
     methods: MethodsFilter = [],  # noqa: B006
-    datasets: DatasetsFilter = [],  # noqa: B006
+    datasets: Annotated[
+        list[str],
+        typer.Option(
+            "--dataset",
+            "-d",
+            metavar="NAME[=DATA]",
+            autocompletion=o.completion(o.dataset_names),
+            help="Only these; repeatable. cifar10=folder:PATH runs on other data in its place, as `run -d` names them: "
+            "the result says so.",
+        ),
+    ] = [],  # noqa: B006
     partitions: PartitionsFilter = [],  # noqa: B006
     seeds: Annotated[str | None, typer.Option(metavar="LIST", help="In place of the scale's: 0-4 or 0,2,5.")] = None,
     dry_run: Annotated[

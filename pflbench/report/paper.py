@@ -148,7 +148,8 @@ _OTHER_NAMES = {
 class Place:
     """Where a value was measured: all of a protocol that is not the method's. lr None: the paper's for model and dataset.
 
-    central: on a central test set, in place of E1.
+    central: on a central test set, in place of E1. stand_in: other data in the dataset's place, as `pflbench run -d` names them:
+    nothing printed was measured there.
     """
 
     dataset: str
@@ -160,6 +161,12 @@ class Place:
     batch_size: int = 10
     lr: float | None = None
     central: bool = False
+    stand_in: str = ""
+
+    @property
+    def data(self) -> str:
+        """What it is run on."""
+        return self.stand_in or self.dataset
 
     @property
     def rate(self) -> float:
@@ -267,7 +274,11 @@ def find(spec: dict[str, Any], select: Select) -> Match | None:
 def is_at(spec: dict[str, Any], place: Place) -> bool:
     """Whether dataset, model and partition are the place's: the first step of the rule, but for the method."""
     data = spec["data"]
-    if data.get("path") or (data["name"], spec["model"]) != (place.dataset, place.model):
+    if spec["model"] != place.model:
+        return False
+    if place.stand_in:
+        return labels.dataset_label(spec) == place.stand_in and _partition(spec["partition"]) == place.partition
+    if data.get("path") or data["name"] != place.dataset:
         return False
     if place.partition == UNKNOWN:
         return True
@@ -297,6 +308,7 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
     """(name, the run's value, the place's value) of everything that moves the number."""
     partition, train = spec["partition"], spec["train"]
     items: list[tuple[str, Any, Any]] = [
+        ("data", labels.label_title(place.data), labels.label_title(place.dataset)),
         ("clients", partition["clients"], place.clients),
         ("join ratio", train["join_ratio"], place.join_ratio),
         ("rounds", train["rounds"], place.rounds),

@@ -145,7 +145,7 @@ def _collected(
 ) -> tuple[Arranged, list[str]]:
     """The runs that belong to the table, arranged, and what was left out, in words."""
     methods = _present(engine, "method", {cell.line.method for cell in declared.needed})
-    datasets = _present(engine, "dataset", {place.dataset for place in declared.places})
+    datasets = _present(engine, "dataset", {place.data for place in declared.places})
     if not methods or not datasets:
         raise _nothing(name, declared)
     found = collect(engine, chosen, methods=methods, datasets=datasets, status=status)
@@ -163,7 +163,7 @@ def _collected(
 
 def _present(engine: Engine, column: Any, wanted: Collection[str]) -> list[str]:
     # A dataset's runs bear its variant, too: "emnist:byclass".
-    return [text for text in read.distinct(engine, column) if text.partition(":")[0] in wanted]
+    return [text for text in read.distinct(engine, column) if text in wanted or text.partition(":")[0] in wanted]
 
 
 def _nothing(name: str, declared: Declared) -> UserError:
@@ -303,7 +303,7 @@ def _head(declared: Declared, place: Place) -> tuple[str, ...]:
     }
     apart = [text for key, text in more.items() if key in declared.same or len({getattr(other, key) for other in alike}) > 1]
     partition = () if place.partition == paper.UNKNOWN else (place.partition_label,)
-    return (labels.DATASETS.get(place.dataset, place.dataset), *partition, *apart)
+    return (labels.label_title(place.data) or place.data, *partition, *apart)
 
 
 def _columns(table: Table, part: Part) -> list[Column]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -49,19 +49,21 @@ class Planned:
     @property
     def known(self) -> bool:
         """Whether pflbench has the dataset."""
-        return self.place.dataset in labels.DATASETS
+        return bool(self.place.stand_in) or self.place.dataset in labels.DATASETS
 
     @property
     def options(self) -> dict[str, Any]:
         """What it takes to run it: options of `pflbench run`, by the names of `plan.Request`."""
         place, method = self.place, self.line.method
         given = {name: getattr(place, name) for name, usual in _DEFAULTS.items() if getattr(place, name) != usual}
-        found: dict[str, Any] = {"methods": (method,), "datasets": (place.dataset,), "model": place.model}
+        found: dict[str, Any] = {"methods": (method,), "datasets": (place.data,), "model": place.model}
         # Of the poster's partitions nothing is known: any client count and dataset allows this one.
         kind, parameter = ("pathological", None) if place.partition == paper.UNKNOWN else place.partition
         found |= {"partition": kind} if kind != "dirichlet" else {}
         if parameter is not None:
             found[_SCHEMES[kind]] = parameter if kind == "dirichlet" else int(parameter)
+        # The usual learning rate hangs on the dataset.
+        given |= {"lr": place.rate} if place.stand_in else {}
         found |= {"clients": place.clients, **given}
         found |= {"central_test": True} if place.central else {}
         settings = tuple(f"{method}.{name}={_plain(value)}" for name, value in self._apart)
@@ -132,7 +134,7 @@ def _printed(line: Line, place: Place) -> Reference | None:
     usual = paper.hyperparameters(line.method)
     for reference in paper.references():
         same = {**usual, **dict(reference.varied)} == {**usual, **dict(line.varied)}
-        if (reference.method, reference.place) == (line.method, place) and same:
+        if (reference.method, reference.place) == (line.method, replace(place, stand_in="")) and same:
             return reference
     return None
 

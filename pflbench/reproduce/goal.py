@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pflbench.errors import unknown
+from pflbench import data
+from pflbench.errors import UserError, unknown
 from pflbench.follow import Follow
 from pflbench.plan import Request, plan
 from pflbench.report import labels
 from pflbench.report.figures import FIGURES, DeclaredFigure
+from pflbench.report.paper import Place
 from pflbench.report.papertable import named
 from pflbench.report.tables import TABLES, Declared, Planned, command
 from pflbench.reproduce.scales import SCALES, Scale, proportion
@@ -144,7 +146,8 @@ def goal(
 ) -> Goal:
     """The table and the figure of a name, of their cells those that the filters name: methods and datasets by name or title.
 
-    Raises UserError for unknown names, and for a name that the table and the figure do not have.
+    A dataset may be given other data in its place: "cifar10=folder:PATH". Raises UserError for unknown names, and for a name
+    that the table and the figure do not have.
     """
     table, figure = TABLES.get(_RUNS_OF.get(name, name)), FIGURES.get(name)
     if table is None and figure is None:
@@ -153,8 +156,12 @@ def goal(
         raise unknown("scale", scale, SCALES)
     at = SCALES[scale]
     cells = tuple(dict.fromkeys((*(table.needed if table else ()), *(figure.cells if figure else ()))))
+    datasets, others = _stand_ins(datasets)
+    if others and at.embedded:
+        raise UserError(f"At scale {scale} the digits stand in for all data.", "Name datasets without '='.")
     cells = _filtered(cells, methods, datasets, partitions)
     # The digits stand in for any dataset.
+    cells = tuple(_with(others, cell) for cell in cells)
     known = tuple(cell for cell in cells if cell.known or at.embedded)
     foreign = [cell.place.dataset for cell in cells if cell not in known]
     fitting = tuple(cell for cell in known if at.allows(cell.line))
@@ -162,7 +169,7 @@ def goal(
     return Goal(
         name,
         at,
-        at.table(shown) if table and (shown := _part(table, cells)) else None,
+        at.table(shown) if table and (shown := _part(_placed(others, table), cells)) else None,
         figure,
         fitting,
         {dataset: foreign.count(dataset) for dataset in foreign},
@@ -199,6 +206,35 @@ def _filtered(
     cells = named("method", methods, cells, lambda x: (x.line.method, labels.method_title(x.line.method)))
     cells = named("dataset", datasets, cells, lambda x: (x.place.dataset, labels.DATASETS.get(x.place.dataset, x.place.dataset)))
     return named("partition", partitions, cells, lambda x: (x.place.partition_label,))
+
+
+def _stand_ins(datasets: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """From "NAME" and "NAME=DATA": the names, and by name in lower case the data that take the place of some."""
+    names, others = [], {}
+    for text in datasets:
+        name, equals, other = text.partition("=")
+        names.append(name)
+        if equals and not other:
+            raise UserError(f"'{text}' names no data.", f"Write '{name}', or for example '{name}=folder:PATH'.")
+        if equals:
+            source, _, path = other.partition(":")
+            own = source in data.SOURCES and bool(path)
+            others[name.casefold()] = f"{source}:{Path(path).expanduser().absolute()}" if own else other
+    return names, others
+
+
+def _in_place(others: dict[str, str], place: Place) -> Place:
+    names = (place.dataset, labels.label_title(place.dataset))
+    other = next((others[name.casefold()] for name in names if name.casefold() in others), "")
+    return replace(place, stand_in=other)
+
+
+def _with(others: dict[str, str], cell: Planned) -> Planned:
+    return replace(cell, place=_in_place(others, cell.place))
+
+
+def _placed(others: dict[str, str], table: Declared) -> Declared:
+    return replace(table, places=tuple(_in_place(others, place) for place in table.places))
 
 
 def _part(table: Declared, cells: Sequence[Planned]) -> Declared | None:
