@@ -32,8 +32,15 @@ class Execution:
     engine: Literal["auto", "loop", "batched"] = "auto"
     workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
     chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
+    pack: int | None = 1  # batched: runs that differ in the seed alone, made together; None: as many as there is memory for
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
+
+    def engine_on(self, device: str) -> Literal["loop", "batched"]:
+        """The executor, on a device such as "cpu" or "cuda:0"."""
+        if self.engine == "auto":
+            return "loop" if device == "cpu" else "batched"
+        return self.engine
 
 
 def find_device(name: str) -> torch.device:
@@ -55,15 +62,28 @@ def find_device(name: str) -> torch.device:
 
 def federation(spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> Federation:
     """The clients of a specification on a device, with the initial model of its seed."""
+    flat = initial_model(spec, setting)
+    return clients(spec, setting, flat, executor(spec, setting, flat, device, how))
+
+
+def initial_model(spec: RunSpec, setting: Setting) -> Flat:
+    """Of the run's seed, with its layout, which does not depend on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.torch_seed(spec.seed, "model"))
         arrays = setting.arrays
-        module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
-    flat = Flat(module)
-    samples = Samples(arrays.x, arrays.y, getattr(torch, spec.train.dtype), device)
-    engine = how.engine if how.engine != "auto" else ("loop" if device.type == "cpu" else "batched")
-    looped, chunks = engine == "loop", Chunks(how.chunk, fitting=True)
-    executor: Executor = LoopExecutor(flat, samples, how.workers) if looped else BatchedExecutor(flat, samples, chunks)
+        return Flat(build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary))
+
+
+def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution) -> LoopExecutor | BatchedExecutor:
+    """What computes the clients of a specification, with the samples on the device."""
+    samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.dtype), device)
+    if how.engine_on(str(device)) == "loop":
+        return LoopExecutor(flat, samples, how.workers)
+    return BatchedExecutor(flat, samples, Chunks(how.chunk, fitting=True))
+
+
+def clients(spec: RunSpec, setting: Setting, flat: Flat, executor: Executor) -> Federation:
+    """Closes the executor and raises UserError where no client can train."""
     fed = Federation(flat, executor, spec.train, setting.partition.train, setting.partition.test, spec.seed)
     if not fed.batches(fed.nobody_left_out(), 1).steps().any():
         executor.close()

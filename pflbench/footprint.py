@@ -66,7 +66,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     except UserError:
         device = None
     place = how.device if device is None else str(device)
-    engine = how.engine if how.engine != "auto" else ("loop" if place == "cpu" else "batched")
+    engine = how.engine_on(place)
     with torch.device("meta"):
         arrays = setting.arrays
         module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,11 @@ import sqlalchemy
 import torch
 
 from pflbench import central, checkpoint, environment, methods
+from pflbench.account import Account
 from pflbench.checkpoint import Checkpoints, Snapshot
-from pflbench.engine.batched import BatchedExecutor
-from pflbench.engine.chunks import in_words
 from pflbench.engine.federation import Federation
 from pflbench.engine.ledger import COUNTERS
+from pflbench.engine.packed import PackedExecutor
 from pflbench.engine.scores import Scores
 from pflbench.errors import Diverged, UserError
 from pflbench.execution import Execution, exact_arithmetic, federation, find_device, memory_errors
@@ -62,10 +62,29 @@ def execute(
     checkpoint_every: seconds between checkpoints. KeyboardInterrupt marks the run `interrupted`, keeps a checkpoint and passes
     on; so do errors, which mark it `failed` or `diverged`.
     """
-    method = methods.make(spec.method)
     device = find_device(how.device)
+
+    def federate(setting: Setting) -> Federation:
+        return federation(spec, setting, device, how)
+
+    with exact_arithmetic(device), memory_errors(how, device):
+        yield from rounds(spec, store, data_root, how, federate, force, checkpoint_every, command)
+
+
+def rounds(
+    spec: RunSpec,
+    store: sqlalchemy.Engine,
+    data_root: Path,
+    how: Execution,
+    federate: Callable[[Setting], Federation],
+    force: bool,
+    checkpoint_every: float,
+    command: str,
+) -> Generator[Progress, None, None]:
+    """As `execute`, on what `federate` makes. The device's arithmetic and its memory errors are the caller's."""
+    method = methods.make(spec.method)
     where = checkpoint.folder(sqlite_path(store.url))
-    with checkpoint.locked(where, spec.key), exact_arithmetic(device), memory_errors(how, device):
+    with checkpoint.locked(where, spec.key):
         found = None if force else write.find_run(store, spec.key)
         if found:
             _refuse_changed_file(found, spec)
@@ -76,7 +95,7 @@ def execute(
             raise Diverged(found.message or "The run diverged.", f"It is stored as run {found.id}; --force runs it anew.")
         environment.reset_peak_memory()
         setting = load_setting(spec, data_root)
-        fed = federation(spec, setting, device, how)
+        fed = federate(setting)
         try:
             if setting.central is not None:
                 central.require_global_model(spec.method.name, method, fed)
@@ -116,10 +135,9 @@ class _Loop:
         self.snapshot: Snapshot | None = None
         self.best: float | None = None
         self.saved_at = time.monotonic()
-        self.environment = environment
-        self.chunks = fed.executor.chunks if isinstance(fed.executor, BatchedExecutor) else None
-        self.chunks_recorded: dict[str, Any] = {}
-        self.shortages_told = 0
+        self.account = Account(store, row.id, environment, fed.executor)
+        self.pack = fed.executor if isinstance(fed.executor, PackedExecutor) else None
+        self.seconds = self.pack.clock if self.pack else time.perf_counter
 
     def run(self) -> Iterator[Progress]:
         rounds = self.spec.train.rounds
@@ -142,6 +160,7 @@ class _Loop:
         for t in range(resumed.t + 1 if resumed else 1, rounds + 1):
             state, carried = self._round(t, state, carried)
             yield self._progress("round", t, carried)
+        self.account.keep(last=True)
         write.update_run(self.store, self.run_id, status="finished", finished_at=now(), message=None)
         self.checkpoints.remove()
         yield self._progress("finished", rounds)
@@ -151,7 +170,9 @@ class _Loop:
 
         received: the cost of round t's reception. Round 0 has neither: it is the initial model.
         """
-        begun = time.perf_counter()
+        if self.pack is not None:
+            self.pack.begin_round(t)
+        begun = self.seconds()
         cost: dict[str, Any] = {}
         seen: dict[str, np.ndarray] = {}
         if t > 0:
@@ -172,7 +193,7 @@ class _Loop:
         # What reception of round t + 1 shows was seen at this E1.
         artifacts = {**seen, **following.ledger.artifacts}
         write.write_round(self.store, self.run_id, RoundRecord(round=t, **cost, **results, artifacts=artifacts))
-        self.record_chunks()
+        self.account.keep()
         if "accuracy" in results:
             self.best = max(results["accuracy"], self.best or 0.0)
         carried = {
@@ -180,7 +201,7 @@ class _Loop:
             "traffic": following.ledger.traffic.by_client().tolist(),
             "best": self.best,
             "accuracy": results.get("accuracy"),
-            "seconds": time.perf_counter() - begun,
+            "seconds": self.seconds() - begun,
         }
         self.snapshot = Snapshot(t, state, {k: v.clone() for k, v in self.fed.buffers.items()}, carried)
         # Where a checkpoint is large, less often: it should cost no more than a fiftieth of the time.
@@ -254,22 +275,8 @@ class _Loop:
             told.get("accuracy"),
             self.best,
             float(told.get("seconds") or 0.0),
-            self._new_shortages(),
+            self.account.new_shortages(),
         )
-
-    def record_chunks(self) -> None:
-        """Keeps with the run how many clients were computed at a time, whenever that has changed."""
-        if self.chunks is not None and self.chunks.record() != self.chunks_recorded:
-            self.chunks_recorded = self.chunks.record()
-            write.update_run(self.store, self.run_id, environment={**self.environment, "chunk": self.chunks_recorded})
-
-    def _new_shortages(self) -> str:
-        """Of memory, in words, each once."""
-        if self.chunks is None:
-            return ""
-        new = self.chunks.shortages[self.shortages_told :]
-        self.shortages_told += len(new)
-        return in_words(new)
 
     def _peak_memory(self) -> int:
         if self.fed.device.type == "cuda":
@@ -286,7 +293,7 @@ class _Loop:
     def _synchronised(self) -> float:
         if self.fed.device.type == "cuda":
             torch.cuda.synchronize(self.fed.device)
-        return time.perf_counter()
+        return self.seconds()
 
 
 @dataclass
@@ -351,6 +358,7 @@ def _marked(store: sqlalchemy.Engine, spec: RunSpec, loop: _Loop) -> Iterator[No
         raise
     except Diverged as error:
         message = f"{spec.method.name}, seed {spec.seed}: {error.message}."
+        loop.account.keep(last=True)
         write.update_run(store, loop.run_id, status="diverged", message=message, finished_at=now())
         loop.checkpoints.remove()
         raise Diverged(message, error.hint) from None
@@ -367,5 +375,5 @@ def _stop(store: sqlalchemy.Engine, loop: _Loop, status: str, message: str | Non
     with suppress(OSError, RuntimeError, UserError):
         loop.save()
     with suppress(UserError, sqlalchemy.exc.SQLAlchemyError):
-        loop.record_chunks()
+        loop.account.keep(last=True)
         write.update_run(store, loop.run_id, status=status, message=message, finished_at=now())

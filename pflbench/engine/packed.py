@@ -7,7 +7,7 @@ wait, requests that differ in nothing but their numbers are made as one. The inn
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -38,7 +38,7 @@ class Pack:
         self._requests: dict[int, Request] = {}
         self._replies: dict[int, Any] = {}
 
-    def together(self, works: Sequence[Iterator[T]]) -> Iterator[tuple[int, T]]:
+    def together(self, works: Sequence[Generator[T, None, None]]) -> Generator[tuple[int, T], None, None]:
         """The work of each run, in the order of `executors`: what they yield, with the number of the run, as it comes.
 
         An error of one ends the others as Ctrl-C does, and passes on.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,7 @@ class Turn:
     seconds: what it has taken so far. Waiting is not counted; what others did for it is, as far as it is charged.
     """
 
-    def __init__(self, work: Iterator[Any], settle: Callable[[], None]) -> None:
+    def __init__(self, work: Generator[Any, None, None], settle: Callable[[], None]) -> None:
         self.seconds = 0.0
         self._work, self._settle = work, settle
         self._change = threading.Condition()
@@ -105,7 +105,7 @@ class Turn:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            with closing(self._work):  # type: ignore[type-var]
+            with closing(self._work):
                 for item in self._work:
                     self._settle()
                     self._tell(Said(item))

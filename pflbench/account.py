@@ -1,0 +1,42 @@
+"""An account of how a run was executed, kept with it: what is found out only while it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy
+
+from pflbench.engine.batched import BatchedExecutor
+from pflbench.engine.chunks import in_words
+from pflbench.engine.executor import Executor
+from pflbench.engine.packed import PackedExecutor
+from pflbench.store import write
+
+
+class Account:
+    """Of one run. `environment` is what was written down when it began."""
+
+    def __init__(self, store: sqlalchemy.Engine, run_id: int, environment: dict[str, Any], executor: Executor) -> None:
+        self._store, self._run_id, self._environment = store, run_id, environment
+        self._chunks = executor.chunks if isinstance(executor, BatchedExecutor | PackedExecutor) else None
+        self._pack = executor if isinstance(executor, PackedExecutor) else None
+        self._shortages_told = 0
+
+    def keep(self, last: bool = False) -> None:
+        """Writes how many clients were computed at a time, when that has changed. last: and how the run was packed."""
+        known = {**self._environment}
+        if self._chunks is not None:
+            known["chunk"] = self._chunks.record()
+        if self._pack is not None and last:
+            known["pack"] = self._pack.record()
+        if known != self._environment:
+            self._environment = known
+            write.update_run(self._store, self._run_id, environment=known)
+
+    def new_shortages(self) -> str:
+        """Of memory, in words, each once."""
+        if self._chunks is None:
+            return ""
+        new = self._chunks.shortages[self._shortages_told :]
+        self._shortages_told += len(new)
+        return in_words(new)
