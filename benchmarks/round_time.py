@@ -1,153 +1,220 @@
-"""Seconds per FedAvg round on MNIST with the 4-layer CNN: pflbench beside a straightforward loop. Evaluation included.
+"""Seconds per round with the paper's CNN: pflbench beside plain PyTorch, one core beside all, threads beside processes.
 
-    python benchmarks/round_time.py --data-dir DATA [--share 0.2] [--repeats 3]
+    python benchmarks/round_time.py --data-dir DATA -d mnist -d folder:CIFAR10 [-m METHOD] [--share 0.1] [--rounds 5]
 
-The straightforward loop is what a federated round looks like in plain PyTorch: one client after another, a DataLoader each,
-torch.optim.SGD, intra-op threads at their default. Both train the same clients (Dir(0.1), 20 clients) for one epoch with batches
-of 10 and evaluate all of them on their own test data. The arms run in turn, each in a process of its own; quote the ratio, since
-machines drift. --share takes that part of every client's samples.
+Twenty clients, Dir(0.1), batches of 10, one local epoch, every client tested after every round. The arms, on Linux:
+
+plain       one client after another in plain PyTorch (plain_rounds.py), intra-op threads at their default
+plain, one  the same pinned to a single core
+one core    pflbench pinned to a single core
+cores       pflbench on all cores, as `run` would take them: one thread per core, clients side by side
+processes   a process pinned to each core, each with its part of the clients. They exchange nothing: the most that
+            processes could gain over threads
+
+Each arm has processes of its own, and one round of each goes in turn: quote the ratios, which are medians over the turns, with
+their range. The first round is not timed. A machine that does other work hurts `plain` most, whose threads wait for one another
+in every operation: measure on a quiet one. --share takes that part of every client's samples. FedALA's initial stage is one epoch,
+so that all rounds are alike. With --device cuda the arms are pflbench's executors there. As above, with both methods, it takes
+about five minutes on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from plain_rounds import METHODS
+from torch.utils.data import TensorDataset
 
 from pflbench import methods
 from pflbench.bench.rounds import cut
+from pflbench.errors import UserError
 from pflbench.execution import Execution, federation, find_device
 from pflbench.models import build
+from pflbench.partition import Partition
+from pflbench.plan import Request, plan
 from pflbench.setting import Setting, load_setting
-from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
+from pflbench.spec import RunSpec
 
-ROUNDS = 2  # timed, after one that is not
-
-
-def specification(method: str) -> RunSpec:
-    return RunSpec(
-        data=DataSpec(name="mnist"),
-        partition=Dirichlet(clients=20, beta=0.1),
-        model="cnn",
-        train=TrainSpec(rounds=ROUNDS + 1, lr=0.1),
-        method=MethodSpec(name=method),
-    )
+Round = Callable[[], float]
+"""Does a round and returns the accuracy."""
 
 
-def setting(data_dir: Path, share: float) -> Setting:
-    return cut(load_setting(specification("fedavg"), data_dir), share, least=10)
+@dataclass(frozen=True)
+class Process:
+    """One process of an arm: what it runs (plain, loop, batched), the cores it is pinned to, and its part of the clients."""
+
+    runs: str
+    cores: frozenset[int]
+    part: int = 0
+    parts: int = 1
 
 
-def plain(data_dir: Path, share: float) -> list[float]:
-    """One client after another; nothing is done that plain PyTorch would not do."""
-    held = setting(data_dir, share)
-    arrays, partition = held.arrays, held.partition
+Arms = dict[str, tuple[Process, ...]]
+Ratios = dict[str, tuple[str, str]]
+
+
+def on_cpu() -> tuple[Arms, Ratios]:
+    cores = sorted(os.sched_getaffinity(0))
+    every, apart = frozenset(cores), [frozenset({core}) for core in cores]
+    arms = {
+        "plain": (Process("plain", every),),
+        "plain, one": (Process("plain", apart[0]),),
+        "one core": (Process("loop", apart[0]),),
+        "cores": (Process("loop", every),),
+        "processes": tuple(Process("loop", core, k, len(apart)) for k, core in enumerate(apart)),
+    }
+    return arms, {
+        "plain / cores": ("plain", "cores"),
+        "plain / one core": ("plain, one", "one core"),
+        "one core / cores": ("one core", "cores"),
+        "cores / processes": ("cores", "processes"),
+    }
+
+
+def on_gpu() -> tuple[Arms, Ratios]:
+    every = frozenset(os.sched_getaffinity(0))
+    return {name: (Process(name, every),) for name in ("loop", "batched")}, {"loop / batched": ("loop", "batched")}
+
+
+# -- in a process of an arm ---------------------------------------------------------------------------------------------
+
+
+def plain(spec: RunSpec, setting: Setting) -> Round:
+    arrays, partition = setting.arrays, setting.partition
     x = (torch.from_numpy(np.array(arrays.x)).float() / 255 - 0.5) / 0.5
     y = torch.from_numpy(np.array(arrays.y))
     train, test = ([TensorDataset(x[i], y[i]) for i in side] for side in (partition.train, partition.test))
-    server = build("cnn", (1, 28, 28), 10)
-    clients = [copy.deepcopy(server) for _ in train]
-    weights = [len(d) / sum(map(len, train)) for d in train]
-    seconds = []
-    for _ in range(ROUNDS + 1):
-        begun = time.perf_counter()
-        for model, data in zip(clients, train, strict=True):
-            model.load_state_dict(server.state_dict())
-            model.train()
-            optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-            for inputs, labels in DataLoader(data, batch_size=10, shuffle=True, drop_last=True):
-                optimiser.zero_grad()
-                F.cross_entropy(model(inputs), labels).backward()
-                optimiser.step()
-        average(server, clients, weights)
-        correct = sum(evaluate(server, data) for data in test)
-        seconds.append(time.perf_counter() - begun)
-    print(f"plain: accuracy {correct / sum(map(len, test)):.4f}", file=sys.stderr)
-    return seconds[1:]
+    model = build(spec.model, tuple(x.shape[1:]), len(arrays.classes))
+    return METHODS[spec.method.name](model, train, test, spec.train.lr).round
 
 
-@torch.no_grad()
-def average(server: nn.Module, clients: list[nn.Module], weights: list[float]) -> None:
-    for name, parameter in server.named_parameters():
-        parameter.copy_(sum(w * c.get_parameter(name) for w, c in zip(weights, clients, strict=True)))
+class Ours:
+    """pflbench's rounds, each from local training to the next evaluation."""
+
+    def __init__(self, spec: RunSpec, setting: Setting, engine: str, device: str) -> None:
+        self.fed = federation(spec, setting, find_device(device), Execution(engine=engine))
+        self.method, self.t = methods.make(spec.method), 1
+        self.state = self.method.init(self.fed)
+        self.state = self.method.receive(self.fed.at(1), self.state, self.fed.cohort(1))
+
+    def round(self) -> float:
+        now, following = self.fed.at(self.t), self.fed.at(self.t + 1)
+        self.state = self.method.update(now, self.state, now.cohort(self.t))
+        self.t += 1
+        S = following.cohort(self.t)
+        self.state = self.method.receive(following, self.state, S)
+        return following.evaluate(self.method.deployed(self.state), S, self.method.slot).accuracy
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, data: TensorDataset) -> int:
-    model.eval()
-    return sum(int((model(x).argmax(1) == y).sum()) for x, y in DataLoader(data, batch_size=10))
+def part(setting: Setting, which: int, of: int) -> Setting:
+    """The setting with a part of the clients: the parts have nearly equally many samples."""
+    whole = setting.partition
+    mine: list[list[int]] = [[] for _ in range(of)]
+    for client in sorted(range(len(whole.train)), key=lambda i: -len(whole.train[i])):
+        min(mine, key=lambda clients: sum(len(whole.train[i]) for i in clients)).append(client)
+    return replace(setting, partition=Partition(*(tuple(side[i] for i in mine[which]) for side in (whole.train, whole.test))))
 
 
-def pflbench(data_dir: Path, share: float, method: str, engine: str, device: str) -> list[float]:
-    spec = specification(method)
-    fed = federation(spec, setting(data_dir, share), find_device(device), Execution(engine=engine))
-    chosen = methods.make(spec.method)
-    state, seconds = chosen.init(fed), []
-    state = chosen.receive(fed.at(1), state, fed.cohort(1))
-    for t in range(1, ROUNDS + 2):
-        begun = time.perf_counter()
-        now, following = fed.at(t), fed.at(t + 1)
-        state = chosen.update(now, state, now.cohort(t))
-        state = chosen.receive(following, state, following.cohort(t + 1))
-        scores = following.evaluate(chosen.deployed(state), following.cohort(t + 1), chosen.slot)
-        seconds.append(time.perf_counter() - begun)
-    print(f"pflbench {fed.executor.name}: accuracy {scores.accuracy:.4f}", file=sys.stderr)
-    return seconds[1:]
+def serve(options: argparse.Namespace) -> None:
+    """A round for every line of stdin; its accuracy on stdout."""
+    request = Request(
+        (options.method[0],),
+        (options.dataset[0],),
+        options.data_dir,
+        model="cnn",
+        settings=("fedala.max_init_epochs=1",) if options.method[0] == "fedala" else (),
+    )
+    (spec,) = plan(request)
+    setting = cut(load_setting(spec, options.data_dir), options.share, least=spec.train.batch_size)
+    setting = part(setting, *options.part)
+    played = plain(spec, setting) if options.runs == "plain" else Ours(spec, setting, options.runs, options.device).round
+    for _ in sys.stdin:
+        print(f"{played():.4f}", flush=True)
 
 
-def arm(name: str, options: argparse.Namespace) -> dict[str, float]:
-    """Runs one arm in a process of its own: median seconds per round and peak memory in MB."""
-    command = [sys.executable, __file__, "--arm", name, "--data-dir", str(options.data_dir), "--share", str(options.share)]
-    command += ["--method", options.method, "--device", options.device]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+# -- in the process that measures ---------------------------------------------------------------------------------------
+
+
+def start(process: Process, case: Sequence[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, *case, "--runs", process.runs, "--part", str(process.part), str(process.parts)]
+    # PyTorch takes as many threads as it finds cores, unless it is told otherwise.
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: os.sched_setaffinity(0, process.cores),
+    )
+
+
+def a_round(processes: Sequence[subprocess.Popen[str]]) -> tuple[float, str]:
+    """Seconds until all of an arm's processes have done a round, and the accuracy that the last one printed."""
+    begun = time.perf_counter()
+    for process in processes:
+        print(file=process.stdin, flush=True)
+    said = [process.stdout.readline().strip() for process in processes]
+    if not all(said):
+        raise SystemExit(2)  # it has said why
+    return time.perf_counter() - begun, said[-1]
+
+
+def measure(arms: Arms, case: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    """Seconds per round and arm."""
+    running = {name: [start(process, case) for process in processes] for name, processes in arms.items()}
+    try:
+        turns = [{name: a_round(processes) for name, processes in running.items()} for _ in range(1 + rounds)]
+    finally:
+        for process in (p for processes in running.values() for p in processes):
+            process.communicate()
+    reached = ", ".join(f"{name} {turns[-1][name][1]}" for name, processes in arms.items() if len(processes) == 1)
+    print(f"accuracy: {reached}", file=sys.stderr)
+    return {name: [turn[name][0] for turn in turns[1:]] for name in arms}
+
+
+def median_and_range(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("PFLBENCH_DATA", "data")))
-    parser.add_argument("--share", type=float, default=1.0)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--method", default="fedavg")
+    parser.add_argument("-d", "--dataset", action="append", help="images; default: mnist")
+    parser.add_argument("-m", "--method", action="append", choices=list(METHODS), help="default: all")
+    parser.add_argument("--share", type=float, default=0.1)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu", help="on a GPU: loop and batched are compared there")
-    parser.add_argument("--arm")
+    parser.add_argument("--runs", help=argparse.SUPPRESS)
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.arm:
-        if options.arm == "plain":
-            seconds = plain(options.data_dir, options.share)
-        else:
-            seconds = pflbench(options.data_dir, options.share, options.method, options.arm, options.device)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"seconds": statistics.median(seconds), "peak_mb": peak}))
+    if options.runs:
+        try:
+            serve(options)
+        except UserError as error:
+            raise SystemExit(f"Error: {error}") from None
         return
-    arms = ("plain", "loop") if options.device == "cpu" else ("loop", "batched")
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
-    for _ in range(options.repeats):
-        for name in arms:
-            results[name].append(arm(name, options))
-    for name in arms:
-        times = [r["seconds"] for r in results[name]]
-        peak = max(r["peak_mb"] for r in results[name])
-        print(f"{name:8} {statistics.median(times):7.2f} s a round ({listed(times)})  peak {peak:.0f} MB")
-    ratios = [a["seconds"] / b["seconds"] for a, b in zip(results[arms[0]], results[arms[1]], strict=True)]
-    print(f"{arms[0]} / {arms[1]}: {statistics.median(ratios):.2f} ({listed(ratios)})")
-
-
-def listed(values: list[float]) -> str:
-    return ", ".join(f"{v:.2f}" for v in values)
+    arms, ratios = on_cpu() if options.device == "cpu" else on_gpu()
+    shown = f"{'dataset':12} {'method':7}" + "".join(f" {name:>10}" for name in arms)
+    print("seconds per round, then ratios of arms\n" + shown + "".join(f" {name:>18}" for name in ratios))
+    for dataset in options.dataset or ["mnist"]:
+        for method in options.method or list(METHODS):
+            case = ["-d", dataset, "-m", method, "--data-dir", str(options.data_dir), "--share", str(options.share)]
+            seconds = measure(arms, [*case, "--device", options.device], options.rounds)
+            found = {name: [x / y for x, y in zip(seconds[a], seconds[b], strict=True)] for name, (a, b) in ratios.items()}
+            row = "".join(f" {statistics.median(seconds[name]):10.2f}" for name in arms)
+            row += "".join(f" {median_and_range(values):>18}" for values in found.values())
+            print(f"{dataset.rpartition('/')[2][:12]:12} {method:7}{row}", flush=True)
 
 
 if __name__ == "__main__":
