@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
 from pflbench.engine import probe
 from pflbench.engine.batches import Plan
+from pflbench.engine.blocks import Block, blocks
+from pflbench.engine.capture import Capture
 from pflbench.engine.chunks import Chunks
 from pflbench.engine.executor import (
     ALL,
@@ -23,68 +23,59 @@ from pflbench.engine.executor import (
     Given,
     Loss,
     Objective,
-    Output,
     Step,
     Trained,
     Walked,
-    output,
     pick,
     unwrap,
 )
 from pflbench.engine.flat import Flat
+from pflbench.engine.gradients import Gradient, Gradients, Lookup, Named
+from pflbench.engine.programs import Advance, Inputs, Programs, frozen
 from pflbench.engine.samples import Samples
 
-Named = dict[str, Tensor]
 EVALUATED_AT_ONCE = 8192  # samples of all clients together
 EVALUATED_PER_CLIENT = 512
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The clients whose batch has the same size at one step: no batch is padded, so BatchNorm and losses stay exact."""
-
-    step: int
-    clients: slice | Tensor  # rows of the chunk
-    index: Tensor  # [c, b]
-
-
-class _Whole(nn.Module):
-    """A module with its features, callable by `functional_call`."""
-
-    def __init__(self, whole: nn.Module) -> None:
-        super().__init__()
-        self.whole = whole
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        out = output(self.whole, x)
-        return out.logits, out.features
-
-
-class _Below(nn.Module):
-    """A module's layers below its head, callable by `functional_call`."""
-
-    def __init__(self, whole: nn.Module) -> None:
-        super().__init__()
-        self.whole = whole
-
-    def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.whole.features(x)  # type: ignore[operator]
-        return features
+REFERENCE = "reference {}"  # among what a step is given
+MODELS, BUFFERS, LOSS, LAST, FEATURES = (
+    "models",
+    "buffers",
+    "loss",
+    "last loss",
+    "features",
+)  # of a state, beside a method's carry
 
 
 class BatchedExecutor:
+    """capture: how steps become programs (engine.capture); None: they are made as they are, as on a CPU."""
+
     name = "batched"
 
-    def __init__(self, flat: Flat, samples: Samples, chunks: Chunks | None = None, loss: Loss = F.cross_entropy) -> None:
+    def __init__(
+        self,
+        flat: Flat,
+        samples: Samples,
+        chunks: Chunks | None = None,
+        loss: Loss = F.cross_entropy,
+        capture: Capture | None = None,
+        programs: Programs | None = None,
+    ) -> None:
         self.flat = flat
         self.samples = samples
         self.device = samples.device
         self.chunks = chunks or Chunks()
         self.loss = loss
+        self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
+        self.gradients = Gradients(flat, self.module, samples, loss)
+        self._heads: list[BatchedExecutor] = []  # not in use
+        self._owner: BatchedExecutor | None = None
 
     def close(self) -> None:
-        """Nothing is held."""
+        if self._owner is not None:
+            self._owner._heads.append(self)
+        else:
+            self.programs.forget()
 
     def sgd(
         self,
@@ -99,31 +90,22 @@ class BatchedExecutor:
         references: Sequence[Tensor] = (),
     ) -> Trained:
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
-        gradients = self._gradients(columns, objective)
+        alone = objective is None and not references
+        layer = Lookup.find(self.flat, columns) if alone else None
+        lookup = Lookup(self.module, layer) if layer else None
+        gradients = self.gradients.make(columns, objective, lookup)
+        advance = self._descent(gradients, lookup, lr, columns, correct, len(references))
+        kind = ("sgd", lr, columns.start, columns.stop, frozen(correct), frozen(objective), len(references))
+        inputs = {**(given or {}), **{REFERENCE.format(i): r for i, r in enumerate(references)}}
 
-        def train(clients: Tensor, steps: Iterator[_Part]) -> None:
-            w, b, loss = rows[clients], buffers[clients], loss_out.new_zeros(len(clients))
-            mine = pick(given or {}, clients)
-            compared = [r[clients] for r in references]
-            for part in steps:
-                at = part.clients
-                part_w, part_b = w[at], b[at]
-                grads, part_loss = gradients(part_w, part_b, part.index, [r[at] for r in compared])
-                if correct is not None:
-                    correction, penalty = correct(part_w, **unwrap(pick(mine, at)))
-                    part_loss = part_loss + penalty
-                for name, view in self.flat.views(part_w, columns).items():
-                    view.sub_(grads[name], alpha=lr)
-                if correct is not None:
-                    part_w[..., columns].sub_(correction[..., columns], alpha=lr)
-                if not isinstance(at, slice):
-                    w[at], b[at] = part_w, part_b
-                loss[at] += part_loss
-            rows_out[clients], buffers_out[clients], loss_out[clients] = w, b, loss
+        def train(clients: Tensor, steps: Iterator[Block]) -> None:
+            state = {MODELS: rows[clients], BUFFERS: buffers[clients], LOSS: loss_out.new_zeros(len(clients))}
+            state = self.programs.run((*kind, self._data), advance, state, pick(inputs, clients), steps, {})
+            rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
 
         asked = {"rows": rows, "buffers": buffers, "lr": lr, "columns": columns, "correct": correct, "given": given}
         need = self._need("sgd", _width(plan), **asked, objective=objective, references=references)
-        self._each(plan, need, train)
+        self._each(plan, need, train, merged=alone)
         return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows))
 
     def walk(
@@ -140,102 +122,79 @@ class BatchedExecutor:
         parts: int = 1,
         objective: Objective | None = None,
     ) -> Walked:
-        like = next(iter(carry.values()))
         carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
-        total, last = like.new_zeros(len(plan)), like.new_zeros(len(plan))
-        gradients = self._gradients(columns, objective)
+        losses = {name: next(iter(carry.values())).new_zeros(len(plan)) for name in (LOSS, LAST)}
+        advance = self._walk(self.gradients.make(columns, objective), step, columns, parts)
+        kind = ("walk", columns.start, columns.stop, frozen(step), parts, frozen(objective), tuple(carry))
 
-        def train(clients: Tensor, steps: Iterator[_Part]) -> None:
-            models, b, losses_of = base[clients], buffers[clients], total.new_zeros(2, len(clients))
-            state = {k: v[clients] for k, v in carry.items()}
-            mine = pick(given, clients)
+        def train(clients: Tensor, steps: Iterator[Block]) -> None:
+            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: base[clients], BUFFERS: buffers[clients]}
+            state |= {name: loss[clients] for name, loss in losses.items()}
             inputs = {k: v[clients] for k, v in (each or {}).items()}
-            for part in steps:
-                at = part.clients
-                part_w, part_b = models[at], b[at]
-                pieces = part.index.tensor_split(parts, dim=1)
-                losses: list[Tensor] = []
-
-                def grad(
-                    w: Tensor,
-                    part: int = 0,
-                    of: int = 0,
-                    pieces: tuple[Tensor, ...] = pieces,
-                    part_w: Tensor = part_w,
-                    part_b: Tensor = part_b,
-                    losses: list[Tensor] = losses,
-                ) -> Tensor:
-                    part_w[:, columns] = w
-                    grads, loss = gradients(part_w, part_b[:, of], pieces[part], ())
-                    losses.append(loss)
-                    return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
-
-                now = {k: v[at, part.step] for k, v in inputs.items()}
-                before = {k: v[at] for k, v in state.items()}
-                for k, v in step(grad, **before, **unwrap(pick(mine, at)), **now).items():
-                    state[k][at] = v
-                b[at] = part_b
-                losses_of[0, at] += losses[0]
-                losses_of[1, at] = losses[0]
-            for k, v in state.items():
-                carry_out[k][clients] = v
-            buffers_out[clients] = b
-            total[clients], last[clients] = losses_of
+            state = self.programs.run((*kind, self._data), advance, state, pick(given, clients), steps, inputs)
+            for out in (carry_out, losses):
+                for name in out:
+                    out[name][clients] = state[name]
+            buffers_out[clients] = state[BUFFERS]
 
         asked = {"step": step, "base": base, "carry": carry, "given": given, "buffers": buffers, "columns": columns}
         need = self._need("walk", _width(plan), **asked, each=each, parts=parts, objective=objective)
-        self._each(plan, need, train)
-        return Walked(carry_out, buffers_out, total / _step_counts(plan, like), last)
+        self._each(plan, need, train, merged=objective is None and parts == 1)
+        return Walked(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
 
     @torch.no_grad()
     def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
-        self.module.train()
-        below = _Below(self.module)
-        positions = plan.positions()
-        starts = torch.tensor([p[0] if len(p) else 0 for p in positions.order], device=self.device)
-        features: Tensor | None = None
+        # Where samples do not see one another, larger batches are faster.
+        batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
+        places, below = batches.positions(), self.gradients.features()
+        first = max(range(len(plan)), key=lambda i: len(plan.order[i]))
+        two = torch.from_numpy(plan.order[first][None, :2]).to(self.device)
+        head = self._free_head(below(rows[first, None], buffers[first, None], two)[0, 0], sum(map(len, plan.order)))
+        table = head.samples.x
 
-        def features_of(params: Named, buffered: Named, x: Tensor) -> Tensor:
-            mine = {f"whole.{k}": v.clone() for k, v in buffered.items()}
-            out: Tensor = functional_call(below, ({f"whole.{k}": v for k, v in params.items()}, mine), (x,))
-            return out
+        def advance(state: Named, given: Given, inputs: Inputs) -> None:
+            found = below(state[MODELS], state[BUFFERS], inputs.index)
+            state[FEATURES][:, : found.shape[1]] = found
+            table[inputs.each["places"][:, : found.shape[1]]] = found
 
-        def pass_below(clients: Tensor, steps: Iterator[_Part]) -> None:
-            nonlocal features
-            params, buffered = self.flat.views(rows[clients]), self._module_buffers(buffers[clients])
-            at_sample = starts[clients]
-            for part in steps:
-                at = part.clients
-                x, _ = self.samples.batch(part.index)
-                out = vmap(features_of)({k: v[at] for k, v in params.items()}, {k: v[at] for k, v in buffered.items()}, x)
-                if features is None:
-                    total = sum(map(len, plan.order))
-                    features = out.new_empty(total, *out.shape[2:])
-                where = at_sample[at].unsqueeze(1) + torch.arange(out.shape[1], device=self.device)
-                features[where] = out
-                at_sample[at] += out.shape[1]
+        def pass_below(clients: Tensor, steps: Iterator[Block]) -> None:
+            at, sizes = places.take(clients.tolist()).padded()
+            at[np.arange(at.shape[2]) >= sizes[..., None]] = len(table) - 1  # the row of what fills up a batch
+            width = _width(batches)
+            state = {MODELS: rows[clients], BUFFERS: buffers[clients]}
+            state[FEATURES] = table.new_zeros(len(clients), width, *table.shape[1:])
+            where = {"places": torch.from_numpy(at).to(self.device)}
+            self.programs.run(("head", self._data, table.data_ptr()), advance, state, {}, steps, where)
 
-        self._each(plan, self._need("head", _width(plan), rows=rows, buffers=buffers), pass_below)
-        assert features is not None, "a plan without a step has no features"
-        samples = self.samples.replaced(features, np.concatenate(plan.order))
-        return BatchedExecutor(self.flat.head_alone(), samples, self.chunks, self.loss), positions
+        self._each(batches, self._need("head", _width(batches), rows=rows, buffers=buffers), pass_below, merged=True)
+        order = torch.from_numpy(np.concatenate(plan.order)).to(self.device)
+        head.samples.y[: len(order)] = self.samples.y[order]
+        return head, plan.positions()
+
+    def _free_head(self, like: Tensor, count: int) -> BatchedExecutor:
+        """An executor for the head alone with room for so many samples, and for one more; `close` gives it back.
+
+        It is used again and again: programs read the samples where they lie.
+        """
+        for made in self._heads:
+            if len(made.samples.y) > count and made.samples.x.dtype == like.dtype:
+                self._heads.remove(made)
+                return made
+        samples = self.samples.room(like, count + 1)
+        made = BatchedExecutor(self.flat.head_alone(), samples, self.chunks, self.loss, programs=self.programs)
+        made._owner = self
+        return made
 
     @torch.no_grad()
     def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
-        self.module.eval()
         counts = np.array([int(s.sum()) for s in plan.sizes])
         order = np.argsort(-counts, kind="stable")
 
-        def logits(params: Named, buffered: Named, x: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.module, (params, buffered), (x,))
-            return out
-
         def test(clients: np.ndarray) -> None:
             chosen = torch.from_numpy(clients).to(self.device)
-            params = self.flat.views(rows[chosen])
-            buffered = self._module_buffers(buffers[chosen])
+            params, buffered = self.flat.views(rows[chosen]), self.gradients.buffers(buffers[chosen])
             right, lost = correct[chosen], loss[chosen]
             at_once = EVALUATED_AT_ONCE >> self.chunks.halvings("evaluation")
             width = max(1, min(EVALUATED_PER_CLIENT, at_once // len(clients), int(counts[clients[0]])))
@@ -244,8 +203,10 @@ class BatchedExecutor:
                 index, mask = _evaluation_batch(plan, clients[:live], start, width)
                 x, y = self.samples.batch(index.to(self.device))
                 keep = mask.to(self.device)
-                out = vmap(logits)({k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x)
-                each = vmap(self.loss)(out.flatten(0, 1).unsqueeze(1), y.flatten().unsqueeze(1)).view_as(y)
+                out = self.gradients.logits(
+                    {k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x
+                )
+                each = self.gradients.each(out.flatten(0, 1), y.flatten()).view_as(y)
                 right[:live] += ((out.argmax(-1) == y) & keep).sum(-1)
                 lost[:live] += (each * keep).sum(-1).to(torch.float64)
             correct[chosen], loss[chosen] = right, lost
@@ -255,64 +216,81 @@ class BatchedExecutor:
         self.chunks.each("evaluation", tested, self.device, need, test)
         return correct, loss
 
-    def _gradients(self, columns: slice, objective: Objective | None = None) -> Callable[..., tuple[Named, Tensor]]:
-        """(rows [c, P], buffers [c, B], index [c, b], references) -> gradients by name, losses [c].
+    def _descent(
+        self, gradients: Gradient, lookup: Lookup | None, lr: float, columns: slice, correct: Correct | None, references: int
+    ) -> Advance:
+        """One step of SGD."""
 
-        Updates the buffers in place.
-        """
-        trained = {e.name for e in self.flat.within(columns)}
-        whole = _Whole(self.module)
+        def advance(state: Named, given: Given, inputs: Inputs) -> None:
+            w, b, live = state[MODELS], state[BUFFERS], inputs.live
+            mine = dict(given)
+            compared = [mine.pop(REFERENCE.format(i)) for i in range(references)]
+            grads, loss, after = gradients(w, b, inputs.index, compared, inputs.weights)
+            if correct is not None:
+                correction, penalty = correct(w, **unwrap(mine))
+                loss = loss + penalty
+            views = self.flat.views(w, columns)
+            if lookup is not None:
+                rate = lr if live is None else lr * live[:, None, None, None]
+                tokens, _ = self.samples.batch(inputs.index)
+                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), rate)
+            for name, view in views.items():
+                _subtract(view, grads[name], lr, live)
+            if correct is not None:
+                _subtract(w[..., columns], correction[..., columns], lr, live)
+            self._keep_buffers(b, after, live)
+            state[LOSS].add_(loss if live is None else torch.where(live > 0, loss, 0))
 
-        def outputs(params: Named, buffered: Named, x: Tensor) -> Output:
-            named = {f"whole.{k}": v for k, v in (*params.items(), *buffered.items())}
-            return Output(*functional_call(whole, named, (x,)))
+        return advance
 
-        def value(params: Named, mine: Named, x: Tensor, y: Tensor, references: tuple[Named, ...], before: Named) -> Tensor:
-            if objective is None:
-                return self.loss(functional_call(self.module, (params, mine), (x,)), y)
-            compared = [outputs(r, {k: v.clone() for k, v in before.items()}, x) for r in references]
-            return objective(self.loss, y, outputs(params, mine, x), *compared)
+    def _walk(self, gradients: Gradient, step: Step, columns: slice, parts: int) -> Advance:
+        """One step of a method's own."""
 
-        def loss_of(
-            params: Named, constants: Named, buffered: Named, x: Tensor, y: Tensor, references: tuple[Named, ...]
-        ) -> tuple[Tensor, Named]:
-            mine = {k: v.clone() for k, v in buffered.items()}
-            return value({**params, **constants}, mine, x, y, references, buffered), mine
+        def advance(state: Named, given: Given, inputs: Inputs) -> None:
+            w, b, live = state[MODELS], state[BUFFERS], inputs.live
+            pieces = inputs.index.tensor_split(parts, dim=1)
+            losses: list[Tensor] = []
 
-        per_client = vmap(grad_and_value(loss_of, has_aux=True))
+            def grad(at: Tensor, part: int = 0, of: int = 0) -> Tensor:
+                w[:, columns] = at
+                grads, loss, after = gradients(w, b[:, of], pieces[part], (), inputs.weights)
+                self._keep_buffers(b[:, of], after, live)
+                losses.append(loss)
+                return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
 
-        def gradients(w: Tensor, b: Tensor, index: Tensor, references: Sequence[Tensor] = ()) -> tuple[Named, Tensor]:
-            self.module.train()
-            views = self.flat.views(w)
-            params = {k: v for k, v in views.items() if k in trained}
-            constants = {k: v for k, v in views.items() if k not in trained}
-            x, y = self.samples.batch(index)
-            compared = tuple(self.flat.views(r) for r in references)
-            grads, (loss, after) = per_client(params, constants, self._module_buffers(b), x, y, compared)
-            for entry in self.flat.buffers:
-                b[:, entry.start : entry.stop] = after[entry.name].reshape(len(b), -1)
-            return grads, loss
+            carry = {k: v for k, v in state.items() if k not in (MODELS, BUFFERS, LOSS, LAST)}
+            for name, value in step(grad, **carry, **unwrap(given), **inputs.each).items():
+                _keep(state[name], value, live)
+            state[LOSS].add_(losses[0] if live is None else torch.where(live > 0, losses[0], 0))
+            _keep(state[LAST], losses[0], live)
 
-        return gradients
+        return advance
 
-    def _module_buffers(self, rows: Tensor) -> Named:
-        """Buffer rows as the module wants them: counters are integers there."""
-        types = {name: b.dtype for name, b in self.module.named_buffers()}
-        return {k: v.to(types[k]) for k, v in self.flat.buffer_views(rows).items()}
+    def _keep_buffers(self, b: Tensor, after: Named, live: Tensor | None) -> None:
+        for entry in self.flat.buffers:
+            _keep(b[:, entry.start : entry.stop], after[entry.name].reshape(len(b), -1), live)
 
-    def _each(self, plan: Plan, need: Callable[[], int | None], do: Callable[[Tensor, Iterator[_Part]], None]) -> None:
+    def _each(
+        self, plan: Plan, need: Callable[[], int | None], do: Callable[[Tensor, Iterator[Block]], None], merged: bool
+    ) -> None:
         """Calls `do` with some clients of the plan after others, and their steps; see `Chunks.each`.
 
         Clients with most steps first, so that those still at work stay a prefix of the rows.
         """
         steps = plan.steps()
         order = np.argsort(-steps, kind="stable")
+        merged = merged and not self.flat.has_batch_norm
 
         def of_some(clients: np.ndarray) -> None:
-            index, sizes = plan.take(clients.tolist()).padded()
-            do(torch.from_numpy(clients).to(self.device), _parts(torch.from_numpy(index).to(self.device), sizes))
+            mine = blocks(plan.take(clients.tolist()), self.samples.dtype, self.device, merged)
+            do(torch.from_numpy(clients).to(self.device), mine)
 
         self.chunks.each("training", order[steps[order] > 0], self.device, need, of_some)
+
+    @property
+    def _data(self) -> tuple[int, ...]:
+        """Where the samples lie: a program reads them there."""
+        return self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape
 
     def _need(self, request: str, width: int, **arguments: Any) -> Callable[[], int | None]:
         """Bytes that a request takes for each client at a batch of `width` samples; found out once for all of its shape."""
@@ -323,14 +301,15 @@ class BatchedExecutor:
         return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss)
 
 
-def _parts(index: Tensor, sizes: np.ndarray) -> Iterator[_Part]:
-    """All steps in order; within a step one part for each batch size."""
-    for j in range(sizes.shape[1]):
-        for size in np.unique(sizes[:, j][sizes[:, j] > 0]):
-            at = np.flatnonzero(sizes[:, j] == size)
-            contiguous = at[-1] - at[0] + 1 == len(at)
-            clients = slice(int(at[0]), int(at[-1]) + 1) if contiguous else torch.from_numpy(at).to(index.device)
-            yield _Part(j, clients, index[clients, j, : int(size)])
+def _subtract(of: Tensor, what: Tensor, rate: float, live: Tensor | None) -> None:
+    if live is None:
+        of.sub_(what, alpha=rate)
+    else:
+        of.addcmul_(what, live.view(-1, *[1] * (of.dim() - 1)), value=-rate)
+
+
+def _keep(of: Tensor, what: Tensor, live: Tensor | None) -> None:
+    of.copy_(what if live is None else torch.where(live.view(-1, *[1] * (of.dim() - 1)) > 0, what, of))
 
 
 def _width(plan: Plan) -> int:

@@ -38,6 +38,10 @@ class Plan:
         ends = np.cumsum([len(order) for order in self.order])
         return Plan(tuple(np.arange(end - len(order), end) for end, order in zip(ends, self.order, strict=True)), self.sizes)
 
+    def of_size(self, size: int) -> Plan:
+        """The same samples in the same order, so many at a time."""
+        return Plan(self.order, tuple(batch_sizes(len(order), size, "never", 1) for order in self.order))
+
     def once(self, batch_size: int) -> tuple[Plan, Plan]:
         """Every sample of each client once, and this plan's batches as positions among those."""
         found = [np.unique(order, return_inverse=True) for order in self.order]
@@ -47,15 +51,16 @@ class Plan:
         return Plan(tuple(samples for samples, _ in found), tuple(sizes)), Plan(positions, self.sizes)
 
     def padded(self) -> tuple[np.ndarray, np.ndarray]:
-        """Indices [C, steps, batch] (0 where there is nothing) and sizes [C, steps] (0 where a client has finished)."""
+        """Indices [C, steps, batch] and sizes [C, steps]: where there is nothing, 0 and the client's own first sample."""
         width = max((int(s.max(initial=0)) for s in self.sizes), default=0)
         length = int(self.steps().max(initial=0))
         index = np.zeros((len(self), length, width), dtype=np.int64)
         sizes = np.zeros((len(self), length), dtype=np.int64)
-        for i in range(len(self)):
-            sizes[i, : len(self.sizes[i])] = self.sizes[i]
-            for j, batch in enumerate(self.batches(i)):
-                index[i, j, : len(batch)] = batch
+        for i, (order, size) in enumerate(zip(self.order, self.sizes, strict=True)):
+            sizes[i, : len(size)] = size
+            index[i] = order[0] if len(order) else 0
+            within = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
+            index[i, np.repeat(np.arange(len(size)), size), within] = order
         return index, sizes
 
 

@@ -26,8 +26,9 @@ def need(executor: Callable[[], Executor], request: str, width: int, arguments: 
     plan = Plan((np.zeros(width, dtype=np.int64),) * CLIENTS, (np.array([width]),) * CLIENTS)
     try:
         alone = executor()
+        given = {name: _without_data(value) for name, value in arguments.items()}
         with Peak() as peak:
-            _result = getattr(alone, request)(plan=plan, **{name: _without_data(value) for name, value in arguments.items()})
+            _result = getattr(alone, request)(plan=plan, **given)
     except Exception:  # What is wrong with the request, if anything, shows when it is made in earnest.
         return None
     beyond: int = peak.most - peak.now

@@ -28,6 +28,12 @@ class Samples:
         new.x, new.y = features, self.y[torch.from_numpy(index).to(self.device)]
         return new
 
+    def room(self, like: Tensor, count: int) -> Samples:
+        """Room for so many features like this one, and their labels, in place of the inputs."""
+        new = copy.copy(self)
+        new.x, new.y = like.new_zeros(count, *like.shape), self.y.new_zeros(count)
+        return new
+
     def without_data(self) -> Samples:
         """The same on the device "meta", where tensors have shapes alone."""
         new = copy.copy(self)

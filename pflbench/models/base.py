@@ -19,6 +19,9 @@ class Backbone(nn.Module):
     blocks: ClassVar[tuple[tuple[str, ...], ...]]
     """Names of the submodules of each block, top block first; together they hold every parameter."""
 
+    lookup: ClassVar[str | None] = None
+    """Name of the nn.Embedding that looks up the input's tokens, if there is one: a step changes few of its rows."""
+
     def features(self, x: Tensor) -> Tensor:
         """The input of the head, [batch, d]."""
         raise NotImplementedError

@@ -12,6 +12,7 @@ class FastText(Backbone):
 
     head = "output"
     blocks = (("output",), ("hidden",), ("embedding",))
+    lookup = "embedding"
 
     def __init__(self, vocabulary: int, classes: int) -> None:
         super().__init__()

@@ -1,0 +1,189 @@
+"""Gradients of many clients at once, by `torch.func.vmap` over any nn.Module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from pflbench.engine.executor import ALL, Loss, Objective, Output, output
+from pflbench.engine.flat import Flat
+from pflbench.engine.samples import Samples
+
+Named = dict[str, Tensor]
+Gradient = Callable[..., tuple[Named, Tensor, Named]]
+
+
+class _Whole(nn.Module):
+    """A module with its features, callable by `functional_call`."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = output(self.whole, x)
+        return out.logits, out.features
+
+
+class _Below(nn.Module):
+    """A module's layers below its head, callable by `functional_call`."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.whole.features(x)  # type: ignore[operator]
+        return features
+
+
+class _LookedUp(nn.Module):
+    """In an embedding's place: what it gave for the batch is its parameter."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.weight
+
+
+class Lookup:
+    """The embedding of a model whose input are tokens: a step changes few of its rows.
+
+    name: of its parameter. module: the model, with the batch's vectors [b, positions, d] in the parameter's place.
+    """
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        self.name = f"{layer}.weight"
+        embedding = module.get_submodule(layer)
+        assert isinstance(embedding, nn.Embedding)
+        self.padding = embedding.padding_idx
+        self.module = copy.deepcopy(module)
+        self.module.set_submodule(layer, _LookedUp(module.get_parameter(self.name)))
+
+    @staticmethod
+    def find(flat: Flat, columns: slice) -> str | None:
+        """The layer, where the model says that it has one and it is trained."""
+        layer = getattr(flat.module, "lookup", None)
+        inside = {entry.name for entry in flat.within(columns)}
+        return layer if f"{layer}.weight" in inside else None
+
+    def vectors(self, weight: Tensor, tokens: Tensor) -> Tensor:
+        """weight [c, V, d], tokens [c, b, positions] -> [c, b, positions, d]."""
+        return weight[_clients(tokens), tokens]
+
+    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, rate: Tensor | float) -> None:
+        """Subtracts rate (one for all, or [c, 1, 1, 1]) times the vectors' gradient in their rows; padding has no gradient."""
+        change = gradient * -rate
+        if self.padding is not None:
+            change = change * (tokens != self.padding).unsqueeze(-1)
+        weight.index_put_((_clients(tokens), tokens), change, accumulate=True)
+
+
+def _clients(tokens: Tensor) -> Tensor:
+    return torch.arange(len(tokens), device=tokens.device)[:, None, None]
+
+
+class Gradients:
+    """Of the clients' objectives, on a model of its own in training mode."""
+
+    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss) -> None:
+        self.flat = flat
+        self.module = module
+        self.samples = samples
+        self.loss = loss
+
+    def make(self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None) -> Gradient:
+        """(rows [c, P], buffers [c, B], index [c, b], references, weights) -> gradients by name, losses [c], new buffers by name.
+
+        weights: each sample's share of the mean loss, [c, b]; None where all count the same, as they must under an objective of
+        a method's own. lookup: the gradient of its parameter is that of the vectors looked up.
+        """
+        trained = {e.name for e in self.flat.within(columns)}
+        module = lookup.module if lookup else self.module
+        whole = _Whole(module)
+
+        def outputs(params: Named, buffered: Named, x: Tensor) -> Output:
+            named = {f"whole.{k}": v for k, v in (*params.items(), *buffered.items())}
+            return Output(*functional_call(whole, named, (x,)))
+
+        def value(
+            params: Named, mine: Named, x: Tensor, y: Tensor, references: tuple[Named, ...], before: Named, weights: Tensor | None
+        ) -> Tensor:
+            if objective is not None:
+                compared = [outputs(r, {k: v.clone() for k, v in before.items()}, x) for r in references]
+                return objective(self.loss, y, outputs(params, mine, x), *compared)
+            logits = functional_call(module, (params, mine), (x,))
+            return self.loss(logits, y) if weights is None else (self.each(logits, y) * weights).sum()
+
+        def loss_of(
+            params: Named,
+            constants: Named,
+            buffered: Named,
+            x: Tensor,
+            y: Tensor,
+            references: tuple[Named, ...],
+            weights: Tensor | None,
+        ) -> tuple[Tensor, Named]:
+            mine = {k: v.clone() for k, v in buffered.items()}
+            return value({**params, **constants}, mine, x, y, references, buffered, weights), mine
+
+        def gradients(
+            w: Tensor, b: Tensor, index: Tensor, references: Sequence[Tensor] = (), weights: Tensor | None = None
+        ) -> tuple[Named, Tensor, Named]:
+            module.train()
+            views = self.flat.views(w)
+            x, y = self.samples.batch(index)
+            if lookup is not None:
+                views[lookup.name] = lookup.vectors(views[lookup.name], x)
+            params = {k: v for k, v in views.items() if k in trained}
+            constants = {k: v for k, v in views.items() if k not in trained}
+            compared = tuple(self.flat.views(r) for r in references)
+            over = (0, 0, 0, 0, 0, 0, None if weights is None else 0)
+            per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=over)
+            grads, (loss, after) = per_client(params, constants, self.buffers(b), x, y, compared, weights)
+            return grads, loss, after
+
+        return gradients
+
+    def features(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """(rows [c, P], buffers [c, B], index [c, b]) -> inputs of the head in training mode, [c, b, ...]."""
+        below = _Below(self.module)
+
+        def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
+            mine = {f"whole.{k}": v.clone() for k, v in buffered.items()}
+            out: Tensor = functional_call(below, ({f"whole.{k}": v for k, v in params.items()}, mine), (x,))
+            return out
+
+        def features(w: Tensor, b: Tensor, index: Tensor) -> Tensor:
+            self.module.train()
+            found: Tensor = vmap(of_client)(self.flat.views(w), self.buffers(b), self.samples.batch(index)[0])
+            return found
+
+        return features
+
+    def logits(self, params: Named, buffered: Named, x: Tensor) -> Tensor:
+        """Of clients' models [c, ...] for inputs [c, b, ...], in evaluation mode."""
+        self.module.eval()
+
+        def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
+            out: Tensor = functional_call(self.module, (params, buffered), (x,))
+            return out
+
+        found: Tensor = vmap(of_client)(params, buffered, x)
+        return found
+
+    def each(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of every sample by itself: logits [b, ...], labels [b] -> [b]."""
+        found: Tensor = vmap(self.loss)(logits.unsqueeze(1), y.unsqueeze(1))
+        return found
+
+    def buffers(self, rows: Tensor) -> Named:
+        """Buffer rows as the module wants them: counters are integers there."""
+        types = {name: b.dtype for name, b in self.module.named_buffers()}
+        return {k: v.to(types[k]) for k, v in self.flat.buffer_views(rows).items()}
