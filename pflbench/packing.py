@@ -5,7 +5,7 @@ Each keeps its own rows, checkpoints, key and status. They share the data, which
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -50,20 +50,27 @@ def packing(how: Execution, asked: str | None) -> Execution:
 
 
 def packs(
-    specs: Sequence[RunSpec], store: sqlalchemy.Engine, data_root: Path, how: Execution, force: bool = False
+    specs: Sequence[RunSpec],
+    store: sqlalchemy.Engine,
+    data_root: Path,
+    how: Execution,
+    *,
+    force: bool = False,
+    also_alike: Callable[[RunSpec], Hashable] = lambda spec: None,
 ) -> Iterator[list[RunSpec]]:
-    """The specifications, those together that can be made together and fit; what there is already takes no place in a pack.
+    """The specifications, those together that differ in the seed alone and fit. Without packing, in the order given.
 
-    Without packing, in the order given. Memory is looked at when a pack is asked for.
+    force: those that are stored are made as well; else they take no place in a pack. also_alike: what else must be equal.
+    Memory is looked at when a pack is asked for.
     """
     if how.pack == 1 or _single(store, how):
         yield from ([spec] for spec in specs)
         return
-    alike: dict[str, list[RunSpec]] = {}
+    alike: dict[Hashable, list[RunSpec]] = {}
     for spec in specs:
-        alike.setdefault(spec.model_copy(update={"seed": 0}).key, []).append(spec)
+        alike.setdefault((spec.model_copy(update={"seed": 0}).key, also_alike(spec)), []).append(spec)
     for group in alike.values():
-        ahead = group if force else [spec for spec in group if not _over(spec, store)]
+        ahead = [spec for spec in group if force or not _over(spec, store)]
         yield from ([spec] for spec in group if spec not in ahead)
         while ahead:
             size = _size(ahead, data_root, how)

@@ -184,9 +184,9 @@ def test_the_time_left_of_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     series = Series([10, 30])
-    series.begin()
+    series.begin(0)
     assert (series.title, series.left) == ("run 1 of 2", "")
-    series.begin()
+    series.begin(1)
     series.reach(1 / 3)
     now[0] += 60
     assert series.done == 0.5

@@ -75,6 +75,12 @@ def _clients_at_a_time(text: str) -> int | None:
     return int(text)
 
 
+def _runs_at_a_time(text: str) -> str:
+    if text != "auto" and (not text.isdecimal() or int(text) < 1):
+        raise typer.BadParameter(f"'{text}' is neither auto nor a number of runs, at least 1")
+    return text
+
+
 def request(given: Mapping[str, Any]) -> Request:
     """The plan.Request of a command's parameters, which bear the names of its fields."""
     from pflbench.plan import Request
@@ -297,6 +303,17 @@ Chunk = Annotated[
         metavar="auto|N",
         parser=_clients_at_a_time,
         help="batched: clients at a time; auto (default): as many as there is memory for.",
+        rich_help_panel=EXECUTION,
+    ),
+]
+Pack = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|N",
+        parser=_runs_at_a_time,
+        autocompletion=_one_of("auto"),
+        help="batched: runs that differ in the seed alone train together; auto (default on a GPU): as many as there is memory "
+        "for. Default on a CPU: 1.",
         rich_help_panel=EXECUTION,
     ),
 ]

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from operator import mul
 from typing import TYPE_CHECKING, Protocol
 
 import typer
@@ -24,67 +25,76 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class View(Protocol):
-    def show(self, step: Step) -> None: ...
+    """Of the runs of a pack, by their numbers in it: most are alone in theirs."""
+
+    def show(self, number: int, step: Step) -> None: ...
 
 
 class Quiet:
-    def show(self, step: Step) -> None:
+    def show(self, number: int, step: Step) -> None:
         pass
 
 
 class Lines:
-    """The first and the last round of a run, and between them at most one line every few seconds."""
+    """The first and the last round of each run, and between them at most one line of it every few seconds."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._last, self._first = name, 0.0, True
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self._last = names, dict.fromkeys(range(len(names)), float("-inf"))
 
-    def show(self, step: Step) -> None:
+    def show(self, number: int, step: Step) -> None:
+        name = self._names[number]
         if step.kind in ("started", "resumed"):
-            message(f"{self._name}: run {step.run_id} {_beginning(step)}")
+            message(f"{name}: run {step.run_id} {_beginning(step)}")
         elif step.kind == "round":
             now = time.monotonic()
-            if self._first or step.round == step.rounds or now - self._last >= SECONDS_BETWEEN_LINES:
-                self._first, self._last = False, now
-                message(f"{self._name}: round {step.round}/{step.rounds}  {_figures(step)}")
+            if step.round == step.rounds or now - self._last[number] >= SECONDS_BETWEEN_LINES:
+                self._last[number] = now
+                message(f"{name}: round {step.round}/{step.rounds}  {_figures(step)}")
 
 
-class Bar:
-    """One bar of a Rich progress display."""
+class Bars:
+    """A bar of a Rich progress display for each run."""
 
-    def __init__(self, display: Progress, name: str) -> None:
-        self._display, self._task = display, display.add_task(name, total=None, figures="")
+    def __init__(self, display: Progress, names: Sequence[str]) -> None:
+        self._display = display
+        self._tasks = [display.add_task(name, total=None, figures="") for name in names]
 
-    def show(self, step: Step) -> None:
+    def show(self, number: int, step: Step) -> None:
         note = _beginning(step) if step.kind in ("started", "resumed") else _figures(step)
-        self._display.update(self._task, total=step.rounds, completed=step.round, figures=note)
+        self._display.update(self._tasks[number], total=step.rounds, completed=step.round, figures=note)
 
     def close(self) -> None:
-        self._display.stop_task(self._task)
+        for task in self._tasks:
+            self._display.stop_task(task)
 
 
 class Series:
-    """How far several runs are together. weights: the share of the time that each is expected to take, in any unit."""
+    """How far many runs are together. weights: the share of the time that each is expected to take, in any unit."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self._weights, self._begun, self._number, self._within = list(weights), time.monotonic(), -1, 0.0
+        self._weights, self._begun, self._over = list(weights), time.monotonic(), 0
+        self._shares, self._under_way = [0.0] * len(self._weights), tuple[int, ...]()
 
-    def begin(self) -> None:
-        """The next run."""
-        self._number, self._within = self._number + 1, 0.0
+    def begin(self, *runs: int) -> None:
+        """The next run, or the next ones that are made together, by their places among the weights."""
+        for run in self._under_way:
+            self._shares[run] = 1.0
+        self._over, self._under_way = self._over + len(self._under_way), runs
 
-    def reach(self, share: float) -> None:
-        """So much of the run under way is done, from 0 to 1."""
-        self._within = share
+    def reach(self, share: float, number: int = 0) -> None:
+        """So much of a run under way is done, from 0 to 1. number: its place among those."""
+        self._shares[self._under_way[number]] = share
 
     @property
     def done(self) -> float:
         """Of 1."""
-        reached = sum(self._weights[: self._number]) + self._within * self._weights[self._number]
-        return reached / (sum(self._weights) or 1)
+        return float(sum(map(mul, self._shares, self._weights))) / (sum(self._weights) or 1)
 
     @property
     def title(self) -> str:
-        return f"run {self._number + 1} of {len(self._weights)}"
+        first, last = self._over + 1, self._over + len(self._under_way)
+        which = f"run {first}" if first == last else f"runs {first} to {last}"
+        return f"{which} of {len(self._weights)}"
 
     @property
     def left(self) -> str:
@@ -94,74 +104,90 @@ class Series:
         return f"{duration((time.monotonic() - self._begun) * (1 - self.done) / self.done)} left"
 
 
-class SeriesBar(Bar):
-    """The bar of a run, and above it that of its series."""
+class SeriesBars(Bars):
+    """The bars of the runs under way, and above them that of their series."""
 
-    def __init__(self, display: Progress, name: str, series: Series) -> None:
-        self._series, self._whole, self._from = series, display.add_task(series.title, total=1, figures="", left=""), 0
-        super().__init__(display, name)
+    def __init__(self, display: Progress, names: Sequence[str], series: Series) -> None:
+        self._series, self._whole = series, display.add_task(series.title, total=1, figures="", left="")
+        self._from = [0] * len(names)
+        super().__init__(display, names)
 
-    def show(self, step: Step) -> None:
-        super().show(step)
+    def show(self, number: int, step: Step) -> None:
+        super().show(number, step)
         if step.kind in ("started", "resumed"):
-            self._from = step.round
-        self._series.reach((step.round - self._from) / max(1, step.rounds - self._from))
+            self._from[number] = step.round
+        begun = self._from[number]
+        self._series.reach((step.round - begun) / max(1, step.rounds - begun), number)
         self._display.update(self._whole, completed=self._series.done, left=self._series.left)
 
 
 @contextmanager
-def series_view(name: str, quiet: bool, series: Series) -> Iterator[View]:
-    """As `run_view`, for the next run of a series."""
-    series.begin()
+def series_view(names: Sequence[str], quiet: bool, series: Series) -> Iterator[View]:
+    """As `run_view`, for the runs of a series that have begun."""
     if quiet:
         yield Quiet()
     elif not sys.stderr.isatty():
         left = f", about {series.left}" if series.left else ""
         message(f"{series.title.capitalize()}{left}")
-        yield Lines(name)
+        yield Lines(names)
     else:
         with _display(TextColumn("{task.fields[figures]}"), transient=True) as display:
-            yield SeriesBar(display, name, series)
+            yield SeriesBars(display, names, series)
 
 
 @contextmanager
-def run_view(name: str, quiet: bool) -> Iterator[View]:
-    """Shows the progress of one run as long as the context lasts."""
+def run_view(names: Sequence[str], quiet: bool) -> Iterator[View]:
+    """Shows the progress of one run, or of several that are made together, as long as the context lasts."""
     if quiet:
         yield Quiet()
     elif not sys.stderr.isatty():
-        yield Lines(name)
+        yield Lines(names)
     else:
         with _display(TextColumn("{task.fields[figures]}")) as display:
-            bar = Bar(display, name)
+            bars = Bars(display, names)
             try:
-                yield bar
+                yield bars
             finally:
-                bar.close()
+                bars.close()
 
 
-def follow(name: str, steps: Generator[Step], shown: AbstractContextManager[View]) -> bool:
-    """Shows a run's progress to its end. False if it diverged, which is reported here: other runs go on.
+def follow(
+    names: Sequence[str], steps: Generator[tuple[int, Step | Diverged], None, None], shown: AbstractContextManager[View]
+) -> bool:
+    """Shows the progress of the runs of a pack to their ends. False if one diverged, which is reported here: others go on.
 
-    Ctrl-C ends the command, with what the run keeps.
+    Ctrl-C ends the command, with what the runs keep.
     """
-    step: Step | None = None
+    reached: dict[int, Step] = {}
+    notes: set[str] = set()
+    diverged = False
     try:
         with shown as view, closing(steps):
-            for step in steps:
-                view.show(step)
-                if step.note:
-                    message(f"{name}: {step.note}")
-    except Diverged as diverged:
-        error(diverged.message, diverged.hint)
-        return False
+            for number, step in steps:
+                if isinstance(step, Diverged):
+                    error(step.message, step.hint)
+                    diverged = True
+                    continue
+                reached[number] = step
+                view.show(number, step)
+                if step.note and step.note not in notes:  # what a pack has met, each of its runs tells
+                    notes.add(step.note)
+                    message(f"{names[number]}: {step.note}")
     except KeyboardInterrupt:
-        kept = "Nothing had begun." if step is None else f"Run {step.run_id} keeps its rounds up to {step.round}."
-        message(f"Interrupted. {kept} The same command goes on from there.")
+        message(f"Interrupted. {_kept(list(reached.values()))} The same command goes on from there.")
         raise typer.Exit(130) from None
-    if step is not None and step.kind == "exists":
-        message(f"{name}: run {step.run_id} is finished already; --force runs it anew.")
-    return True
+    for number, last in reached.items():
+        if last.kind == "exists":
+            message(f"{names[number]}: run {last.run_id} is finished already; --force runs it anew.")
+    return not diverged
+
+
+def _kept(reached: Sequence[Step]) -> str:
+    if not reached:
+        return "Nothing had begun."
+    if len(reached) == 1:
+        return f"Run {reached[0].run_id} keeps its rounds up to {reached[0].round}."
+    return f"Rounds that are kept: {', '.join(f'run {step.run_id} up to {step.round}' for step in reached)}."
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,15 +15,17 @@ from pflbench.cli.console import command_line, duration, error, message, print_j
 from pflbench.cli.db import opened
 from pflbench.cli.progress import Series, data_view, follow, series_view
 from pflbench.cli.reports import MethodsFilter, PartitionsFilter, write_figure, write_table
-from pflbench.cli.run import ENGINES, Engine, follow_client
+from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.execution import Execution
-    from pflbench.reproduce.goal import Goal, Wanted
+    from pflbench.reproduce.goal import Goal, Keeps, Wanted
     from pflbench.reproduce.outlook import Outlook, Part
+    from pflbench.reproduce.standing import Standing
+    from pflbench.spec import RunSpec
 
 
 def _names() -> list[str]:
@@ -92,6 +94,7 @@ def reproduce(
     engine: o.Engine = "auto",
     workers: o.Workers = None,
     chunk: o.Chunk = None,
+    pack: o.Pack = None,
     checkpoint_every: o.CheckpointEvery = 30.0,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
@@ -105,8 +108,7 @@ def reproduce(
     from pflbench.reproduce.goal import goal
 
     asked = goal(name, scale, methods=methods, datasets=datasets, partitions=partitions)
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
+    how = execution(device, engine, workers, chunk, pack)
     targets = _targets(asked, "json" if as_json and not dry_run else format, output)
     wanted = asked.wanted(data_dir, seeds)
     if dry_run:
@@ -114,9 +116,6 @@ def reproduce(
             _list(_look(asked, wanted, results, data_dir, quiet), as_json)
         return
 
-    from pflbench.execution import Execution
-
-    how = Execution(device, cast(Engine, engine), workers, chunk)
     with opened(db, create=True) as results:
         outlook = _look(asked, wanted, results, data_dir, quiet)
         outlook.require_something()
@@ -226,25 +225,27 @@ def _ahead(outlook: Outlook) -> str:
 def _make(
     outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, how: Execution, checkpoint_every: float, quiet: bool
 ) -> None:
-    """The missing runs, one after another. One that diverges is reported, and the others go on."""
-    from pflbench.run import execute
+    """The missing runs, one after another or packed. One that diverges is reported, and the others go on."""
+    from pflbench.packing import execute_pack, packs
 
     followed = [one.wanted for one, _ in outlook.ahead if one.wanted.keeps.follow is not None]
     if followed:
         follow_client(followed[0].options["trajectory"], [one.spec for one in followed], data_dir)
-    series = Series(outlook.weights)
-    for standing, _ in outlook.ahead:
-        wanted, keeps = standing.wanted, standing.wanted.keeps
-        steps = execute(
-            wanted.spec,
-            results,
-            data_dir,
-            replace(how, observe_every=keeps.observe_every, follow=keeps.follow),
-            force=standing.anew,
-            checkpoint_every=checkpoint_every,
-            command=command_line(),
-        )
-        follow(wanted.name, steps, series_view(wanted.name, quiet, series))
+    series, places = Series(outlook.weights), {one.wanted.spec.key: place for place, (one, _) in enumerate(outlook.ahead)}
+
+    def standing(spec: RunSpec) -> Standing:
+        return outlook.ahead[places[spec.key]][0]
+
+    def made(spec: RunSpec) -> tuple[Keeps, bool]:
+        return standing(spec).wanted.keeps, standing(spec).anew
+
+    ahead = [one.wanted.spec for one, _ in outlook.ahead]
+    for together in packs(ahead, results, data_dir, how, force=True, also_alike=made):
+        (keeps, anew), names = made(together[0]), [standing(spec).wanted.name for spec in together]
+        keeping = replace(how, observe_every=keeps.observe_every, follow=keeps.follow)
+        options: dict[str, Any] = {"force": anew, "checkpoint_every": checkpoint_every, "command": command_line()}
+        series.begin(*(places[spec.key] for spec in together))
+        follow(names, execute_pack(together, results, data_dir, keeping, **options), series_view(names, quiet, series))
 
 
 def _show(outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, device: str, targets: _Targets) -> bool:

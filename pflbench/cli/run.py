@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
@@ -63,6 +64,7 @@ def run(
     engine: o.Engine = "auto",
     workers: o.Workers = None,
     chunk: o.Chunk = None,
+    pack: o.Pack = None,
     checkpoint_every: o.CheckpointEvery = 30.0,
     observe_every: o.ObserveEvery = 0,
     trajectory: o.Trajectory = None,
@@ -89,38 +91,45 @@ def run(
     specs = plan(request)
     for text in (*preset_notes(request), *warnings(specs)):
         message(f"Note: {text}")
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
-    from pflbench.execution import Execution
-
+    how = execution(device, engine, workers, chunk, pack)
     if dry_run:
-        needed = _footprints(specs, Execution(device, cast(Engine, engine), workers, chunk), data_dir, quiet)
+        needed = _footprints(specs, how, data_dir, quiet)
         planned = zip(specs, needed, strict=True)
         print_json([{"key": spec.key, "memory": need, "spec": spec.model_dump(mode="json")} for spec, need in planned])
         return
 
-    from pflbench.run import execute
+    from pflbench.packing import execute_pack, packs
 
     _prepare(specs, data_dir, quiet)
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
-    how = Execution(device, cast(Engine, engine), workers, chunk, observe_every, client)
-    command = command_line()
+    how = replace(how, observe_every=observe_every, follow=client)
+    options: dict[str, Any] = {"force": force, "checkpoint_every": checkpoint_every, "command": command_line()}
     done: list[dict[str, Any]] = []
     failed = False
     try:
         with opened(db, create=True) as results:
-            for spec in specs:
-                steps = execute(spec, results, data_dir, how, force=force, checkpoint_every=checkpoint_every, command=command)
-                name = f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}"
-                failed |= not follow(name, steps, run_view(name, quiet))
-                done.append(_result(results, spec.key))
-                if not as_json:
-                    print(_line(done[-1]), flush=True)
+            for together in packs(specs, results, data_dir, how, force=force):
+                names = [f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}" for spec in together]
+                failed |= not follow(names, execute_pack(together, results, data_dir, how, **options), run_view(names, quiet))
+                for spec in together:
+                    done.append(_result(results, spec.key))
+                    if not as_json:
+                        print(_line(done[-1]), flush=True)
     finally:
         if as_json:
             print_json(done)
     if failed:
         raise typer.Exit(2)
+
+
+def execution(device: str, engine: str, workers: int | None, chunk: int | None, pack: str | None) -> Execution:
+    """How the options of a command say that runs are executed."""
+    from pflbench.execution import Execution
+    from pflbench.packing import packing
+
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    return packing(Execution(device, cast(Engine, engine), workers, chunk), pack)
 
 
 def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:
