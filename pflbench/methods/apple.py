@@ -30,7 +30,12 @@ class APPLEState:
 
 def personal_model(p: Tensor, core: Tensor, own: Tensor, cores: Tensor) -> Tensor:
     """sum_j p_ij w_j. own [..., N] marks the client itself, whose core has moved on from its row of `cores` [N, P]."""
-    return p.masked_fill(own, 0) @ cores + (p * own).sum(-1, keepdim=True) * core
+    return torch.addcmul(p.masked_fill(own, 0) @ cores, of_own(p, own), core)
+
+
+def of_own(p: Tensor, own: Tensor) -> Tensor:
+    """p_ii, [..., 1]."""
+    return (p * own).sum(-1, keepdim=True)
 
 
 def step(
@@ -54,10 +59,10 @@ def step(
     slope = torch.where(own, torch.linalg.vecdot(D, core).unsqueeze(-1), D @ cores.T)
     # A client without data has no part in anything: its relationship begins at 0 and stays there.
     after = {"p": p - eta_2 * (slope + pull * (p - p_0)).where(p_0 > 0, 0)}
-    down = (p * own).sum(-1, keepdim=True) * G
-    if velocity is not None:
-        after["velocity"] = down = momentum * velocity + down
-    return {"core": core - eta_1 * down, **after}
+    if velocity is None:
+        return {"core": torch.addcmul(core, -eta_1 * of_own(p, own), G), **after}
+    after["velocity"] = torch.addcmul(momentum * velocity, of_own(p, own), G)
+    return {"core": core.sub(after["velocity"], alpha=eta_1), **after}
 
 
 @method

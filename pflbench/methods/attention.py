@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-COLUMNS = 65536  # that are in float64 at once
+AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # numbers of all models together: what stays in a core's cache, or fills a GPU
+FEWEST = 512  # columns: with many clients it is the pairs that fill the cache
 
 
 def squared_distances(w: Tensor) -> Tensor:
     """|w_i - w_j|^2 for all pairs of rows, [c, c]. From differences: xx + yy - 2xy would lose the digits of close models."""
     between = torch.zeros(len(w) * (len(w) - 1) // 2, dtype=torch.float64, device=w.device)
-    for block in torch.split(w, COLUMNS, 1):
+    for (block,) in _columns(w):
         between += torch.pdist(block.double()).square()
     i, j = torch.triu_indices(len(w), len(w), 1, device=w.device)
     half = torch.zeros(len(w), len(w), dtype=torch.float64, device=w.device)
@@ -22,8 +25,9 @@ def squared_distances(w: Tensor) -> Tensor:
 def cosines(w: Tensor) -> Tensor:
     """cos(w_i, w_j) for all pairs of rows, [c, c]; 0 where one of them is the zero vector."""
     inner = torch.zeros(len(w), len(w), dtype=torch.float64, device=w.device)
-    for block in torch.split(w, COLUMNS, 1):
-        inner += block.double() @ block.double().T
+    for (block,) in _columns(w):
+        exact = block.double()
+        inner += exact @ exact.T
     length = inner.diagonal().sqrt()
     length = length.where(length > 0, 1)
     return inner / length / length.unsqueeze(1)
@@ -36,7 +40,14 @@ def mixed(own: Tensor, w: Tensor, others: Tensor) -> Tensor:
     thousands where models are close, and multiplied with the models themselves would leave nothing of what tells them apart.
     """
     u, total = torch.empty_like(own), others.sum(dim=1, keepdim=True)
-    for to, mine, theirs in zip(*(torch.split(x, COLUMNS, 1) for x in (u, own, w)), strict=True):
+    for to, mine, theirs in _columns(u, own, w):
         origin = theirs[0].double()
-        to.copy_(mine + others @ (theirs - origin) - total * (mine - origin))
+        pull = others @ (theirs - origin)
+        to.copy_(pull.addcmul_(total, mine - origin, value=-1).add_(mine))
     return u
+
+
+def _columns(*of: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same columns of each of some matrices [c, P], block by block."""
+    width = max(FEWEST, AT_ONCE[of[0].device.type] // len(of[0]))
+    return zip(*(torch.split(x, width, 1) for x in of), strict=True)
