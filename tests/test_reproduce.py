@@ -18,7 +18,7 @@ from report_database import add_run
 from report_database import spec as measured
 from sqlalchemy import Engine
 
-from pflbench import data, run
+from pflbench import data, packing
 from pflbench.cli.console import duration
 from pflbench.cli.options import request
 from pflbench.cli.progress import Series
@@ -241,7 +241,7 @@ def test_a_small_table_from_nothing(shell: Shell) -> None:
 
 
 def test_after_an_interruption_the_same_command_goes_on(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run.execute
+    whole = packing.execute
 
     def interrupted(*arguments: Any, **options: Any) -> Iterator[Any]:
         steps = whole(*arguments, **options)
@@ -251,7 +251,7 @@ def test_after_an_interruption_the_same_command_goes_on(shell: Shell, monkeypatc
                 steps.throw(KeyboardInterrupt)
 
     command = ("reproduce", "ablation", "--scale", "smoke", "-o", "ablation.md", "-f", "markdown")
-    monkeypatch.setattr(run, "execute", interrupted)
+    monkeypatch.setattr(packing, "execute", interrupted)
     done = shell(*command)
     assert (done.code, "The same command goes on" in done.err) == (130, True)
     assert rows("SELECT status FROM run") == [("interrupted",)]
@@ -259,7 +259,7 @@ def test_after_an_interruption_the_same_command_goes_on(shell: Shell, monkeypatc
     assert (first["state"], first["run"], first["round"], first["rounds"]) == ("interrupted", 1, 1, 3)
     assert first["seconds"] > 0
     assert second["state"] == "missing"
-    monkeypatch.setattr(run, "execute", whole)
+    monkeypatch.setattr(packing, "execute", whole)
     done = shell(*command)
     assert done.code == 0
     assert "run 1, fedala digits Dir(0.1) seed 0, after round 1 of 3" in done.err
