@@ -1,4 +1,4 @@
-"""How FedAMP and HeurFedAMP compare models and mix them by weights (methods.md 1.9): in float64, some columns at a time."""
+"""How FedAMP, HeurFedAMP (methods.md 1.9) and FedFomo compare models and mix them: in float64, some columns at a time."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ def squared_distances(w: Tensor) -> Tensor:
     half = torch.zeros(len(w), len(w), dtype=torch.float64, device=w.device)
     half[i, j] = between
     return half + half.T
+
+
+def distances(w: Tensor, v: Tensor) -> Tensor:
+    """|w_i - v_j| for all rows of one and of the other, [c, d]. From differences: it is 0 exactly where models are equal."""
+    squares = torch.zeros(len(w), len(v), dtype=torch.float64, device=w.device)
+    for ours, theirs in _columns(w, v):
+        squares += torch.cdist(ours.double(), theirs.double(), compute_mode="donot_use_mm_for_euclid_dist").square()
+    return squares.sqrt()
 
 
 def cosines(w: Tensor) -> Tensor:
@@ -48,6 +56,6 @@ def mixed(own: Tensor, w: Tensor, others: Tensor) -> Tensor:
 
 
 def _columns(*of: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same columns of each of some matrices [c, P], block by block."""
-    width = max(FEWEST, AT_ONCE[of[0].device.type] // len(of[0]))
+    """The same columns of each of some matrices [..., P], block by block."""
+    width = max(FEWEST, AT_ONCE[of[0].device.type] // max(map(len, of)))
     return zip(*(torch.split(x, width, 1) for x in of), strict=True)

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.methods.attention import distances
 from pflbench.methods.base import Method, hyper, method
 from pflbench.spec import TrainSpec
 
@@ -112,11 +113,12 @@ class FedFomo(Method):
         if not candidates.any():
             return raw
         validation = [self.split(fed.train_indices[client])[1] for client in S.tolist()]
-        before = fed.losses(s.start[S], S, validation)
-        for j in candidates.any(dim=0).nonzero().flatten().tolist():
-            at = candidates[:, j].nonzero().squeeze(1)
+        start_S = s.start[S]
+        before, distance = fed.losses(start_S, S, validation), distances(start_S, s.theta).to(fed.dtype)
+        # The same model is worth nothing, rather than the losses' last digits divided by epsilon.
+        others = candidates & (distance > 0)
+        for j in others.any(dim=0).nonzero().flatten().tolist():
+            at = others[:, j].nonzero().squeeze(1)
             after = fed.losses(s.theta[j].expand(len(at), -1), S[at], [validation[k] for k in at.tolist()])
-            distance = torch.linalg.vector_norm(s.theta[j] - s.start[S[at]], dim=1)
-            # The same model is worth nothing, rather than the losses' last digits divided by epsilon.
-            raw[at, j] = torch.where(distance > 0, (before[at] - after) / (distance + self.epsilon), 0)
+            raw[at, j] = (before[at] - after) / (distance[at, j] + self.epsilon)
         return raw
