@@ -13,8 +13,8 @@ processes   a process pinned to each core, each with its part of the clients. Th
 
 Each arm has processes of its own, and one round of each goes in turn: quote the ratios, which are medians over the turns, with
 their range. The first round is not timed. A machine that does other work hurts `plain` most, whose threads wait for one another
-in every operation: measure on a quiet one. --share takes that part of every client's samples. FedALA's initial stage is one epoch,
-so that all rounds are alike. With --device cuda the arms are pflbench's executors there. As above, with both methods, it takes
+in every operation: measure on a quiet one. --share takes that part of every client's samples. FedALA's initial stage is one
+epoch, so that all rounds are alike. With --device cuda the arms are pflbench's executors there. As above it takes
 about five minutes on two cores.
 """
 

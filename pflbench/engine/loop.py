@@ -58,6 +58,9 @@ class _Worker:
                 self.kernels.append((view, self.parameters[name].data))
             else:
                 self.parameters[name].data = view
+        # On a GPU sparse gradients would be added up in another order every time, and cost a synchronisation per step.
+        found = self.module.modules() if samples.device.type == "cpu" else ()
+        self.embeddings = [m for m in found if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
 
     def load(self, row: Tensor, buffers: Tensor) -> None:
         self.row.copy_(row)
@@ -89,6 +92,12 @@ class _Worker:
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(name in inside)
         return [p for name, p in self.parameters.items() if name in inside]
+
+    def train(self, *, sparse: bool) -> None:
+        """Training mode. sparse: gradients of embeddings hold the rows of the batch's tokens alone, not all, mostly zeros."""
+        self.module.train()
+        for embedding in self.embeddings:
+            embedding.sparse = sparse
 
     def batches(self, plan: Plan, client: int) -> Iterator[Tensor]:
         """The client's batches, as indices on the device."""
@@ -199,10 +208,11 @@ class LoopExecutor:
 
         def task(worker: _Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
-            worker.module.train()
+            worker.train(sparse=True)
             worker.refer([r[i] for r in references], buffers[i])
             parameters = worker.select(columns)
             arguments = unwrap(pick(given or {}, i))
+            total = loss_out[i]
             for index in worker.batches(plan, i):
                 loss, grads = worker.gradients(index, parameters, objective)
                 if correct is not None:
@@ -212,8 +222,8 @@ class LoopExecutor:
                 if correct is not None:
                     worker.pull()[columns].sub_(correction[columns], alpha=lr)
                     worker.push()
-                loss_out[i] += loss
-            loss_out[i] /= max(len(plan.sizes[i]), 1)
+                total += loss
+            total /= max(len(plan.sizes[i]), 1)
             rows_out[i].copy_(worker.pull())
             worker.save_buffers(buffers_out[i])
 
@@ -241,7 +251,7 @@ class LoopExecutor:
 
         def task(worker: _Worker, i: int) -> None:
             worker.load(base[i], buffers[i, 0])
-            worker.module.train()
+            worker.train(sparse=False)
             worker.refer((), buffers[i, 0])
             parameters = worker.select(columns)
             arguments = unwrap(pick(given, i))

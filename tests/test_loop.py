@@ -1,0 +1,84 @@
+"""The loop executor's own ways to be fast: that they change no number, and that they are taken."""
+
+import copy
+
+import pytest
+import torch
+from small import federation, train
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
+
+from pflbench.engine.flat import Flat
+from pflbench.engine.loop import _Worker
+from pflbench.methods.fedala import FedALA
+from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.fedprox import FedProx
+
+PADDING = slice(0, 32)  # the first row of fastText's embedding
+
+
+@pytest.fixture
+def texts():
+    """Tokens 0 to 29, so that every batch has padding and repeated tokens."""
+    fed = federation("fasttext", "loop", local_epochs=2)
+    yield fed
+    fed.executor.close()
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_embeddings_train_as_with_dense_gradients(texts, mu):
+    """One round beside plain modules and torch.optim.SGD, whose embeddings have dense gradients."""
+    state = train(FedProx(mu=mu) if mu else FedAvg(), texts, 1)
+    now = texts.at(1)
+    S = now.cohort(1)
+    plan, rows = now.batches(S), []
+    for i in range(len(S)):
+        module = copy.deepcopy(texts.flat.module).double().train()
+        anchor = [p.detach().clone() for p in module.parameters()]
+        optimiser = torch.optim.SGD(module.parameters(), lr=texts.train.lr)
+        for index in plan.batches(i):
+            x, y = texts.executor.samples.batch(torch.from_numpy(index))
+            optimiser.zero_grad()
+            distance = sum((p - a).pow(2).sum() for p, a in zip(module.parameters(), anchor, strict=True))
+            (F.cross_entropy(module(x), y) + mu / 2 * distance).backward()
+            optimiser.step()
+        rows.append(parameters_to_vector(module.parameters()).detach())
+    expected = texts.shares(S) @ torch.stack(rows)
+    torch.testing.assert_close(state.w, expected, rtol=0, atol=1e-12)
+    assert torch.equal(state.w[PADDING], torch.zeros(32, dtype=torch.float64))
+    assert (state.w - texts.initial()).abs().max() > 0.01
+
+
+def test_weight_learning_on_embeddings_after_training_with_sparse_gradients(texts):
+    """A walk takes whole gradients from the workers that have trained."""
+    other = federation("fasttext", "batched", local_epochs=2)
+    of_loop, of_batched = (train(FedALA(p=3, max_init_epochs=2), fed, 2) for fed in (texts, other))
+    torch.testing.assert_close(of_loop.ala.W, of_batched.ala.W, rtol=0, atol=1e-10)
+    assert of_loop.ala.W.min() < 0.99
+
+
+def test_an_embedding_gradient_holds_the_touched_rows_alone(texts):
+    worker = _Worker(texts.flat, texts.executor.samples, F.cross_entropy)
+    worker.load(texts.initial(), torch.empty(0, dtype=torch.float64))
+    parameters, index = worker.select(slice(None)), torch.tensor([3])
+    worker.train(sparse=True)
+    _, (embedding, *others) = worker.gradients(index, parameters)
+    touched = texts.executor.samples.batch(index)[0].unique()
+    assert embedding.is_sparse
+    assert embedding.coalesce().indices().flatten().tolist() == touched[touched > 0].tolist()
+    assert not any(gradient.is_sparse for gradient in others)
+    worker.train(sparse=False)
+    _, (dense, *_) = worker.gradients(index, parameters)
+    torch.testing.assert_close(embedding.to_dense(), dense, rtol=0, atol=1e-15)
+
+
+def test_an_embedding_scaled_by_frequency_keeps_dense_gradients(texts):
+    """PyTorch has no sparse ones for it."""
+    module = copy.deepcopy(texts.flat.module)
+    module.embedding = nn.Embedding(30, 32, padding_idx=0, scale_grad_by_freq=True)
+    worker = _Worker(Flat(module), texts.executor.samples, F.cross_entropy)
+    worker.load(texts.initial(), torch.empty(0, dtype=torch.float64))
+    worker.train(sparse=True)
+    _, (gradient, *_) = worker.gradients(torch.tensor([3]), worker.select(slice(None)))
+    assert not gradient.is_sparse
