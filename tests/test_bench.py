@@ -103,6 +103,33 @@ def test_initial_stage_has_several_epochs_but_passes_frozen_layers_once(p: int, 
     assert stage.flops == 44 * below + 11 * 44 * above
 
 
+@pytest.mark.parametrize(
+    ("method", "hyperparameters", "reception", "update"),
+    [
+        ("fedavg", {}, 0, 3),
+        ("pfedme", {"K": 5}, 0, 5 * 3),
+        ("fedala", {}, 3 / 4, 3),  # 28 samples in a last batch of 8; one of four layers
+        ("fedala", {"p": 2}, 3 * 2 / 4, 3),
+        ("fedrep", {"tau": 5}, 0, 5 * 3 / 4 + 3),
+        ("feddeper", {}, 0, 2 * 3),
+    ],
+)
+def test_steps_are_those_of_the_client_with_most(
+    method: str, hyperparameters: dict[str, Any], reception: float, update: float
+) -> None:
+    """A gradient of the head goes through one of the CNN's four layers."""
+    found = floor.work(spec(method, **hyperparameters), setting((20, 35), (7, 5)))
+    assert {phase: work.steps for phase, work in found.items()} == {"reception": reception, "evaluation": 0, "update": update}
+
+
+def test_floor_of_apple_has_its_products_with_all_core_models() -> None:
+    """In each of 2 + 3 steps one for the personal model and one for the gradient of p; clients in step read all cores once."""
+    found, base = (floor.work(spec(name), setting((20, 35), (7, 5)))["update"] for name in ("apple", "fedavg"))
+    assert found.flops == base.flops + (2 + 3) * 2 * 2 * 2 * PARAMETERS
+    relationships = (2 + 3) * 2 * 2 * FLOAT
+    assert found.bytes == base.bytes + relationships + 3 * 2 * PARAMETERS * FLOAT
+
+
 def test_floor_grows_with_the_clients() -> None:
     small, large = (floor.work(spec(), setting((20 * k, 30 * k), (10 * k, 5 * k))) for k in (1, 3))
     assert large["update"].flops == 3 * small["update"].flops

@@ -3,6 +3,9 @@
 FLOPs are those that PyTorch counts for the real model, on tensors without data. Of the bytes only those count that no execution
 can spare: samples and labels each time they are visited; the parameters that a step changes, read and written once; the other
 parameters, read once for each client and request. Activations do not count: they may stay in a cache.
+
+Steps are what even clients side by side have to do one after another: the gradients of the client that has most of them. Those
+of fewer layers, as of the head, are shorter: a gradient counts by the layers it goes through.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import ALL, Correct, Executor, Given, Objective, Step, Trained, Walked, unwrap
+from pflbench.engine.executor import ALL, Correct, Executor, Given, Objective, Shared, Step, Trained, Walked, unwrap
 from pflbench.engine.flat import Entry, Flat
 from pflbench.engine.samples import Samples
 
@@ -34,6 +37,7 @@ class Work:
 
     flops: float = 0.0
     bytes: float = 0.0
+    steps: float = 0.0
 
 
 class Costs:
@@ -104,6 +108,7 @@ class Counter:
         self.costs = Costs(flat, samples.batch(torch.zeros(COUNTED, dtype=torch.int64))[0])
         self.sample_bytes = samples.x[0].nbytes + samples.y[0].nbytes
         self.tables = _tables(flat)
+        self.layers = _layers(flat, ALL)
         self.work = self.begin()
 
     def begin(self) -> Work:
@@ -128,6 +133,7 @@ class Counter:
         references: Sequence[Tensor] = (),
     ) -> Trained:
         self._read_beside(plan, columns, rows.itemsize)
+        self._step(plan, columns)
         for batch in _batches(plan):
             self._visit(batch)
             self._differentiate(batch, columns)
@@ -162,8 +168,13 @@ class Counter:
             return torch.zeros_like(w)
 
         # Which gradients a step takes does not depend on the data: one step, of all clients at once, stands for all.
-        after = step(grad, **carry, **unwrap(given), **{name: value[:, 0] for name, value in (each or {}).items()})
+        inputs = {name: value[:, 0] for name, value in (each or {}).items()}
+        with FlopCounterMode(display=False) as products:  # of the step's own, as with all core models in APPLE
+            after = step(grad, **carry, **unwrap(given), **inputs)
+        self.work.flops += products.get_total_flops() / len(plan) * int(plan.steps().sum())
+        self.work.bytes += sum(v.value.nbytes for v in given.values() if isinstance(v, Shared)) * int(plan.steps().max())
         self._read_beside(plan, columns, base.itemsize)
+        self._step(plan, columns, len(asked))
         for batch in _batches(plan):
             pieces = np.array_split(batch, parts)
             for part in set(asked):
@@ -192,6 +203,10 @@ class Counter:
             self.work.flops += len(order) * self.costs.forward
         none = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
         return none.to(torch.int64), none
+
+    def _step(self, plan: Plan, columns: slice, gradients: int = 1) -> None:
+        """The way of the client with most steps."""
+        self.work.steps += int(plan.steps().max(initial=0)) * gradients * _layers(self.flat, columns) / self.layers
 
     def _visit(self, samples: np.ndarray) -> None:
         self.work.bytes += len(samples) * self.sample_bytes
@@ -235,6 +250,12 @@ def _tables(flat: Flat) -> tuple[Entry, ...]:
     """Of parameters: those of embeddings, [tokens, width]."""
     embeddings = {f"{name}.weight" for name, module in flat.module.named_modules() if isinstance(module, nn.Embedding)}
     return tuple(entry for entry in flat.parameters if entry.name in embeddings)
+
+
+def _layers(flat: Flat, columns: slice) -> int:
+    """How many modules with parameters of their own a gradient of `columns` goes through: nothing below the first of them."""
+    start, _, _ = columns.indices(flat.size)
+    return len({entry.name.rpartition(".")[0] for entry in flat.parameters if entry.stop > start})
 
 
 def _batches(plan: Plan) -> Iterator[np.ndarray]:

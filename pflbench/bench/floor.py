@@ -1,7 +1,7 @@
 """The floor: what a round must cost, in FLOPs and bytes, and the seconds that takes at this machine's ceilings.
 
 Counted is what a method asks of the executor in a round of its own: so the floor of any method is known, also of one's own. What
-is no pass through a model (averages on the server, the C x C work of FedFomo and APPLE) does not count. FLOPs are those of direct
+is no part of a step (averages on the server, the C x C work of FedFomo and FedAMP) does not count. FLOPs are those of direct
 convolutions, which an FFT or Winograd's algorithm can undercut; a small model that stays in a cache can undercut the bytes.
 """
 
