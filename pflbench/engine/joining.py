@@ -49,7 +49,7 @@ def joined(requests: Sequence[Request]) -> Request:
 def split(result: Any, counts: Sequence[int]) -> list[Any]:
     """What belongs to each of the requests. Copies: a view of one run's rows would keep those of all in memory."""
     if isinstance(result, Tensor):
-        return [part.clone() for part in result.split(list(counts))]
+        return [part.clone() for part in torch.split(result, list(counts))]
     if isinstance(result, tuple):
         return list(zip(*(split(item, counts) for item in result), strict=True))
     fields = result if isinstance(result, dict) else vars(result)
@@ -122,7 +122,7 @@ def _stacked(values: Sequence[Any], steps: int | None = None) -> Any:
     """steps: to how many inputs of every step [C, steps, ...] are filled up; no client makes those that are added."""
     first = values[0]
     if isinstance(first, Tensor):
-        return torch.cat(values if steps is None else [_filled(value, steps) for value in values])
+        return torch.cat([value if steps is None else _filled(value, steps) for value in values])
     if isinstance(first, Mapping):
         return {key: _stacked([value[key] for value in values], steps) for key in first}
     return None if first is None else [_stacked(items) for items in zip(*values, strict=True)]
