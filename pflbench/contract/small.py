@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from pflbench import models
 from pflbench.checkpoint import tensors
+from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched import BatchedExecutor
 from pflbench.engine.chunks import Chunks
 from pflbench.engine.executor import Executor
@@ -25,7 +26,7 @@ from pflbench.spec import TrainSpec
 __all__ = ["CLASSES", "EXECUTORS", "federation", "tensors", "train"]
 
 CLASSES = 4
-EXECUTORS = ("loop", "batched", "batched in chunks")
+EXECUTORS = ("loop", "batched", "batched in chunks", "captured")
 
 
 class BatchNormNet(nn.Module):
@@ -99,7 +100,8 @@ def federation(
 def executor(engine: str, flat: Flat, samples: Samples) -> Executor:
     if engine == "loop":
         return LoopExecutor(flat, samples, workers=2)
-    return BatchedExecutor(flat, samples, Chunks(None if engine == "batched" else 3))
+    chunks, capture = Chunks(3 if engine == "batched in chunks" else None), Recorded() if engine == "captured" else None
+    return BatchedExecutor(flat, samples, chunks, capture=capture)
 
 
 def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1) -> Any:

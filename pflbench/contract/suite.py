@@ -16,6 +16,7 @@ from pflbench import methods
 from pflbench.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.engine import rng
+from pflbench.engine.programs import MIXED
 from pflbench.errors import Diverged
 from pflbench.methods.base import Method
 from pflbench.methods.placement import PLACEMENT
@@ -82,7 +83,7 @@ class Contract:
         assert not torch.equal(a, b)
 
     @pytest.mark.parametrize("model", ["mlp", "batchnorm", "fasttext"])
-    @pytest.mark.parametrize(("engine", "join_ratio"), [("batched", 0.5), ("batched in chunks", 1.0)])
+    @pytest.mark.parametrize(("engine", "join_ratio"), [("batched", 0.5), ("batched in chunks", 1.0), ("captured", 1.0)])
     def test_all_executors_agree(self, name: str, model: str, engine: str, join_ratio: float) -> None:
         settings: dict[str, Any] = {"join_ratio": join_ratio, "local_epochs": 2}
         loop, batched = federation(model, "loop", **settings), federation(model, engine, **settings)
@@ -94,6 +95,9 @@ class Contract:
         first, second = (f.evaluate(make(name).deployed(s), everyone, make(name).slot) for f, s in ((loop, a), (batched, b)))
         assert first.correct.tolist() == second.correct.tolist()
         assert first.loss == pytest.approx(second.loss, abs=1e-9)
+        if engine == "captured":
+            refused = set(batched.executor.programs.apart) - {MIXED}  # type: ignore[attr-defined]
+            assert not refused, f"steps that a GPU cannot replay: {', '.join(refused)}"
 
     def test_all_executors_agree_in_single_precision(self, name: str) -> None:
         """Over few steps: sooner or later a ReLU is within rounding of its kink, and two trainings that are both right part."""

@@ -17,6 +17,7 @@ from pflbench.engine.executor import Given, Shared, pick
 
 Named = dict[str, Tensor]
 NARROWER = 0.8  # of two neighbouring numbers of clients for which programs are made, the smaller one by the larger one
+MIXED = "batches of different sizes in one step"  # that cannot be filled up
 KINDS = 24  # of one step with different constants; more, and they are not constants
 ERROR = 1e-3  # by how much a program's change may be off, by the largest change: float32, other algorithms
 
@@ -159,6 +160,8 @@ class _Program:
         self._live_now = -1
 
     def load(self, state: Named, given: Given) -> None:
+        """Another program may have used these tensors since."""
+        self._live_now = -1
         for name, value in state.items():
             self.state[name].copy_(value)
         for name, mine in self.given.items():
@@ -168,7 +171,7 @@ class _Program:
     def make(self, block: Block, each: Mapping[str, Tensor]) -> str:
         """Makes the step; or says why it has to be made without capture."""
         if block.first is None:
-            return "batches of different sizes in one step"
+            return MIXED
         count = bucket(block.first, self.count)
         width, weighted = block.samples.shape[1], block.weights is not None
         self._set(block, each)
@@ -203,8 +206,8 @@ class _Program:
         live, now = self.live[:count], {k: v[:count] for k, v in self.each.items()}
         inputs = Inputs(index[:count], None if weights is None else weights[:count], live, now)
         step = partial(self.advance, state, given, inputs)
-        was = live.clone()
-        live.zero_()  # what is done while a program is made changes nothing
+        was, before = live.clone(), {k: v.clone() for k, v in state.items()}
+        live.zero_()  # what is done while a program is made changes no client
         try:
             call = self.capture(step)
         except torch.OutOfMemoryError:
@@ -213,7 +216,7 @@ class _Program:
             return None, f"not captured: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         finally:
             live.copy_(was)
-        return (call, "") if _same(step, call, state) else (None, "not captured: the program gave other numbers")
+        return (call, "") if _same(step, call, state, before) else (None, "not captured: the program gave other numbers")
 
 
 def bucket(count: int, most: int) -> int:
@@ -233,18 +236,20 @@ def _plain(advance: Advance, state: Named, given: Given, block: Block, each: Map
             state[name][at] = value
 
 
-def _same(step: Call, call: Call, state: Named) -> bool:
-    """Whether the program changes the state as the step itself does. Leaves it as it was."""
-    before = {k: v.clone() for k, v in state.items()}
-    step()
-    wanted = {k: v.clone() for k, v in state.items()}
+def _same(step: Call, call: Call, state: Named, before: Named) -> bool:
+    """Whether the program changes the state as the step itself does. Leaves it as it was before."""
+    results = []
+    for made in (step, call):
+        _set_back(state, before)
+        made()
+        results.append({k: v.clone() for k, v in state.items()})
+    _set_back(state, before)
+    return all(_near(results[1][k], results[0][k], before[k]) for k in state)
+
+
+def _set_back(state: Named, before: Named) -> None:
     for name, value in before.items():
         state[name].copy_(value)
-    call()
-    same = all(_near(state[k], wanted[k], before[k]) for k in state)
-    for name, value in before.items():
-        state[name].copy_(value)
-    return same
 
 
 def _near(found: Tensor, wanted: Tensor, before: Tensor) -> bool:

@@ -1,0 +1,56 @@
+"""A capture for any device: it writes down the operations of a step and makes them again, as a CUDA graph does on a GPU.
+
+What a graph would not see, it does not see either: Python that decides by numbers of this step. What a graph cannot hold, such as
+reading a number back to the host, it refuses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from pflbench.engine.capture import Call
+
+# Their results are on the host, or have a size that only the numbers tell.
+_WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "equal")
+
+
+class Recorded:
+    name = "recorded"
+
+    def __call__(self, step: Call) -> Call:
+        tape = _Tape()
+        with tape:
+            step()
+        return tape.replay
+
+
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in _WAITING:
+            raise RuntimeError(f"operation not permitted while a step is captured: {func}")
+        result = func(*args, **(kwargs or {}))
+        # The tensors are kept: as long as they live, none of them is taken for another one.
+        self.operations.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        made: dict[int, Tensor] = {}
+
+        def now(value: Any) -> Any:
+            return made.get(id(value), value)
+
+        with torch.no_grad():
+            for func, args, kwargs, result in self.operations:
+                again = func(*tree_map(now, args), **tree_map(now, kwargs))
+                for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                    if isinstance(old, Tensor):
+                        made[id(old)] = new

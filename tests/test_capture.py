@@ -1,0 +1,198 @@
+"""Captured steps: the same numbers, few programs, no Python in between; and what cannot be captured is said."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from small import federation, tensors, train
+
+from pflbench import methods
+from pflbench.contract.recorded import Recorded
+from pflbench.engine.batched import BatchedExecutor
+from pflbench.engine.batches import Plan
+from pflbench.engine.blocks import blocks
+from pflbench.engine.capture import Compiled, capture
+from pflbench.engine.programs import KINDS, MIXED, bucket, frozen
+from pflbench.engine.samples import Samples
+from pflbench.methods.fedprox import proximal
+
+CPU = torch.device("cpu")
+# Between two sizes of program: some programs are for more clients than take a step.
+SPREAD = (16, 8, 21, 14, 11, 5, 17)
+
+
+def make(name):
+    return methods.make(methods.spec(name, {"max_init_epochs": "2"} if name == "fedala" else {}))
+
+
+def captured(model="mlp", how=None, **settings):
+    fed = federation(model, "batched", **{"n": SPREAD, **settings})
+    fed.executor.close()
+    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, capture=how or Recorded())
+    return fed
+
+
+def assert_same(a, b, tolerance=1e-10):
+    for field, value in tensors(a).items():
+        torch.testing.assert_close(tensors(b)[field], value, rtol=0, atol=tolerance)
+
+
+# -- which numbers of clients there are programs for ----------------------------------------------------------------------
+
+
+def test_there_are_few_sizes_and_none_is_much_too_large():
+    for most in (1, 2, 7, 20, 100, 1000):
+        sizes = {bucket(count, most) for count in range(1, most + 1)}
+        assert len(sizes) <= 4 + np.log(most) / -np.log(0.8)
+        for count in range(1, most + 1):
+            assert count <= bucket(count, most) <= max(count / 0.8 + 2, 1)
+    assert bucket(1, 1) == 1
+    assert bucket(20, 20) == 20
+
+
+# -- the same numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mlp", "batchnorm", "fasttext"])
+@pytest.mark.parametrize("name", ["ditto", "pfedme", "fedphp", "fedala"])
+def test_clients_that_have_finished_stay_as_they_are(name, model):
+    settings = {"n": SPREAD, "drop_last": "never" if name == "ditto" else "auto"}
+    fed = captured(model, **settings)
+    assert_same(train(make(name), federation(model, "batched", **settings), 1), train(make(name), fed, 1))
+    assert fed.executor.programs.record()["programs"] > 0
+    assert set(fed.executor.programs.apart) <= {MIXED}
+
+
+@pytest.mark.parametrize("name", ["fedprox", pytest.param("fedala", marks=pytest.mark.slow)])
+def test_compiled_steps(name):
+    settings = {"n": (10, 10), "dtype": "float32"}
+    fed = captured("mlp", Compiled(), **settings)
+    with torch.random.fork_rng():  # the compiler draws from the global generator
+        assert_same(train(make(name), federation("mlp", "batched", **settings), 1), train(make(name), fed, 1), 1e-5)
+    record = fed.executor.programs.record()
+    assert record["capture"] == "compile"
+    assert record["programs"] > 0
+    assert record["apart"] == {}
+
+
+def test_batches_of_different_sizes_are_one_block_with_weights():
+    plan = Plan((np.arange(7), np.arange(10, 15), np.arange(20, 23)), (np.array([3, 3, 1]), np.array([3, 2]), np.array([3])))
+    merged = list(blocks(plan, torch.float64, CPU, merged=True))
+    assert [(block.first, block.index[:, 0].tolist()) for block in merged] == [(3, [0, 10, 20]), (2, [3, 13]), (1, [6])]
+    assert [block.weights[: block.first].sum(1).tolist() for block in merged] == [pytest.approx([1] * k) for k in (3, 2, 1)]
+    assert merged[1].weights[1].tolist() == [0.5, 0.5, 0]
+    assert merged[2].index.tolist() == [[6, 0, 0]], "filled up with the client's own samples"
+    apart = [(block.step, block.size, block.index.tolist()) for block in blocks(plan, torch.float64, CPU, merged=False)]
+    assert apart == [
+        (0, 3, [[0, 1, 2], [10, 11, 12], [20, 21, 22]]),
+        (1, 3, [[3, 4, 5]]),
+        (1, 2, [[13, 14]]),
+        (2, 1, [[6]]),
+    ]
+
+
+# -- made once, then replayed ---------------------------------------------------------------------------------------------
+
+
+def test_after_the_first_round_no_step_runs_python(monkeypatch):
+    method, fed = make("fedala"), captured()
+    state = train(method, fed, 2)
+    programs, calls, whole = fed.executor.programs.record()["programs"], [], Samples.batch
+    monkeypatch.setattr(Samples, "batch", lambda self, index: calls.append(index.shape) or whole(self, index))
+    S = fed.nobody_left_out()
+    state = method.update(fed.at(3), state, S)
+    assert calls == []
+    method.receive(fed.at(4), state, S)
+    assert len(calls) == 1, "ALA's features: two samples show what they look like"
+    assert fed.executor.programs.record()["programs"] == programs
+
+
+def test_memory_is_given_back():
+    fed = captured()
+    train(make("fedavg"), fed, 1)
+    fed.executor.close()
+    assert fed.executor.programs.record()["programs"] == 0
+
+
+def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
+    fed, whole, failed = captured(), Samples.batch, []
+    train(make("fedavg"), fed, 1)
+
+    def batch(self, index):
+        if self.device.type != "meta" and index.dim() == 2 and len(index) > 3:
+            failed.append(len(index))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return whole(self, index)
+
+    fed.executor.programs.forget()
+    monkeypatch.setattr(Samples, "batch", batch)
+    assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
+    assert failed
+    assert {len(one.live) for one in fed.executor.programs._made.values()} == {3, 1}
+
+
+# -- what cannot be captured ----------------------------------------------------------------------------------------------
+
+
+def looks(w, *, anchor, strength):
+    """A penalty that decides by a number: a graph would take the same way for ever."""
+    pull = strength * (w - anchor)
+    return (pull if float(pull.abs().max()) > 0 else pull * 2), pull.square().sum(-1)
+
+
+def fit(fed, **how):
+    S = fed.nobody_left_out()
+    rows = fed.everyone(fed.initial())
+    return fed.at(1).sgd(rows, S, correct=looks, anchor=torch.zeros(fed.flat.size, dtype=fed.dtype), **how)
+
+
+def test_a_step_that_reads_numbers_is_made_without_capture_and_said():
+    fed = captured()
+    torch.testing.assert_close(fit(fed, strength=0.1), fit(federation(n=SPREAD), strength=0.1), rtol=0, atol=1e-10)
+    (reason,) = fed.executor.programs.apart
+    assert "not permitted while a step is captured" in reason
+
+
+class Idle:
+    """A capture that does nothing when it is called."""
+
+    name = "idle"
+
+    def __call__(self, step):
+        step()
+        return lambda: None
+
+
+def test_a_program_that_gives_other_numbers_is_not_used():
+    fed = captured(how=Idle())
+    assert_same(train(make("fedala"), federation(n=SPREAD), 2), train(make("fedala"), fed, 2))
+    assert list(fed.executor.programs.apart) == ["not captured: the program gave other numbers"]
+
+
+def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever():
+    fed = captured()
+    S, anchor = fed.nobody_left_out(), torch.zeros(fed.flat.size, dtype=fed.dtype)
+    rows = fed.everyone(fed.initial())
+    for k in range(KINDS + 2):
+        rows = fed.at(1).sgd(rows, S, correct=proximal, anchor=anchor, strength=0.01 * k)
+    (reason,) = fed.executor.programs.apart
+    assert "give numbers that change as tensors" in reason
+    as_tensors = captured()
+    rows = as_tensors.everyone(as_tensors.initial())
+    for k in range(KINDS + 2):
+        rows = as_tensors.at(1).sgd(rows, S, correct=proximal, anchor=anchor, strength=torch.tensor(0.01 * k, dtype=fed.dtype))
+    assert not as_tensors.executor.programs.apart
+
+
+def test_functions_are_known_by_themselves_and_their_arguments():
+    assert frozen(partial(looks, strength=[1, 2])) == frozen(partial(looks, strength=[1, 2]))
+    assert frozen(partial(looks, strength=1)) != frozen(partial(looks, strength=2))
+
+
+def test_on_a_cpu_nothing_is_captured_unless_asked_for():
+    assert capture("auto", CPU) is None
+    assert capture("none", CPU) is None
+    assert capture("compile", CPU).name == "compile"
