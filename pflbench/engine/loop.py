@@ -30,6 +30,7 @@ from pflbench.engine.executor import (
     pick,
     unwrap,
 )
+from pflbench.engine.factored import Factored
 from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
 
@@ -59,8 +60,9 @@ class _Worker:
             else:
                 self.parameters[name].data = view
         # On a GPU sparse gradients would be added up in another order every time, and cost a synchronisation per step.
-        found = self.module.modules() if samples.device.type == "cpu" else ()
-        self.embeddings = [m for m in found if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
+        compact = self.module if samples.device.type == "cpu" else nn.Module()
+        self.embeddings = [m for m in compact.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
+        self.factored = Factored(compact)
 
     def load(self, row: Tensor, buffers: Tensor) -> None:
         self.row.copy_(row)
@@ -93,11 +95,15 @@ class _Worker:
             parameter.requires_grad_(name in inside)
         return [p for name, p in self.parameters.items() if name in inside]
 
-    def train(self, *, sparse: bool) -> None:
-        """Training mode. sparse: gradients of embeddings hold the rows of the batch's tokens alone, not all, mostly zeros."""
+    def train(self, *, compact: bool) -> None:
+        """Training mode. compact: gradients are made for `descend` alone, and need not be whole tensors.
+
+        Those of embeddings then hold the rows of the batch's tokens, and those of large linear layers stay factors.
+        """
         self.module.train()
+        self.factored.switch(compact)
         for embedding in self.embeddings:
-            embedding.sparse = sparse
+            embedding.sparse = compact
 
     def batches(self, plan: Plan, client: int) -> Iterator[Tensor]:
         """The client's batches, as indices on the device."""
@@ -113,12 +119,20 @@ class _Worker:
 
     def gradients(
         self, index: Tensor, parameters: list[Tensor], objective: Objective | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """The loss and its gradients; None for the weights that only `descend` knows the gradients of."""
         x, y = self.batch(index)
         compared = [output(reference.module, x) for reference in self.references] if objective else []
         with torch.enable_grad():
             loss = self.value(x, y, objective, compared)
-            return loss.detach(), torch.autograd.grad(loss, parameters)
+            return loss.detach(), torch.autograd.grad(loss, parameters, allow_unused=self.factored.on)
+
+    def descend(self, parameters: list[Tensor], grads: tuple[Tensor | None, ...], lr: float) -> None:
+        """A step of SGD."""
+        whole = [(p, g) for p, g in zip(parameters, grads, strict=True) if g is not None]
+        if whole:
+            torch._foreach_add_([p for p, _ in whole], [g for _, g in whole], alpha=-lr)
+        self.factored.descend(lr)
 
     def value(self, x: Tensor, y: Tensor, objective: Objective | None, compared: list[Output]) -> Tensor:
         if objective is None:
@@ -208,7 +222,7 @@ class LoopExecutor:
 
         def task(worker: _Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
-            worker.train(sparse=True)
+            worker.train(compact=objective is None)
             worker.refer([r[i] for r in references], buffers[i])
             parameters = worker.select(columns)
             arguments = unwrap(pick(given or {}, i))
@@ -218,7 +232,7 @@ class LoopExecutor:
                 if correct is not None:
                     correction, penalty = correct(worker.pull(), **arguments)
                     loss = loss + penalty
-                torch._foreach_add_(parameters, grads, alpha=-lr)
+                worker.descend(parameters, grads, lr)
                 if correct is not None:
                     worker.pull()[columns].sub_(correction[columns], alpha=lr)
                     worker.push()
@@ -251,7 +265,7 @@ class LoopExecutor:
 
         def task(worker: _Worker, i: int) -> None:
             worker.load(base[i], buffers[i, 0])
-            worker.train(sparse=False)
+            worker.train(compact=False)
             worker.refer((), buffers[i, 0])
             parameters = worker.select(columns)
             arguments = unwrap(pick(given, i))
@@ -277,7 +291,7 @@ class LoopExecutor:
                     worker.push()
                     loss, grads = worker.gradients(pieces[part], parameters, objective)
                     losses.append(loss)
-                    return torch.cat([g.reshape(-1) for g in grads])
+                    return torch.cat([g.reshape(-1) for g in grads if g is not None])
 
                 now = {k: v[i, j] for k, v in (each or {}).items()}
                 mine = step(grad, **mine, **arguments, **now)
