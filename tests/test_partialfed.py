@@ -52,7 +52,7 @@ def one_step(request):
             carry={"theta": theta, "a": zeros, "m": zeros, "v": zeros, "k": torch.zeros(1, 1, 1).double()},
             given={
                 "received": torch.tensor(received).double(),
-                "tau": 5.0,
+                "tau": torch.full((1, 1, 1), 5.0).double(),
                 "lr": 0.1,
                 "rate": 0.01,
                 "decay": 0.0005,

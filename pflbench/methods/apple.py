@@ -48,12 +48,12 @@ def step(
     p_0: Tensor,
     eta_1: float,
     eta_2: float,
-    pull: float,
+    pull: Tensor,
     weigh: Tensor | None = None,
     momentum: float = 0.0,
     velocity: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """One mini-batch: the client's core and its relationships descend at once. pull: lambda(r) * mu."""
+    """One mini-batch: the client's core and its relationships descend at once. pull: lambda(r) * mu, [..., 1]."""
     G = grad(personal_model(p, core, own, cores))
     D = G if weigh is None else G * weigh
     slope = torch.where(own, torch.linalg.vecdot(D, core).unsqueeze(-1), D @ cores.T)
@@ -118,7 +118,7 @@ class APPLE(Method):
             "p_0": fed.n / fed.n.sum(),
             "eta_1": fed.train.lr * (fed.size if self.scale_lr else 1),
             "eta_2": self.eta_2,
-            "pull": self.lambda_(fed) * self.mu,
+            "pull": p_S.new_full((len(S), 1), self.lambda_(fed) * self.mu),  # no constant: a captured step would be a new one
         }
         carry = {"core": core_S, "p": p_S}
         if self.p_grad == "mean":

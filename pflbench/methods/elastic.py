@@ -27,7 +27,7 @@ def squared_norm(loss: Loss, labels: Tensor, own: Output) -> Tensor:
 
 def measure(grad: Grad, *, Omega: Tensor, theta: Tensor, mu: float) -> dict[str, Tensor]:
     """One mini-batch of B_k."""
-    return {"Omega": mu * Omega + (1 - mu) * grad(theta).abs()}
+    return {"Omega": torch.lerp(grad(theta).abs(), Omega, mu)}
 
 
 @method

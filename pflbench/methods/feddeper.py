@@ -20,7 +20,8 @@ class FedDeperState:
 
 def step(grad: Grad, *, y: Tensor, v: Tensor, x: Tensor, eta: float, rho: float) -> dict[str, Tensor]:
     """Lines 7 and 8, on the same mini-batch: SGD on f(y) + rho / (2 eta) |v + y - 2x|^2 with v fixed, and on f(v)."""
-    return {"y": y - eta * grad(y) - rho * (v + y - 2 * x), "v": v - eta * grad(v, of=1)}
+    descended = y.sub(grad(y), alpha=eta)
+    return {"y": descended.sub_((v + y).sub_(x, alpha=2), alpha=rho), "v": v.sub(grad(v, of=1), alpha=eta)}
 
 
 @method

@@ -18,7 +18,8 @@ def proximal(w: Tensor, *, anchor: Tensor, strength: float) -> tuple[Tensor, Ten
     The norm is squared, as in the papers; PFLlib reports the plain norm.
     """
     d = w - anchor
-    return strength * d, strength / 2 * torch.linalg.vecdot(d, d)
+    penalty = strength / 2 * torch.linalg.vector_norm(d, dim=-1).square()
+    return d.mul_(strength), penalty
 
 
 @method

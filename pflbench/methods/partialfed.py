@@ -49,8 +49,11 @@ def adam(g: Tensor, rate: float, *, a: Tensor, m: Tensor, v: Tensor, k: Tensor) 
 
 def mix(theta: Tensor, received: Tensor, load: Tensor, sizes: list[int]) -> Tensor:
     """load * received + (1 - load) * theta, unit by unit (load [..., L]); exact where load is 0 or 1."""
-    units = zip(torch.split(theta, sizes, -1), torch.split(received, sizes, -1), load.unsqueeze(-1).unbind(-2), strict=True)
-    return torch.cat([torch.lerp(own, new, z) for own, new, z in units], -1)
+    mixed = torch.empty_like(theta)
+    rows = (torch.split(x, sizes, -1) for x in (theta, received.expand_as(theta), mixed))
+    for own, new, out, z in zip(*rows, load.unsqueeze(-1).unbind(-2), strict=True):
+        torch.lerp(own, new, z, out=out)
+    return mixed
 
 
 def loads(logits: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ def step(
     noise: Tensor,
     learn: Tensor,
     sizes: list[int],
-    tau: float,
+    tau: Tensor,
     lr: float,
     rate: float,
     decay: float,
@@ -76,17 +79,19 @@ def step(
 ) -> dict[str, Tensor]:
     """One batch, which trains the strategy where learn [..., 1, 1] says so, and the model elsewhere.
 
-    noise: Gumbel [..., L, 2]; sizes: parameters of each unit. There is one gradient, at whichever mixture the batch is for.
+    noise: Gumbel [..., L, 2]; tau: [..., 1, 1]; sizes: parameters of each unit. There is one gradient, at whichever mixture the
+    batch is for.
     """
     soft = torch.softmax((strategy["a"] + noise) / tau, -1)
     load = torch.where(learn[..., 0], soft[..., 0], loads(strategy["a"] + sample * noise) * reload)
     mixed = mix(theta, received, load, sizes)
     g = grad(mixed)
     along = zip(torch.split(g, sizes, -1), torch.split(received - theta, sizes, -1), strict=True)
-    slope = torch.stack([torch.linalg.vecdot(x, y) for x, y in along], -1) * soft.prod(-1) / tau
+    slope = torch.stack([torch.linalg.vecdot(x, y) for x, y in along], -1) * soft.prod(-1) / tau[..., 0]
     learned = adam(torch.stack([slope, -slope], -1) + decay * strategy["a"], rate, **strategy)
     after = {name: torch.where(learn, learned[name], old) for name, old in strategy.items()}
-    return {"theta": torch.where(learn[..., 0], theta, mixed.sub(g, alpha=lr)), **after}
+    descended = mixed.sub_(g, alpha=lr)
+    return {"theta": torch.where(learn[..., 0], theta, descended, out=descended), **after}
 
 
 @method
@@ -154,7 +159,8 @@ class PartialFed(Method):
             theta_S = mix(theta_S, s.w, loads(strategy["a"] + (self.hard == "sample") * noise[:, 0]), sizes)
         given: dict[str, Argument] = {
             "received": s.w,
-            "tau": self.temperature(fed.t),
+            # No constant: each round's step would have to be captured anew.
+            "tau": noise.new_full((len(S), 1, 1), self.temperature(fed.t)),
             "lr": fed.train.lr,
             "rate": self.strategy_lr,
             "decay": self.weight_decay,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -28,13 +29,13 @@ class PerFedAvgState:
 
 def descend(grad: Grad, *, w: Tensor, rate: Tensor) -> dict[str, Tensor]:
     """One step of SGD with a rate of its own."""
-    return {"w": w - rate * grad(w)}
+    return {"w": torch.addcmul(w, -rate, grad(w))}
 
 
 def first_order(grad: Grad, *, w: Tensor, alpha: float, beta: float) -> dict[str, Tensor]:
     """FO: the meta-gradient without its second-order term. Batches D, D'."""
-    adapted = w - alpha * grad(w)
-    return {"w": w - beta * grad(adapted, part=1)}
+    adapted = w.sub(grad(w), alpha=alpha)
+    return {"w": w.sub(grad(adapted, part=1), alpha=beta)}
 
 
 def hessian_free(grad: Grad, *, w: Tensor, alpha: float, beta: float, delta: float) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from pflbench.engine.executor import Grad
@@ -29,8 +30,9 @@ def moreau(
     """One mini-batch: K steps of theta on f(theta) + (lambda / 2) |theta - w|^2 + (c2 / 2) |theta|^2, then one of w."""
     theta = w if reset else theta
     for _ in range(K):
-        theta = theta - eta_p * (grad(theta) + lam * (theta - w) + c2 * theta)
-    return {"theta": theta, "w": w - eta * lam * (w - theta)}
+        pulled = torch.lerp(theta, w, eta_p * lam).sub_(theta, alpha=eta_p * c2)
+        theta = pulled.sub_(grad(theta), alpha=eta_p)
+    return {"theta": theta, "w": torch.lerp(w, theta, eta * lam)}
 
 
 @method
