@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import cdist
 from test_fedamp import close, clouds, near
 
-from pflbench.methods.attention import cosines, mixed, squared_distances
+from pflbench.methods.attention import AT_ONCE, cosines, distances, mixed, squared_distances
 from pflbench.methods.fedamp import FedAMP
 from pflbench.methods.heurfedamp import HeurFedAMP
 
@@ -38,14 +40,15 @@ def test_clouds_of_close_models_keep_their_digits():
     assert (plain - expected).abs().max() > 1e-3
 
 
-def test_columns_are_taken_in_pieces(monkeypatch):
-    w = torch.randn(5, 23, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-    own, others = w.flip(0), FedAMP(alpha_k=1, sigma=50).attention(w)
-    whole = squared_distances(w), cosines(w), mixed(own, w, others)
-    monkeypatch.setattr("pflbench.methods.attention.COLUMNS", 7)
-    for a, b in zip(whole, (squared_distances(w), cosines(w), mixed(own, w, others)), strict=True):
-        close(a, b)
-    close(whole[2], others @ w + (1 - others.sum(1, keepdim=True)) * own)
+def test_columns_are_taken_in_pieces():
+    """Models longer than what is computed at once, the last piece shorter: against SciPy and NumPy on whole rows."""
+    w, v = torch.randn(2, 4, AT_ONCE["cpu"] // 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    others = torch.rand(4, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64).fill_diagonal_(0)
+    theirs, own, xi = w.numpy(), v.numpy(), others.numpy()
+    assert np.allclose(distances(w, v[:3]), cdist(theirs, own[:3]), rtol=1e-12, atol=0)
+    assert np.allclose(squared_distances(w), cdist(theirs, theirs, "sqeuclidean"), rtol=1e-12, atol=0)
+    assert np.allclose(cosines(w), 1 - cdist(theirs, theirs, "cosine"), rtol=0, atol=1e-12)
+    assert np.allclose(mixed(v, w, others), own + xi @ theirs - xi.sum(1, keepdims=True) * own, rtol=0, atol=1e-12)
 
 
 def test_exponents_beyond_single_precision():
@@ -65,3 +68,8 @@ def test_the_zero_vector_has_cosine_zero():
     w = torch.tensor([[0.0, 0.0], [3.0, 4.0], [4.0, -3.0], [6.0, 8.0]], dtype=torch.float64)
     close(cosines(w)[[0, 0, 1, 1], [0, 1, 2, 3]], torch.tensor([0.0, 0, 0, 1], dtype=torch.float64))
     near(HeurFedAMP(xi_ii=0.1).attention(w)[0], [0, 0.3, 0.3, 0.3], 1e-12)
+
+
+def test_equal_models_are_at_no_distance():
+    w = torch.randn(3, 1000, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(distances(w, w) == 0, torch.eye(3, dtype=torch.bool))
