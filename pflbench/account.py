@@ -20,6 +20,7 @@ class Account:
         self._store, self._run_id, self._environment = store, run_id, environment
         self._chunks = executor.chunks if isinstance(executor, BatchedExecutor | PackedExecutor) else None
         self._pack = executor if isinstance(executor, PackedExecutor) else None
+        self._steps = executor if isinstance(executor, BatchedExecutor | PackedExecutor) else None
         self._shortages_told = 0
 
     def keep(self, last: bool = False) -> None:
@@ -27,6 +28,8 @@ class Account:
         known = {**self._environment}
         if self._chunks is not None:
             known["chunk"] = self._chunks.record()
+        if self._steps is not None:
+            known["steps"] = self._steps.steps()
         if self._pack is not None and last:
             known["pack"] = self._pack.record()
         if known != self._environment:

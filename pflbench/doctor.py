@@ -62,7 +62,8 @@ def _device(problems: list[str]) -> dict[str, Any]:
         problems.append(f"torch cannot be imported: {error}")
         return found
     found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    found["auto"] = "cuda, engine batched" if found["gpus"] else "cpu, engine loop"
+    found["auto"] = "cuda, engine batched, capture graph" if found["gpus"] else "cpu, engine loop"
+    found["capture"] = ["graph", "compile", "none"] if found["gpus"] else ["compile", "none"]
     return found
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
-from pflbench.engine import rng
+from pflbench.engine import convolution, rng
 from pflbench.engine.batched import BatchedExecutor
+from pflbench.engine.batches import Plan
+from pflbench.engine.capture import capture
 from pflbench.engine.chunks import Chunks
 from pflbench.engine.executor import Executor
 from pflbench.engine.federation import Federation
@@ -23,6 +26,9 @@ from pflbench.models import build
 from pflbench.setting import Setting
 from pflbench.spec import RunSpec
 
+MEASURED = 32  # clients, at most, with which ways of computing are compared
+STEPS = 8  # that each of them takes then
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -33,6 +39,8 @@ class Execution:
     workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
     chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
     pack: int | None = 1  # batched: runs that differ in the seed alone, made together; None: as many as there is memory for
+    capture: Literal["auto", "graph", "compile", "none"] = "auto"  # batched: how steps become programs
+    convolution: Literal["auto", "grouped", "unfolded"] = "auto"  # batched: see engine.convolution; auto: measured on a GPU
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
 
@@ -41,6 +49,19 @@ class Execution:
         if self.engine == "auto":
             return "loop" if device == "cpu" else "batched"
         return self.engine
+
+
+def checked(how: Execution) -> Execution:
+    """The same. Raises UserError for ways of computing that the executor or the device does not have."""
+    place = str(find_device("auto")) if how.device == "auto" else how.device
+    asked = [
+        f"--{name} {value}" for name, value in (("capture", how.capture), ("convolution", how.convolution)) if value != "auto"
+    ]
+    if asked and how.engine_on(place) == "loop":
+        raise UserError(f"{' and '.join(asked)}: the loop executor has no such choice.", "Add --engine batched, or leave it out.")
+    if how.capture == "graph" and place == "cpu":
+        raise UserError("--capture graph: a CUDA graph needs a GPU.", "On a CPU there is --capture compile.")
+    return how
 
 
 def find_device(name: str) -> torch.device:
@@ -76,10 +97,30 @@ def initial_model(spec: RunSpec, setting: Setting) -> Flat:
 
 def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution) -> LoopExecutor | BatchedExecutor:
     """What computes the clients of a specification, with the samples on the device."""
-    samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.dtype), device)
+    samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.floats), device)
     if how.engine_on(str(device)) == "loop":
         return LoopExecutor(flat, samples, how.workers)
-    return BatchedExecutor(flat, samples, Chunks(how.chunk, fitting=True))
+    chosen = how.convolution if how.convolution != "auto" else _convolution(spec, setting, flat, samples, how)
+    chunks = Chunks(how.chunk, fitting=True)
+    return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, device), convolution=chosen)
+
+
+def _convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str:
+    """The way of computing convolutions that is faster on a GPU, for this model and as many clients; on a CPU no measurement."""
+    if samples.device.type == "cpu" or not convolution.present(flat.module):
+        return convolution.CONVOLUTIONS[0]
+    clients = min(how.chunk or spec.partition.clients, spec.partition.clients, MEASURED)
+    batch = np.concatenate(setting.partition.train)[: spec.train.batch_size]
+    plan = Plan((np.tile(batch, STEPS),) * clients, (np.full(STEPS, len(batch)),) * clients)
+    rows, buffers = (
+        row.to(samples.device, samples.dtype).repeat(clients, 1) for row in (flat.row(), flat.buffer_row(samples.dtype))
+    )
+
+    def work(name: str) -> Callable[[], object]:
+        made = BatchedExecutor(flat, samples, capture=capture(how.capture, samples.device), convolution=name)
+        return lambda: made.sgd(rows, buffers, plan, 1e-4)
+
+    return convolution.fastest(samples.device, work)
 
 
 def clients(spec: RunSpec, setting: Setting, flat: Flat, executor: Executor) -> Federation:
@@ -95,13 +136,26 @@ def clients(spec: RunSpec, setting: Setting, flat: Flat, executor: Executor) -> 
 
 
 @contextmanager
-def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """On a GPU float32 means float32, and the same command gives the same numbers: cuDNN's defaults promise neither."""
+def exact_arithmetic(device: torch.device, dtype: str = "float32") -> Iterator[None]:
+    """On a GPU float32 means float32, and the same command gives the same numbers: cuDNN's defaults promise neither.
+
+    dtype "tf32": products of matrices and convolutions take 10 bits of each factor's fraction. Raises UserError on a CPU.
+    """
+    tf32 = dtype == "tf32"
     if device.type == "cpu":
+        if tf32:
+            raise UserError(
+                "TF32 is arithmetic of NVIDIA's GPUs: there is none on a CPU.", "Use --dtype float32, or --device cuda."
+            )
         yield
         return
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
 
 def _federation(spec: RunSpec, setting: Setting, module: nn.Module) -> Federation:
     """All of it on the device "meta"."""
-    dtype, partition = getattr(torch, spec.train.dtype), setting.partition
+    dtype, partition = getattr(torch, spec.train.floats), setting.partition
     flat, samples = Flat(module), Samples(setting.arrays.x, setting.arrays.y, dtype, torch.device("meta"))
     return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed)
 

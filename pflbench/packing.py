@@ -98,7 +98,11 @@ def execute_pack(
             yield 0, step
         return
     device = find_device(how.device)
-    with exact_arithmetic(device), memory_errors(how, device), closing(_inner(specs[0], data_root, device, how)) as inner:
+    with (
+        exact_arithmetic(device, specs[0].train.dtype),
+        memory_errors(how, device),
+        closing(_inner(specs[0], data_root, device, how)) as inner,
+    ):
         pack = Pack(inner, len(specs))
         works = [
             _to_the_end(rounds(spec, store, data_root, how, partial(_federation, spec, own), force, checkpoint_every, command))

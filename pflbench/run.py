@@ -67,7 +67,7 @@ def execute(
     def federate(setting: Setting) -> Federation:
         return federation(spec, setting, device, how)
 
-    with exact_arithmetic(device), memory_errors(how, device):
+    with exact_arithmetic(device, spec.train.dtype), memory_errors(how, device):
         yield from rounds(spec, store, data_root, how, federate, force, checkpoint_every, command)
 
 

@@ -139,7 +139,12 @@ class TrainSpec(Spec):
     evaluate: Literal["participants", "all"] = "participants"
     drop_last: Literal["auto", "always", "never"] = "auto"
     bn_buffers: Literal["local", "average", "reset"] = "local"
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Literal["float32", "float64", "tf32"] = "float32"  # tf32: float32, but for the factors of products
+
+    @property
+    def floats(self) -> Literal["float32", "float64"]:
+        """The type of all tensors."""
+        return "float64" if self.dtype == "float64" else "float32"
 
     @model_validator(mode="before")
     @classmethod

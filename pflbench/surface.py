@@ -28,7 +28,7 @@ def compute(store: sqlalchemy.Engine, paths: trajectory.Paths, data_root: Path, 
     """
     run, client, plane = paths.runs[0], paths.client, trajectory.plane(paths)
     spec, place = RunSpec.model_validate(read.run(store, run, last=1).spec), find_device(device)
-    with exact_arithmetic(place):
+    with exact_arithmetic(place, spec.train.dtype):
         fed = federation(spec, load_setting(spec, data_root), place, Execution())
         try:
             if fed.flat.buffer_size:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from small import federation, tensors, train
+from torch import nn
 
-from pflbench import methods
+from pflbench import methods, models
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched import BatchedExecutor
 from pflbench.engine.batches import Plan
 from pflbench.engine.blocks import blocks
 from pflbench.engine.capture import Compiled, capture
+from pflbench.engine.convolution import fastest, present, unfold
 from pflbench.engine.programs import KINDS, MIXED, bucket, frozen
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
@@ -131,7 +134,7 @@ def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
     monkeypatch.setattr(Samples, "batch", batch)
     assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
     assert failed
-    assert {len(one.live) for one in fed.executor.programs._made.values()} == {3, 1}
+    assert {len(one.live) for one in fed.executor.programs._made.values()} == {3}
 
 
 # -- what cannot be captured ----------------------------------------------------------------------------------------------
@@ -196,3 +199,57 @@ def test_on_a_cpu_nothing_is_captured_unless_asked_for():
     assert capture("auto", CPU) is None
     assert capture("none", CPU) is None
     assert capture("compile", CPU).name == "compile"
+
+
+# -- ways of computing a convolution ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["cnn", "cnn2", "resnet18", "resnet20"])
+def test_unfolded_convolutions_give_the_same(model):
+    """Strides, padding and missing biases are in these models."""
+    torch.manual_seed(0)
+    shape = (3, 32, 32) if model == "resnet18" else (1, 16, 16)
+    module = models.build(model, shape, 4).double().eval()
+    other = copy.deepcopy(module)
+    unfold(other)
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    expected, found = module(x), other(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    for a, b in zip(
+        torch.autograd.grad(found.square().sum(), list(other.parameters())),
+        torch.autograd.grad(expected.square().sum(), list(module.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+
+
+def test_training_with_unfolded_convolutions():
+    few = {"n": (6, 8), "lr": 0.05}
+    fed = federation("cnn", "batched", **few)
+    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution="unfolded")
+    assert fed.executor.steps()["convolution"] == "unfolded"
+    assert_same(train(make("fedavg"), federation("cnn", "batched", **few), 1), train(make("fedavg"), fed, 1))
+
+
+def test_what_is_in_groups_or_padded_otherwise_is_left_as_it_is():
+    kept = nn.Sequential(
+        nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding_mode="reflect")
+    )
+    unfold(kept)
+    assert {type(part) for part in kept} == {nn.Conv2d}
+    assert not present(kept)
+    assert present(nn.Sequential(nn.Conv2d(1, 1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("grouped", "unfolded", "chosen"), [(1.0, 1.0, "grouped"), (1.0, 0.9, "grouped"), (1.0, 0.5, "unfolded")]
+)
+def test_the_other_way_is_taken_where_it_is_clearly_faster(grouped, unfolded, chosen, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    takes = {"grouped": grouped, "unfolded": unfolded}
+
+    def work(name):
+        return lambda: now.__setitem__(0, now[0] + takes[name])
+
+    assert fastest(CPU, work) == chosen

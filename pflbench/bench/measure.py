@@ -40,7 +40,7 @@ def measure(
     """
     limits = ceilings.measure(device)
     of_method = {spec.method.name: floor.floors(floor.work(spec, setting), limits) for spec in specs}
-    with exact_arithmetic(device), _memory_errors(device), ExitStack() as held:
+    with exact_arithmetic(device, specs[0].train.dtype), _memory_errors(device), ExitStack() as held:
         held.enter_context(_threads_kept())
         running = [_Running(spec, setting, device, engine) for spec in specs for engine in engines]
         for arm in running:

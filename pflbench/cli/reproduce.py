@@ -95,6 +95,8 @@ def reproduce(
     workers: o.Workers = None,
     chunk: o.Chunk = None,
     pack: o.Pack = None,
+    capture: o.Capture = "auto",
+    convolution: o.Convolution = "auto",
     checkpoint_every: o.CheckpointEvery = 30.0,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
@@ -108,7 +110,7 @@ def reproduce(
     from pflbench.reproduce.goal import goal
 
     asked = goal(name, scale, methods=methods, datasets=datasets, partitions=partitions)
-    how = execution(device, engine, workers, chunk, pack)
+    how = execution(device, engine, workers, chunk, pack, capture, convolution)
     targets = _targets(asked, "json" if as_json and not dry_run else format, output)
     wanted = asked.wanted(data_dir, seeds)
     if dry_run:

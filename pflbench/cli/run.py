@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 Engine = Literal["auto", "loop", "batched"]
 ENGINES = get_args(Engine)
+Capture = Literal["auto", "graph", "compile", "none"]
+CAPTURES = get_args(Capture)
+Convolution = Literal["auto", "grouped", "unfolded"]
+CONVOLUTIONS = get_args(Convolution)
 
 
 def run(
@@ -65,6 +69,8 @@ def run(
     workers: o.Workers = None,
     chunk: o.Chunk = None,
     pack: o.Pack = None,
+    capture: o.Capture = "auto",
+    convolution: o.Convolution = "auto",
     checkpoint_every: o.CheckpointEvery = 30.0,
     observe_every: o.ObserveEvery = 0,
     trajectory: o.Trajectory = None,
@@ -91,7 +97,7 @@ def run(
     specs = plan(request)
     for text in (*preset_notes(request), *warnings(specs)):
         message(f"Note: {text}")
-    how = execution(device, engine, workers, chunk, pack)
+    how = execution(device, engine, workers, chunk, pack, capture, convolution)
     if dry_run:
         needed = _footprints(specs, how, data_dir, quiet)
         planned = zip(specs, needed, strict=True)
@@ -122,14 +128,30 @@ def run(
         raise typer.Exit(2)
 
 
-def execution(device: str, engine: str, workers: int | None, chunk: int | None, pack: str | None) -> Execution:
-    """How the options of a command say that runs are executed."""
-    from pflbench.execution import Execution
+def execution(
+    device: str,
+    engine: str,
+    workers: int | None = None,
+    chunk: int | None = None,
+    pack: str | None = None,
+    capture: str = "auto",
+    convolution: str = "auto",
+) -> Execution:
+    """What the options of the panel "Execution" say. Raises UserError for what does not go together."""
+    from pflbench.execution import Execution, checked
     from pflbench.packing import packing
 
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
-    return packing(Execution(device, cast(Engine, engine), workers, chunk), pack)
+    for option, value, valid in (
+        ("engine", engine, ENGINES),
+        ("capture", capture, CAPTURES),
+        ("convolution", convolution, CONVOLUTIONS),
+    ):
+        if value not in valid:
+            raise unknown(option, value, valid)
+    how = Execution(
+        device, cast(Engine, engine), workers, chunk, capture=cast(Capture, capture), convolution=cast(Convolution, convolution)
+    )
+    return packing(checked(how), pack)
 
 
 def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:

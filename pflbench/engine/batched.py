@@ -16,6 +16,7 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.blocks import Block, blocks
 from pflbench.engine.capture import Capture
 from pflbench.engine.chunks import Chunks
+from pflbench.engine.convolution import unfold
 from pflbench.engine.executor import (
     ALL,
     Correct,
@@ -47,7 +48,10 @@ MODELS, BUFFERS, LOSS, LAST, FEATURES = (
 
 
 class BatchedExecutor:
-    """capture: how steps become programs (engine.capture); None: they are made as they are, as on a CPU."""
+    """capture: how steps become programs (engine.capture); None: they are made as they are, as on a CPU.
+
+    convolution: one of engine.convolution.CONVOLUTIONS.
+    """
 
     name = "batched"
 
@@ -58,6 +62,7 @@ class BatchedExecutor:
         chunks: Chunks | None = None,
         loss: Loss = F.cross_entropy,
         capture: Capture | None = None,
+        convolution: str = "grouped",
         programs: Programs | None = None,
     ) -> None:
         self.flat = flat
@@ -67,6 +72,9 @@ class BatchedExecutor:
         self.loss = loss
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
+        self.convolution = convolution
+        if convolution == "unfolded":
+            unfold(self.module)
         self.gradients = Gradients(flat, self.module, samples, loss)
         self._heads: list[BatchedExecutor] = []  # not in use
         self._owner: BatchedExecutor | None = None
@@ -76,6 +84,10 @@ class BatchedExecutor:
             self._owner._heads.append(self)
         else:
             self.programs.forget()
+
+    def steps(self) -> dict[str, Any]:
+        """For the record of a run: how steps are made."""
+        return {**self.programs.record(), "convolution": self.convolution}
 
     def sgd(
         self,
@@ -298,7 +310,7 @@ class BatchedExecutor:
         return lambda: self.chunks.need(shape, lambda: probe.need(self._without_data, request, width, arguments))
 
     def _without_data(self) -> BatchedExecutor:
-        return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss)
+        return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss, convolution=self.convolution)
 
 
 def _subtract(of: Tensor, what: Tensor, rate: float, live: Tensor | None) -> None:

@@ -47,7 +47,7 @@ class Federation:
         self.executor = executor
         self.train = train
         self.seed = seed
-        self.dtype = getattr(torch, train.dtype)
+        self.dtype = getattr(torch, train.floats)
         self.device = executor.device
         self.train_indices = [np.asarray(i, dtype=np.int64) for i in train_indices]
         self.test_indices = [np.asarray(i, dtype=np.int64) for i in test_indices]

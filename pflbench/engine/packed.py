@@ -31,6 +31,7 @@ class Pack:
 
     def __init__(self, inner: BatchedExecutor, runs: int) -> None:
         self.chunks: Chunks = inner.chunks
+        self.steps = inner.steps
         self.executors = [PackedExecutor(self, run, inner) for run in range(runs)]
         self._settle = partial(torch.cuda.synchronize, inner.device) if inner.device.type == "cuda" else _nothing
         self._standings = [_Standing() for _ in range(runs)]
@@ -195,6 +196,10 @@ class PackedExecutor:
     def clock(self) -> float:
         """Seconds that this run has taken up to now: its own work, and its part of what was done for several."""
         return self._pack.clock(self._run)
+
+    def steps(self) -> dict[str, Any]:
+        """As of the inner executor."""
+        return self._pack.steps()
 
     def record(self) -> dict[str, int]:
         """How many runs are in the pack, the calls of this run, and how many of them were made for it alone."""

@@ -93,21 +93,21 @@ class Programs:
         steps: Iterator[Block],
         each: Mapping[str, Tensor],
     ) -> Named:
-        program.load(state, given)
+        count = program.load(state, given)
         for block in steps:
             if reason := program.make(block, each):
                 self.apart[reason] += 1
                 _plain(program.advance, program.state, program.given, block, each)
-        return {k: v.clone() for k, v in program.state.items()}
+        return {k: v[:count].clone() for k, v in program.state.items()}
 
     def _program(
         self, kind: Hashable, advance: Advance, state: Named, given: Given, each: Mapping[str, Tensor]
     ) -> _Program | None:
         assert self.capture is not None
         constants = {k: v for k, v in given.items() if not isinstance(v, (Tensor, Shared))}
-        key = (kind, tuple(constants.items()), _shapes(state), _shapes(given), _shapes(each))
+        key = (kind, tuple(constants.items()), _rows(state), _shapes(given), _rows({k: v[:, 0] for k, v in each.items()}))
         try:
-            known = key in self._made
+            known = key in self._made and self._made[key].count >= len(next(iter(state.values())))
         except TypeError:
             self.apart["what the step is given has no hash"] += 1
             return None
@@ -130,7 +130,7 @@ class Programs:
 
 
 class _Program:
-    """One kind of step on tensors of its own, and its calls by number of clients."""
+    """One kind of step on tensors of its own, for up to `count` clients, and its calls by number of clients."""
 
     def __init__(
         self,
@@ -159,14 +159,18 @@ class _Program:
         self.inputs: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
         self._live_now = -1
 
-    def load(self, state: Named, given: Given) -> None:
-        """Another program may have used these tensors since."""
+    def load(self, state: Named, given: Given) -> int:
+        """Returns the number of clients. The rows of others keep what they have, which may be another program's."""
         self._live_now = -1
+        count = len(next(iter(state.values())))
         for name, value in state.items():
-            self.state[name].copy_(value)
+            self.state[name][:count].copy_(value)
         for name, mine in self.given.items():
-            if isinstance(mine, (Tensor, Shared)):
+            if isinstance(mine, Tensor) and mine.dim() > 1:
+                mine[:count].copy_(_tensor(given[name]))
+            elif isinstance(mine, (Tensor, Shared)):
                 _tensor(mine).copy_(_tensor(given[name]))
+        return count
 
     def make(self, block: Block, each: Mapping[str, Tensor]) -> str:
         """Makes the step; or says why it has to be made without capture."""
@@ -185,15 +189,15 @@ class _Program:
     def _set(self, block: Block, each: Mapping[str, Tensor]) -> None:
         shape = block.samples.shape[1], block.weights is not None
         if shape not in self.inputs:
-            weights = None if block.weights is None else torch.empty_like(block.weights)
-            self.inputs[shape] = torch.empty_like(block.samples, memory_format=torch.contiguous_format), weights
-        index, weights = self.inputs[shape]
-        index.copy_(block.samples)
+            weights = None if block.weights is None else block.weights.new_zeros(self.count, shape[0])
+            self.inputs[shape] = block.samples.new_zeros(self.count, shape[0]), weights
+        (index, weights), count = self.inputs[shape], len(block.samples)
+        index[:count].copy_(block.samples)
         if weights is not None:
             assert block.weights is not None
-            weights.copy_(block.weights)
+            weights[:count].copy_(block.weights)
         for name, mine in self.each.items():
-            mine.copy_(each[name][:, block.step])
+            mine[:count].copy_(each[name][:, block.step])
         assert block.first is not None
         if block.first != self._live_now:
             self.live.copy_(self.ladder[block.first])
@@ -281,10 +285,19 @@ def _code(kind: Any) -> Hashable:
     return getattr(getattr(kind, "__func__", kind), "__qualname__", None)
 
 
-def _shapes(tensors: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(
-        (k, type(v), tuple(_tensor(v).shape), _tensor(v).dtype) for k, v in tensors.items() if isinstance(v, (Tensor, Shared))
-    )
+def _rows(tensors: Named) -> tuple[Hashable, ...]:
+    """Names, shapes and types of tensors with a row for each client, whatever their number."""
+    return tuple((k, v.shape[1:], v.dtype) for k, v in tensors.items())
+
+
+def _shapes(given: Given) -> tuple[Hashable, ...]:
+    found = []
+    for name, value in given.items():
+        if isinstance(value, (Tensor, Shared)):
+            shape = _tensor(value).shape
+            rows = isinstance(value, Tensor) and len(shape) > 1
+            found.append((name, rows, shape[1:] if rows else shape, _tensor(value).dtype))
+    return tuple(found)
 
 
 def _tensor(value: Any) -> Tensor:

@@ -321,6 +321,8 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
     items += [("evaluation interval", train["eval_every"], 1), ("BN buffers", train["bn_buffers"], "local")]
     if place.join_ratio < 1:
         items.append(("evaluated clients", train["evaluate"], "participants"))
+    if train["dtype"] == "tf32":
+        items.append(("factors of products", "tf32", "float32"))
     if train["drop_last"] == "never":
         items.append(("last partial batch", "kept", "dropped"))
     if partition["scheme"] != "pfllib":
