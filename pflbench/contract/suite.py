@@ -5,6 +5,7 @@ A method's own test says `@pytest.mark.parametrize("name", ["my-method"])` over 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from pflbench import methods
 from pflbench.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.engine import rng
+from pflbench.engine.federation import Federation
+from pflbench.engine.packed import Pack
 from pflbench.engine.programs import MIXED
 from pflbench.errors import Diverged
 from pflbench.methods.base import Method
@@ -98,6 +101,23 @@ class Contract:
         if engine == "captured":
             refused = set(batched.executor.programs.apart) - {MIXED}  # type: ignore[attr-defined]
             assert not refused, f"steps that a GPU cannot replay: {', '.join(refused)}"
+
+    def test_packed_runs_agree_with_separate_ones(self, name: str) -> None:
+        """Where seeds train together, one row for all clients of a run, [P], comes as a row for each of them."""
+
+        def small(seed: int) -> Federation:
+            return federation(engine="captured", n=(13, 8, 5), join_ratio=0.7, seed=seed)
+
+        def trained(fed: Federation) -> Generator[Any, None, None]:
+            yield train(make(name), fed, 2)
+
+        separate, feds = [train(make(name), small(seed), 2) for seed in (0, 1)], [small(seed) for seed in (0, 1)]
+        pack = Pack(feds[0].executor, 2)  # type: ignore[arg-type]
+        for fed, own in zip(feds, pack.executors, strict=True):
+            fed.executor = own
+        together = dict(pack.together(list(map(trained, feds))))
+        for seed in (0, 1):
+            assert_same(separate[seed], together[seed], 1e-10)
 
     def test_all_executors_agree_in_single_precision(self, name: str) -> None:
         """Over few steps: sooner or later a ReLU is within rounding of its kink, and two trainings that are both right part."""
