@@ -1,8 +1,8 @@
-"""FedAvg and FedALA as one writes them in plain PyTorch: the yardstick of round_time.py. Nothing of pflbench's engine is used.
+"""FedAvg and FedALA as one writes them in plain PyTorch: the yardstick of round_time.py. Nothing of pflbench is used.
 
 One client after another, a DataLoader each, torch.optim.SGD, intra-op threads at their default, a module of its own for every
-client. FedALA's weight learning (methods.md 1.14) has the structure of its authors' published module: a temporary copy of the
-model, its lower layers frozen, autograd through the copy for every batch in every epoch.
+client, the CNN with its layers in the order of methods.md 4.1. FedALA's weight learning (methods.md 1.14) has the structure of
+its authors' published module: a temporary copy of the model, its lower layers frozen, autograd through the copy for every batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,17 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 BATCH = 10
+
+
+def cnn(channels: int, size: int, classes: int) -> nn.Sequential:
+    """Of images [channels, size, size]."""
+    pooled = ((size - 4) // 2 - 4) // 2
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * pooled**2, 512), nn.ReLU(inplace=True)),
+        nn.Linear(512, classes),
+    )
 
 
 class FedAvg:

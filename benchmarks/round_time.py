@@ -1,6 +1,6 @@
 """Seconds per round with the paper's CNN: pflbench beside plain PyTorch, one core beside all, threads beside processes.
 
-    python benchmarks/round_time.py --data-dir DATA -d mnist -d folder:CIFAR10 [-m METHOD] [--share 0.1] [--rounds 5]
+    python benchmarks/round_time.py --data-dir DATA -d mnist -d folder:CIFAR10 [-m METHOD] [--share 0.1] [--rounds 4]
 
 Twenty clients, Dir(0.1), batches of 10, one local epoch, every client tested after every round. The arms, on Linux:
 
@@ -32,14 +32,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from plain_rounds import METHODS
+from plain_rounds import METHODS, cnn
 from torch.utils.data import TensorDataset
 
 from pflbench import methods
 from pflbench.bench.rounds import cut
 from pflbench.errors import UserError
 from pflbench.execution import Execution, federation, find_device
-from pflbench.models import build
 from pflbench.partition import Partition
 from pflbench.plan import Request, plan
 from pflbench.setting import Setting, load_setting
@@ -94,7 +93,7 @@ def plain(spec: RunSpec, setting: Setting) -> Round:
     x = (torch.from_numpy(np.array(arrays.x)).float() / 255 - 0.5) / 0.5
     y = torch.from_numpy(np.array(arrays.y))
     train, test = ([TensorDataset(x[i], y[i]) for i in side] for side in (partition.train, partition.test))
-    model = build(spec.model, tuple(x.shape[1:]), len(arrays.classes))
+    model = cnn(*x.shape[1:3], len(arrays.classes))
     return METHODS[spec.method.name](model, train, test, spec.train.lr).round
 
 
@@ -193,7 +192,7 @@ def main() -> None:
     parser.add_argument("-d", "--dataset", action="append", help="images; default: mnist")
     parser.add_argument("-m", "--method", action="append", choices=list(METHODS), help="default: all")
     parser.add_argument("--share", type=float, default=0.1)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--device", default="cpu", help="on a GPU: loop and batched are compared there")
     parser.add_argument("--runs", help=argparse.SUPPRESS)
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
