@@ -135,18 +135,21 @@ def clients(spec: RunSpec, setting: Setting, flat: Flat, executor: Executor) -> 
     return fed
 
 
+def require_arithmetic(device: torch.device, dtype: str) -> None:
+    """Raises UserError where the device does not have it."""
+    if dtype == "tf32" and device.type == "cpu":
+        raise UserError("TF32 is arithmetic of NVIDIA's GPUs: there is none on a CPU.", "Use --dtype float32, or --device cuda.")
+
+
 @contextmanager
 def exact_arithmetic(device: torch.device, dtype: str = "float32") -> Iterator[None]:
     """On a GPU float32 means float32, and the same command gives the same numbers: cuDNN's defaults promise neither.
 
     dtype "tf32": products of matrices and convolutions take 10 bits of each factor's fraction. Raises UserError on a CPU.
     """
+    require_arithmetic(device, dtype)
     tf32 = dtype == "tf32"
     if device.type == "cpu":
-        if tf32:
-            raise UserError(
-                "TF32 is arithmetic of NVIDIA's GPUs: there is none on a CPU.", "Use --dtype float32, or --device cuda."
-            )
         yield
         return
     before = torch.get_float32_matmul_precision()

@@ -381,10 +381,26 @@ def test_bench_prints_a_table(shell: Shell) -> None:
     assert "Stored as measurement 1" in done.err
 
 
+def test_bench_packs_seeds_and_measures_ways_apart(shell: Shell) -> None:
+    ways = ("batched", "packed", "batched:none:unfolded")
+    asked = [text for way in ways for text in ("--engine", way)]
+    found = json.loads(shell("bench", "-m", "ditto", "--clients", "2", "--share", "0.05", "--rounds", "2", *asked, "--json").out)
+    arms = {(arm["method"], arm["engine"]): arm for arm in found["arms"]}
+    assert list(arms) == [(method, way) for method in ("fedavg", "ditto") for way in ways]
+    for method in ("fedavg", "ditto"):
+        alone, packed = (arms[method, way]["floor"] for way in ("batched", "packed"))
+        assert {phase: packed[phase]["flops"] for phase in PHASES} == {phase: 5 * alone[phase]["flops"] for phase in PHASES}
+        assert all(len(seconds) == 2 and min(seconds) >= 0 for seconds in arms[method, "packed"]["seconds"].values())
+    assert found["environment"]["steps"]["ditto batched:none:unfolded"]["convolution"] == "unfolded"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--engine", "gpu"), "Unknown engine 'gpu'"),
+        (("--engine", "batched:fast"), "Unknown way of computing 'fast'"),
+        (("--engine", "loop:compile"), "the loop executor has no such choice"),
+        (("--dtype", "tf32"), "there is none on a CPU"),
         (("--share", "0"), "--share 0 leaves nothing"),
         (("--share", "1.5"), "'--share'"),
         (("--name", "12"), "--name '12' is not possible"),

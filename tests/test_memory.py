@@ -223,7 +223,7 @@ def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
         return chunks
 
     with monkeypatch.context() as patched:
-        patched.setattr(memory, "free", lambda device: 150_000)
+        patched.setattr(memory, "free", lambda device: 110_000)
         fitted = same(Chunks(fitting=True))
         assert 1 <= fitted.record()["clients"]["training"] < fed.size
         assert None not in fitted._needs.values(), "its requests need values that tensors without data do not have"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -70,6 +70,11 @@ def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) ->
 def floors(of: dict[str, Work], ceilings: Ceilings) -> dict[str, Floor]:
     """By phase. The floor of a round is the sum of its phases'."""
     return {phase: _floor(work, ceilings) for phase, work in of.items()}
+
+
+def times(floor: Floor, count: int) -> Floor:
+    """Of so many of the same."""
+    return replace(floor, flops=count * floor.flops, bytes=count * floor.bytes, seconds=count * floor.seconds)
 
 
 def _floor(work: Work, ceilings: Ceilings) -> Floor:

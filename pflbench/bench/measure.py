@@ -6,27 +6,26 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import Literal
 
 import torch
 
-from pflbench import environment, methods
+from pflbench import environment
 from pflbench.bench import ceilings, floor
-from pflbench.bench.rounds import UNTIMED, Course
+from pflbench.bench.arms import Way, arm
+from pflbench.bench.rounds import UNTIMED
 from pflbench.errors import UserError
-from pflbench.execution import Execution, exact_arithmetic, federation
+from pflbench.execution import exact_arithmetic
 from pflbench.setting import Setting
 from pflbench.spec import RunSpec
 from pflbench.store.measurements import Arm, Measurement
 
-Engine = Literal["loop", "batched"]
 Progress = Callable[[str, int, int], None]
 
 
 def measure(
     specs: Sequence[RunSpec],
     setting: Setting,
-    engines: Sequence[Engine],
+    ways: Sequence[Way],
     device: torch.device,
     rounds: int,
     name: str | None = None,
@@ -34,7 +33,7 @@ def measure(
     command: str = "",
     progress: Progress | None = None,
 ) -> Measurement:
-    """Specifications that differ in the method alone, `rounds` timed rounds of each.
+    """Specifications that differ in the method alone, `rounds` timed rounds of each, in every way.
 
     share: of every client's samples that the setting was cut to; recorded. progress: (what, done, total).
     """
@@ -42,16 +41,17 @@ def measure(
     of_method = {spec.method.name: floor.floors(floor.work(spec, setting), limits) for spec in specs}
     with exact_arithmetic(device, specs[0].train.dtype), _memory_errors(device), ExitStack() as held:
         held.enter_context(_threads_kept())
-        running = [_Running(spec, setting, device, engine) for spec in specs for engine in engines]
-        for arm in running:
-            held.callback(arm.close)
-        turns = [(t, arm) for t in range(UNTIMED + rounds) for arm in running]
-        for done, (t, arm) in enumerate(turns):
-            arm.round(timed=t >= UNTIMED)
+        running = [_Running(spec, setting, device, way) for spec in specs for way in ways]
+        for one in running:
+            held.callback(one.close)
+        turns = [(t, one) for t in range(UNTIMED + rounds) for one in running]
+        for done, (t, one) in enumerate(turns):
+            one.round(timed=t >= UNTIMED)
             if progress is not None:
                 progress("rounds", done + 1, len(turns))
-    arms = tuple(arm.record({phase: asdict(found) for phase, found in of_method[arm.method].items()}) for arm in running)
-    described = {**environment.describe(), "torch_threads": torch.get_num_threads(), "command": command}
+        steps = {f"{one.method} {one.way.name}": told for one in running if (told := one.arm.steps())}
+    arms = tuple(one.record(of_method[one.method]) for one in running)
+    described = {**environment.describe(), "torch_threads": torch.get_num_threads(), "command": command, "steps": steps}
     if device.type == "cuda":
         described["cuda"] = torch.version.cuda
     return Measurement(_device_name(device), _work(specs[0], setting, share), asdict(limits), arms, described, name)
@@ -60,32 +60,32 @@ def measure(
 class _Running:
     """A method on an executor, on its way through the rounds."""
 
-    def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, engine: Engine) -> None:
-        self.spec, self.device, self.engine = spec, device, engine
+    def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, way: Way) -> None:
+        self.spec, self.device, self.way = spec, device, way
         self.method = spec.method.name
         before = torch.get_num_threads()
-        fed = federation(spec, setting, device, Execution(device=str(device), engine=engine))
+        self.arm = arm(way, spec, setting, device)
         # The loop executor keeps one thread to an operation for as long as it lives; the others of this process want more.
         self.threads = torch.get_num_threads()
         torch.set_num_threads(before)
-        self.course = Course(methods.make(spec.method), fed)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.peak = 0
 
     def round(self, timed: bool) -> None:
         torch.set_num_threads(self.threads)
         self._reset_peak()
-        seconds = self.course.timed_round()
+        seconds = self.arm.round()
         if timed:
             self.peak = max(self.peak, self._peak())
             for phase, found in seconds.items():
                 self.seconds[phase].append(found)
 
-    def record(self, of_phases: dict[str, dict[str, object]]) -> Arm:
-        return Arm(self.method, self.engine, self.spec.model_dump(mode="json"), dict(self.seconds), of_phases, self.peak)
+    def record(self, of_phases: dict[str, floor.Floor]) -> Arm:
+        floors = {phase: asdict(floor.times(found, self.way.runs)) for phase, found in of_phases.items()}
+        return Arm(self.method, self.way.name, self.spec.model_dump(mode="json"), dict(self.seconds), floors, self.peak)
 
     def close(self) -> None:
-        self.course.fed.executor.close()
+        self.arm.close()
 
     def _reset_peak(self) -> None:
         if self.device.type == "cuda":

@@ -11,13 +11,13 @@ from pflbench.cli import options as o
 from pflbench.cli.console import command_line, message, print_json, print_table
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.bench.measure import Engine
     from pflbench.store.measurements import Measurement
 
-ENGINES = ("both", "loop", "batched")
+BOTH = "both"
+ENGINES = (BOTH, "loop", "batched", "packed")
 
 app = typer.Typer(invoke_without_command=True, help="Measure what a round costs on this machine, and compare measurements.")
 
@@ -38,10 +38,17 @@ def bench(
     rounds: Annotated[int, typer.Option("--rounds", "-r", min=1, help="Timed rounds, after two that are not.")] = 5,
     share: Annotated[float, typer.Option(min=0, max=1, help="Take this share of every client's samples.")] = 1.0,
     device: o.Device = "auto",
-    engine: Annotated[
-        str,
-        typer.Option(metavar="|".join(ENGINES), autocompletion=o.completion(lambda: ENGINES), help="Which executors to measure."),
-    ] = "both",
+    dtype: o.Dtype = None,
+    engines: Annotated[
+        list[str],
+        typer.Option(
+            "--engine",
+            metavar="ENGINE[:WAY]",
+            autocompletion=o.completion(lambda: ENGINES),
+            help="Repeatable: loop, batched, both; packed: five seeds as one program. A way after it is an arm of its own: "
+            "batched:none, batched:graph, batched:compile, batched:grouped, batched:unfolded.",
+        ),
+    ] = [BOTH],  # noqa: B006
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="A name, to find the measurement by.")] = None,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
@@ -55,15 +62,14 @@ def bench(
     if context.invoked_subcommand is not None:
         _refuse_options_before(context)
         return
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
     if share == 0:
         raise UserError("--share 0 leaves nothing to measure.", "Give a share above 0, up to 1.")
     request = o.request({**locals(), "methods": list(dict.fromkeys(["fedavg", *methods])), "datasets": [dataset]})
 
+    from pflbench.bench.arms import way
     from pflbench.bench.measure import measure
     from pflbench.bench.rounds import UNTIMED, cut
-    from pflbench.execution import find_device
+    from pflbench.execution import find_device, require_arithmetic
     from pflbench.plan import plan
     from pflbench.setting import load_setting
     from pflbench.store import measurements
@@ -71,12 +77,16 @@ def bench(
     measurements.check_name(name)
     specs = plan(replace(request, rounds=UNTIMED + rounds))
     where = find_device(device)
-    engines: tuple[Engine, ...] = ("loop", "batched") if engine == "both" else (engine,)  # type: ignore[assignment]
+    named = [one for engine in engines for one in (("loop", "batched") if engine == BOTH else (engine,))]
+    ways = [way(one) for one in dict.fromkeys(named)]
+    require_arithmetic(where, specs[0].train.dtype)
+    for one in ways:
+        one.execution(where)
     with data_view() as progress:
         setting = cut(load_setting(specs[0], data_dir, progress), share, specs[0].train.batch_size)
     with opened(db, create=True) as results:
         with data_view() as progress:
-            found = measure(specs, setting, engines, where, rounds, name, share, command_line(), progress)
+            found = measure(specs, setting, ways, where, rounds, name, share, command_line(), progress)
         stored = measurements.find(results, str(measurements.save(results, found)))
     _show(stored, as_json)
 
@@ -144,7 +154,7 @@ def _show(measurement: Measurement, as_json: bool) -> None:
     ]  # fmt: skip
     print_table((*columns, "x FedAvg", "x floor", "peak MB"), rows)
     limits = measurement.ceilings
-    tf32 = f" ({limits['tf32'] / 1e9:,.0f} with TF32, which runs do not use)" if limits["tf32"] else ""
+    tf32 = f" ({limits['tf32'] / 1e9:,.0f} with TF32)" if limits["tf32"] else ""
     product, copied = (f"{(limits[name] or 0) / 1e9:,.3g}" for name in ("flops", "bandwidth"))
     message(f"{measurement.device}: matrix product {product} GFLOP/s{tf32}, copy {copied} GB/s.")
     message(f"Stored as measurement {measurement.id}; pflbench bench compare sets two side by side.")

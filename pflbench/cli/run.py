@@ -104,8 +104,10 @@ def run(
         print_json([{"key": spec.key, "memory": need, "spec": spec.model_dump(mode="json")} for spec, need in planned])
         return
 
+    from pflbench.execution import find_device, require_arithmetic
     from pflbench.packing import execute_pack, packs
 
+    require_arithmetic(find_device(how.device), specs[0].train.dtype)
     _prepare(specs, data_dir, quiet)
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
     how = replace(how, observe_every=observe_every, follow=client)

@@ -158,11 +158,14 @@ class BatchedExecutor:
     def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
         # Where samples do not see one another, larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
-        places, below = batches.positions(), self.gradients.features()
+        below = self.gradients.features()
         first = max(range(len(plan)), key=lambda i: len(plan.order[i]))
         two = torch.from_numpy(plan.order[first][None, :2]).to(self.device)
         head = self._free_head(below(rows[first, None], buffers[first, None], two)[0, 0], sum(map(len, plan.order)))
         table = head.samples.x
+        at, sizes = batches.positions().padded()
+        at[np.arange(at.shape[2]) >= sizes[..., None]] = len(table) - 1  # the row of what fills up a batch
+        where = torch.from_numpy(at).to(self.device)
 
         def advance(state: Named, given: Given, inputs: Inputs) -> None:
             found = below(state[MODELS], state[BUFFERS], inputs.index)
@@ -170,13 +173,9 @@ class BatchedExecutor:
             table[inputs.each["places"][:, : found.shape[1]]] = found
 
         def pass_below(clients: Tensor, steps: Iterator[Block]) -> None:
-            at, sizes = places.take(clients.tolist()).padded()
-            at[np.arange(at.shape[2]) >= sizes[..., None]] = len(table) - 1  # the row of what fills up a batch
-            width = _width(batches)
             state = {MODELS: rows[clients], BUFFERS: buffers[clients]}
-            state[FEATURES] = table.new_zeros(len(clients), width, *table.shape[1:])
-            where = {"places": torch.from_numpy(at).to(self.device)}
-            self.programs.run(("head", self._data, table.data_ptr()), advance, state, {}, steps, where)
+            state[FEATURES] = table.new_zeros(len(clients), at.shape[2], *table.shape[1:])
+            self.programs.run(("head", self._data, table.data_ptr()), advance, state, {}, steps, {"places": where[clients]})
 
         self._each(batches, self._need("head", _width(batches), rows=rows, buffers=buffers), pass_below, merged=True)
         order = torch.from_numpy(np.concatenate(plan.order)).to(self.device)

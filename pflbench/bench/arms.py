@@ -1,0 +1,115 @@
+"""What is measured beside one another: a method on an executor, made one way or another, on its way through the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import torch
+
+from pflbench import methods
+from pflbench.bench.rounds import PHASES, Course
+from pflbench.engine.batched import BatchedExecutor
+from pflbench.engine.packed import Pack
+from pflbench.errors import unknown
+from pflbench.execution import Execution, checked, clients, executor, federation, initial_model
+from pflbench.setting import Setting
+from pflbench.spec import RunSpec
+
+SEEDS = 5  # of a pack: the paper's runs of a method
+
+Engine = Literal["loop", "batched", "packed"]
+ENGINES = get_args(Engine)
+WAYS = {"capture": ("none", "graph", "compile"), "convolution": ("grouped", "unfolded")}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an arm's rounds are made. name: as the user gives it, "batched" or "batched:compile:unfolded"."""
+
+    name: str
+    engine: Engine
+    capture: Literal["auto", "graph", "compile", "none"] = "auto"
+    convolution: Literal["auto", "grouped", "unfolded"] = "auto"
+
+    @property
+    def runs(self) -> int:
+        """Made at once."""
+        return SEEDS if self.engine == "packed" else 1
+
+    def execution(self, device: torch.device) -> Execution:
+        """Raises UserError for ways that the executor or the device does not have."""
+        engine: Literal["loop", "batched"] = "loop" if self.engine == "loop" else "batched"
+        return checked(Execution(str(device), engine, capture=self.capture, convolution=self.convolution))
+
+
+def way(name: str) -> Way:
+    """Raises UserError for an unknown executor or way."""
+    engine, *choices = name.split(":")
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ["both", *ENGINES])
+    found: dict[str, Any] = {}
+    for choice in choices:
+        kind = next((kind for kind, valid in WAYS.items() if choice in valid), None)
+        if kind is None:
+            raise unknown("way of computing", choice, [value for valid in WAYS.values() for value in valid])
+        found[kind] = choice
+    return Way(name, cast(Engine, engine), **found)
+
+
+class Alone:
+    """One run."""
+
+    def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> None:
+        self.course = Course(methods.make(spec.method), federation(spec, setting, device, how))
+
+    def round(self) -> dict[str, float]:
+        """Seconds of each phase of the next round."""
+        return self.course.timed_round()
+
+    def steps(self) -> dict[str, Any] | None:
+        """How its steps were made; None where there is nothing to tell."""
+        made = self.course.fed.executor
+        return made.steps() if isinstance(made, BatchedExecutor) else None
+
+    def close(self) -> None:
+        self.course.fed.executor.close()
+
+
+class Packed:
+    """As many runs as SEEDS, each with a seed of its own, as one program. The seconds are those of all together."""
+
+    def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> None:
+        flat = initial_model(spec, setting)
+        made = executor(spec, setting, flat, device, how)
+        assert isinstance(made, BatchedExecutor)
+        self.inner, self.pack = made, Pack(made, SEEDS)
+        specs = [spec.model_copy(update={"seed": seed}) for seed in range(SEEDS)]
+        courses = [
+            Course(methods.make(one.method), clients(one, setting, initial_model(one, setting), own))
+            for one, own in zip(specs, self.pack.executors, strict=True)
+        ]
+        self._rounds = self.pack.together([self._work(course) for course in courses])
+
+    @staticmethod
+    def _work(course: Course) -> Generator[dict[str, float], None, None]:
+        while True:
+            course.fed.executor.begin_round(course.t + 1)  # type: ignore[attr-defined]
+            yield course.timed_round(course.fed.executor.clock)  # type: ignore[attr-defined]
+
+    def round(self) -> dict[str, float]:
+        """Seconds of each phase, of the next round of every run."""
+        each = [seconds for _, (_, seconds) in zip(range(SEEDS), self._rounds, strict=False)]
+        return {phase: sum(seconds[phase] for seconds in each) for phase in PHASES}
+
+    def steps(self) -> dict[str, Any]:
+        return self.inner.steps()
+
+    def close(self) -> None:
+        self._rounds.close()
+        self.inner.close()
+
+
+def arm(way: Way, spec: RunSpec, setting: Setting, device: torch.device) -> Alone | Packed:
+    return (Packed if way.engine == "packed" else Alone)(spec, setting, device, way.execution(device))
