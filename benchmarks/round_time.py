@@ -88,6 +88,12 @@ def on_gpu() -> tuple[Arms, Ratios]:
 # -- in a process of an arm ---------------------------------------------------------------------------------------------
 
 
+def specification(dataset: str, method: str, data_dir: Path) -> RunSpec:
+    settings = ("fedala.max_init_epochs=1",) if method == "fedala" else ()
+    (spec,) = plan(Request((method,), (dataset,), data_dir, model="cnn", settings=settings))
+    return spec
+
+
 def plain(spec: RunSpec, setting: Setting) -> Round:
     arrays, partition = setting.arrays, setting.partition
     x = (torch.from_numpy(np.array(arrays.x)).float() / 255 - 0.5) / 0.5
@@ -126,14 +132,8 @@ def part(setting: Setting, which: int, of: int) -> Setting:
 
 def serve(options: argparse.Namespace) -> None:
     """A round for every line of stdin; its accuracy on stdout."""
-    request = Request(
-        (options.method[0],),
-        (options.dataset[0],),
-        options.data_dir,
-        model="cnn",
-        settings=("fedala.max_init_epochs=1",) if options.method[0] == "fedala" else (),
-    )
-    (spec,) = plan(request)
+    (dataset,), (method,) = options.dataset, options.method
+    spec = specification(dataset, method, options.data_dir)
     setting = cut(load_setting(spec, options.data_dir), options.share, least=spec.train.batch_size)
     setting = part(setting, *options.part)
     played = plain(spec, setting) if options.runs == "plain" else Ours(spec, setting, options.runs, options.device).round
@@ -198,16 +198,20 @@ def main() -> None:
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.runs:
-        try:
-            serve(options)
-        except UserError as error:
-            raise SystemExit(f"Error: {error}") from None
+        serve(options)
         return
+    datasets, chosen = options.dataset or ["mnist"], options.method or list(METHODS)
+    try:
+        for dataset in datasets:  # here, where what is wrong is said once
+            load_setting(specification(dataset, chosen[0], options.data_dir), options.data_dir)
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     arms, ratios = on_cpu() if options.device == "cpu" else on_gpu()
     shown = f"{'dataset':12} {'method':7}" + "".join(f" {name:>10}" for name in arms)
     print("seconds per round, then ratios of arms\n" + shown + "".join(f" {name:>18}" for name in ratios))
-    for dataset in options.dataset or ["mnist"]:
-        for method in options.method or list(METHODS):
+    for dataset in datasets:
+        for method in chosen:
             case = ["-d", dataset, "-m", method, "--data-dir", str(options.data_dir), "--share", str(options.share)]
             seconds = measure(arms, [*case, "--device", options.device], options.rounds)
             found = {name: [x / y for x, y in zip(seconds[a], seconds[b], strict=True)] for name, (a, b) in ratios.items()}
