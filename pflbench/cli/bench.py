@@ -34,7 +34,9 @@ def bench(
     ] = "digits",
     model: o.Model = None,
     settings: o.Set = [],  # noqa: B006
+    partition: o.Partition = None,
     clients: o.Clients = None,
+    beta: o.Beta = None,
     rounds: Annotated[int, typer.Option("--rounds", "-r", min=1, help="Timed rounds, after two that are not.")] = 5,
     share: Annotated[float, typer.Option(min=0, max=1, help="Take this share of every client's samples.")] = 1.0,
     device: o.Device = "auto",
