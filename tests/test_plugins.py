@@ -15,6 +15,7 @@ from command import Done, Shell
 
 from pflbench import methods
 from pflbench.contract import template
+from pflbench.contract.small import EXECUTORS
 from pflbench.errors import UserError
 from pflbench.methods import outside
 
@@ -216,8 +217,8 @@ def test_the_template_s_own_test_passes_and_can_fail(shell: Shell, capsys: pytes
     alone = ("-c", os.devnull, "--rootdir", str(Path.cwd()), "-p", "no:cacheprovider", "-q", "--tb=no")
     code = pytest.main([str(test), str(test_of_wrong), *alone, "-k", "not Contract"])
     told = capsys.readouterr().out
-    assert (code, "4 failed, 8 passed" in told) == (1, True), told
-    assert told.count("test_fed_wrong.py::test_with_alpha_1_it_is_fedavg") == 3
+    assert (code, f"{len(EXECUTORS)} failed, " in told) == (1, True), told
+    assert told.count("test_fed_wrong.py::test_with_alpha_1_it_is_fedavg") == len(EXECUTORS)
 
 
 UPDATE = "\n    def update(self, fed, s, S):\n        s = super().update(fed, s, S)\n"
