@@ -13,6 +13,7 @@ from torch import Tensor
 from pflbench.engine.batches import Plan
 from pflbench.engine.executor import ALL, Grad
 from pflbench.engine.federation import Federation
+from pflbench.engine.rows import put, take
 from pflbench.errors import UserError
 from pflbench.methods.base import hyper, method
 
@@ -105,14 +106,14 @@ class ALA:
         if len(at) == 0:
             return received, a
         A, up = S[at], self.columns(fed, slice(0, received.shape[1]))
-        below = received[at]
+        below = take(received, at)
         whole = below if rest is None else torch.cat([below, rest[at]], dim=1)
         W = self._learn(fed, A, plan.take(at.tolist()), whole, local[at, up], up, a.W[A], a.started[A])
         mixed = below.clone()
         mixed[:, up] = local[at, up] + (below[:, up] - local[at, up]) * W
-        self._observe(fed, A, W, whole, local[at], mixed, [subset[i] for i in at.tolist()])
+        self._observe(fed, A, W, whole, take(local, at), mixed, [subset[i] for i in at.tolist()])
         started = a.started.index_fill(0, A, True)
-        return received.index_copy(0, at, mixed), replace(a, W=a.W.index_copy(0, A, W), started=started)
+        return put(received, at, mixed), replace(a, W=put(a.W, A, W), started=started)
 
     def _learn(
         self, fed: Federation, A: Tensor, plan: Plan, received: Tensor, local: Tensor, up: slice, W: Tensor, started: Tensor

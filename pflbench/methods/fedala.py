@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.rows import put, take
 from pflbench.methods.ala import ALA, AlaState
 from pflbench.methods.base import method
 from pflbench.methods.fedavg import FedAvg
@@ -36,13 +37,13 @@ class FedALA(ALA, FedAvg):
     def receive(self, fed: Federation, s: FedALAState, S: Tensor) -> FedALAState:
         A = fed.nobody_left_out() if self.ala_all else S
         received = fed.rows(fed.send(s.w, A), A)
-        hat_A, ala = self.initialise(fed, s.ala, A, received, s.theta[A])
-        return replace(s, theta=s.theta.index_copy(0, A, hat_A), ala=ala)
+        hat_A, ala = self.initialise(fed, s.ala, A, received, take(s.theta, A))
+        return replace(s, theta=put(s.theta, A, hat_A), ala=ala)
 
     def update(self, fed: Federation, s: FedALAState, S: Tensor) -> FedALAState:
-        theta_S = fed.sgd(s.theta[S], S)
+        theta_S = fed.sgd(take(s.theta, S), S)
         w = fed.mean(fed.collect(theta_S, S), S)
-        return replace(s, w=w, theta=s.theta.index_copy(0, S, theta_S), ala=s.ala.after_training(S))
+        return replace(s, w=w, theta=put(s.theta, S, theta_S), ala=s.ala.after_training(S))
 
     def deployed(self, s: FedALAState) -> Tensor:
         return s.theta
