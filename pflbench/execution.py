@@ -100,27 +100,34 @@ def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, 
     samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.floats), device)
     if how.engine_on(str(device)) == "loop":
         return LoopExecutor(flat, samples, how.workers)
-    chosen = how.convolution if how.convolution != "auto" else _convolution(spec, setting, flat, samples, how)
+    chosen: str = how.convolution
+    if chosen == "auto":
+        decides = device.type == "cuda" and convolution.present(flat.module)
+        chosen = faster_convolution(spec, setting, flat, samples, how) if decides else convolution.CONVOLUTIONS[0]
     chunks = Chunks(how.chunk, fitting=True)
     return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, device), convolution=chosen)
 
 
-def _convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str:
-    """The way of computing convolutions that is faster on a GPU, for this model and as many clients; on a CPU no measurement."""
-    if samples.device.type == "cpu" or not convolution.present(flat.module):
-        return convolution.CONVOLUTIONS[0]
+def faster_convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str:
+    """Of engine.convolution.CONVOLUTIONS the clearly faster one, measured with this model and as many clients."""
     clients = min(how.chunk or spec.partition.clients, spec.partition.clients, MEASURED)
     batch = np.concatenate(setting.partition.train)[: spec.train.batch_size]
     plan = Plan((np.tile(batch, STEPS),) * clients, (np.full(STEPS, len(batch)),) * clients)
     rows, buffers = (
         row.to(samples.device, samples.dtype).repeat(clients, 1) for row in (flat.row(), flat.buffer_row(samples.dtype))
     )
+    tried: list[BatchedExecutor] = []
 
     def work(name: str) -> Callable[[], object]:
         made = BatchedExecutor(flat, samples, capture=capture(how.capture, samples.device), convolution=name)
+        tried.append(made)
         return lambda: made.sgd(rows, buffers, plan, 1e-4)
 
-    return convolution.fastest(samples.device, work)
+    try:
+        return convolution.fastest(samples.device, work)
+    finally:
+        for made in tried:
+            made.close()
 
 
 def clients(spec: RunSpec, setting: Setting, flat: Flat, executor: Executor) -> Federation:

@@ -11,16 +11,18 @@ import torch
 from small import federation, tensors, train
 from torch import nn
 
-from pflbench import methods, models
+from pflbench import execution, methods, models
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched import BatchedExecutor
 from pflbench.engine.batches import Plan
 from pflbench.engine.blocks import blocks
 from pflbench.engine.capture import Compiled, capture
-from pflbench.engine.convolution import fastest, present, unfold
+from pflbench.engine.convolution import CONVOLUTIONS, fastest, present, unfold
 from pflbench.engine.programs import KINDS, MIXED, bucket, frozen
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
+from pflbench.plan import Request, plan
+from pflbench.setting import load_setting
 
 CPU = torch.device("cpu")
 # Between two sizes of program: some programs are for more clients than take a step.
@@ -253,3 +255,23 @@ def test_the_other_way_is_taken_where_it_is_clearly_faster(grouped, unfolded, ch
         return lambda: now.__setitem__(0, now[0] + takes[name])
 
     assert fastest(CPU, work) == chosen
+
+
+def test_ways_are_compared_with_the_run_s_own_model_and_clients(tmp_path, monkeypatch):
+    np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
+    request = Request(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", clients=3, beta=50.0, least=4, batch_size=5)
+    (spec,) = plan(request)
+    setting = load_setting(spec, tmp_path)
+    flat, how = execution.initial_model(spec, setting), execution.Execution("cpu", "batched")
+    samples, trained = Samples(setting.arrays.x, setting.arrays.y, torch.float32, CPU), []
+
+    def first(device, work):
+        trained.extend(work(name)() for name in CONVOLUTIONS)
+        return "unfolded"
+
+    monkeypatch.setattr(execution.convolution, "fastest", first)
+    assert execution.faster_convolution(spec, setting, flat, samples, how) == "unfolded"
+    grouped, unfolded = trained
+    assert grouped.rows.shape == (3, flat.size)
+    assert not torch.equal(grouped.rows[0], flat.row())
+    torch.testing.assert_close(unfolded.rows, grouped.rows, rtol=0, atol=1e-6)
