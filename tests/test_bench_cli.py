@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from pathlib import Path
 
@@ -23,14 +22,10 @@ from pflbench.store import db
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    for name in os.environ:
-        if name.startswith("PFLBENCH_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+def shell(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.setattr(ceilings, "TRIES", 1)
     monkeypatch.setattr(ceilings, "SECONDS", 0.0)
-    return Shell(capsys)
+    return shell
 
 
 def rows(folder: Path, query: str) -> list[tuple[object, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -60,15 +59,6 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 pixels = random.integers(60 * k, 60 * k + 130, (8, 8), np.uint8)
                 Image.fromarray(pixels).save(folder / f"{i}.png")
     return tmp_path / "images"
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    for name in os.environ:
-        if name.startswith("PFLBENCH_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys)
 
 
 def spec(source: DataSpec, held: PartitionSpec, method: str = "fedavg", model: str = "logreg") -> RunSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -29,13 +28,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    for name in os.environ:
-        if name.startswith("PFLBENCH_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+def shell(shell: Shell, made: Path, tmp_path: Path) -> Shell:
     shutil.copy(made, tmp_path / "pflbench.db")
-    return Shell(capsys)
+    return shell
 
 
 def parsed(done: Done) -> object:

@@ -16,15 +16,6 @@ from command import Done, Shell, assert_refused, finish, start
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    for name in os.environ:
-        if name.startswith("PFLBENCH_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys)
-
-
 def parsed(done: Done) -> list[dict[str, object]]:
     found: list[dict[str, object]] = json.loads(done.out)
     return found

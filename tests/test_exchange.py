@@ -27,13 +27,6 @@ Row = tuple[Any, ...]
 RESULTS = ("round", "client_round", "series", "artifact")
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.delenv("PFLBENCH_DB", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys)
-
-
 def connect(path: Path | str) -> Engine:
     return db.connect(db.to_url(str(path)))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import Shell
 from small import federation, tensors, train
 from torch.profiler import ProfilerActivity, profile
 
@@ -281,12 +280,6 @@ def test_running_out_in_evaluation_shrinks_its_batches_too(monkeypatch):
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys)
 
 
 def stored(query):

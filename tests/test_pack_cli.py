@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 from pathlib import Path
@@ -12,15 +11,6 @@ import pytest
 from command import Shell, finish, start
 
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5", "--engine", "batched")
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    for name in os.environ:
-        if name.startswith("PFLBENCH_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys)
 
 
 def rows(folder: Path, query: str) -> list[tuple[object, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sqlite3
 from collections.abc import Iterator
@@ -37,15 +36,6 @@ from pflbench.store import db
 from pflbench.store.attempts import speeds
 
 NAMES = list(dict.fromkeys((*TABLES, *PLOTS)))
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    for name in os.environ:
-        if name.startswith("PFLBENCH_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import base64
 import csv
 import io
 import json
-import os
 import re
 import socket
 import sqlite3
@@ -132,15 +131,6 @@ def test_a_table_as_csv_is_that_of_the_command(engine: Engine, tmp_path: Path, s
     data = base64.b64decode((link or "").removeprefix("data:text/csv;charset=utf-8;base64,")).decode()
     assert data == shell("table", "accuracy", "-f", "csv", "--db", "results.db").out
     assert [row["method"] for row in csv.DictReader(io.StringIO(data))] == ["local", "fedavg", "fedavg", "ditto"]
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    for name in os.environ:
-        if name.startswith("PFLBENCH_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys)
 
 
 def test_a_page_needs_nothing_from_elsewhere_and_what_runs_say_stays_text(engine: Engine) -> None:

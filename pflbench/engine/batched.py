@@ -103,8 +103,7 @@ class BatchedExecutor:
     ) -> Trained:
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
         alone = objective is None and not references
-        layer = Lookup.find(self.flat, columns) if alone else None
-        lookup = Lookup(self.module, layer) if layer else None
+        lookup = self.gradients.lookup(columns) if alone else None
         gradients = self.gradients.make(columns, objective, lookup)
         advance = self._descent(gradients, lookup, lr, columns, correct, len(references))
         kind = ("sgd", lr, columns.start, columns.stop, frozen(correct), frozen(objective), len(references))

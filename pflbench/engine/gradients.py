@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -66,13 +67,6 @@ class Lookup:
         self.module = copy.deepcopy(module)
         self.module.set_submodule(layer, _LookedUp(module.get_parameter(self.name)))
 
-    @staticmethod
-    def find(flat: Flat, columns: slice) -> str | None:
-        """The layer, where the model says that it has one and it is trained."""
-        layer = getattr(flat.module, "lookup", None)
-        inside = {entry.name for entry in flat.within(columns)}
-        return layer if f"{layer}.weight" in inside else None
-
     def vectors(self, weight: Tensor, tokens: Tensor) -> Tensor:
         """weight [c, V, d], tokens [c, b, positions] -> [c, b, positions, d]."""
         return weight[_clients(tokens), tokens]
@@ -97,6 +91,16 @@ class Gradients:
         self.module = module
         self.samples = samples
         self.loss = loss
+
+    @cached_property
+    def _lookup(self) -> Lookup | None:
+        layer: str | None = getattr(self.flat.module, "lookup", None)
+        return None if layer is None else Lookup(self.module, layer)
+
+    def lookup(self, columns: slice) -> Lookup | None:
+        """Where the model says that it looks tokens up, and that embedding is trained."""
+        found = self._lookup
+        return found if found and found.name in {entry.name for entry in self.flat.within(columns)} else None
 
     def make(self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None) -> Gradient:
         """(rows [c, P], buffers [c, B], index [c, b], references, weights) -> gradients by name, losses [c], new buffers by name.
