@@ -13,10 +13,12 @@ from pflbench import methods
 from pflbench.checkpoint import tensors
 from pflbench.engine import memory
 from pflbench.engine.batched import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT, BatchedExecutor
+from pflbench.engine.capture import makes_programs
 from pflbench.engine.chunks import SHARE
 from pflbench.engine.federation import EVALUATION_BATCH, Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop import cores
+from pflbench.engine.programs import COPIES
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.execution import Execution, find_device
@@ -38,7 +40,7 @@ class Footprint:
     data: int  # the samples and labels
     models: int  # what the method keeps, of this round and of the last one; the cohort's models before and after training
     batch_norm: int  # buffers, of this round and of the last one
-    copies: int  # model and gradient of the clients computed at a time
+    copies: int  # models and gradients of the clients computed at a time
     activations: int  # of a training step of theirs
     evaluation: int  # a batch of all of them
     free: int | None  # what new tensors can have; None where nothing says
@@ -77,13 +79,15 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     row, samples = fed.dtype.itemsize * fed.flat.size, fed.executor.samples  # type: ignore[attr-defined]
     cohort = len(fed.cohort(1))
     step = _step(fed, samples)
+    # Model and gradient, and what a captured step keeps of them.
+    copies = 2 + (COPIES if engine == "batched" and makes_programs(how.capture, place) else 0)
     free = None if device is None else memory.free(device)
     data, held = samples.x.nbytes + samples.y.nbytes, 2 * kept + 2 * cohort * row
     buffers = 2 * fed.size * fed.dtype.itemsize * fed.flat.buffer_size
     if engine == "loop":
         clients = min(cohort, (how.workers or cores()) if place == "cpu" else 1)
     else:
-        clients = min(cohort, how.chunk or _fitting(free, data + held + buffers, step + row))
+        clients = min(cohort, how.chunk or _fitting(free, data + held + buffers, step + (copies - 1) * row))
     tested = _tested(fed, engine, clients)
     return Footprint(
         device=place,
@@ -92,7 +96,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
         data=data,
         models=held,
         batch_norm=buffers,
-        copies=2 * row * clients,
+        copies=copies * row * clients,
         activations=(step - row) * clients,
         evaluation=row * clients + _forward(fed, samples, tested),
         free=free,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched import BatchedExecutor
 from pflbench.engine.batches import Plan
 from pflbench.engine.blocks import blocks
-from pflbench.engine.capture import Compiled, capture
+from pflbench.engine.capture import WARM_UPS, Compiled, Graph, capture, makes_programs
 from pflbench.engine.convolution import CONVOLUTIONS, fastest, present, unfold
 from pflbench.engine.programs import KINDS, MIXED, bucket, frozen
 from pflbench.engine.samples import Samples
@@ -122,6 +124,40 @@ def test_memory_is_given_back():
     assert fed.executor.programs.record()["programs"] == 0
 
 
+def test_graphs_share_memory_as_long_as_there_is_one(monkeypatch):
+    """With a stand-in for CUDA: where a graph takes its memory, and on which stream a step is warmed up."""
+    pools, streams = [], []
+
+    class Drawn:
+        def replay(self):
+            pass
+
+        def pool(self):
+            return 7
+
+    @contextmanager
+    def graph(drawn, pool):
+        pools.append(pool)
+        yield
+
+    @contextmanager
+    def on(stream):
+        streams.append(stream)
+        yield
+
+    stands_in = {"Stream": lambda device: Mock(), "current_stream": Mock(), "CUDAGraph": Drawn, "graph": graph, "stream": on}
+    for name, value in stands_in.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    taken, record = Graph(torch.device("cuda")), Mock()
+    calls = [taken(record), taken(record)]
+    assert pools == [None, 7]
+    assert record.call_count == 2 * (WARM_UPS + 1)
+    calls.clear()
+    taken(record)
+    assert pools[-1] is None, "the memory of graphs that are gone is gone"
+    assert streams[0] is streams[1] is streams[2]
+
+
 def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
     fed, whole, failed = captured(), Samples.batch, []
     train(make("fedavg"), fed, 1)
@@ -201,6 +237,9 @@ def test_on_a_cpu_nothing_is_captured_unless_asked_for():
     assert capture("auto", CPU) is None
     assert capture("none", CPU) is None
     assert capture("compile", CPU).name == "compile"
+    for name in ("auto", "none", "compile"):
+        assert makes_programs(name, "cpu") == (capture(name, CPU) is not None)
+    assert [makes_programs(name, "cuda:0") for name in ("auto", "graph", "compile", "none")] == [True, True, True, False]
 
 
 # -- ways of computing a convolution ---------------------------------------------------------------------------------------

@@ -72,23 +72,36 @@ def test_the_peak_counts_what_lives_at_once():
 
 
 def allocated_at_most(work):
-    """By PyTorch's profiler: the most that the allocator had given out, beyond what it had at the beginning."""
+    """By PyTorch's profiler: the most that the allocator had given out, beyond what it had at the beginning and the result."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
-        _kept = work()
+        kept = work()
     events = [e for e in told.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
-    return now.max() - now[-1]
+    return now.max() - sum(value.nbytes for value in vars(kept).values())
 
 
+class Made:
+    """A capture of which nothing is left but its place: the step is made as it is."""
+
+    name = "made"
+
+    def __call__(self, step):
+        step()
+        return step
+
+
+@pytest.mark.parametrize("capture", [None, Made()], ids=["plain", "captured"])
 @pytest.mark.parametrize("model", ["mlp", "cnn", "batchnorm", "fasttext"])
-def test_what_one_client_is_said_to_take_is_what_the_allocator_gives(model):
+def test_what_one_client_is_said_to_take_is_what_the_allocator_gives(model, capture):
     fed = batched(Chunks(fitting=True), model, n=(10,) * 6, batch_size=5)
+    fed.executor.programs.capture = capture
     S = fed.nobody_left_out()
     rows, given = fed.everyone(fed.initial()), {"columns": slice(None), "correct": None, "given": None}
     need = fed.executor._need("sgd", 5, rows=rows, buffers=fed._buffers("model"), lr=0.1, **given)()
     steps = fed.batches(S, 1)
-    fed.executor.sgd(rows, fed._buffers("model"), steps, 0.1)
+    if capture is None:  # else what is kept from the first time would be missing
+        fed.executor.sgd(rows, fed._buffers("model"), steps, 0.1)
     real = allocated_at_most(lambda: fed.executor.sgd(rows, fed._buffers("model"), steps, 0.1))
     assert SHARE * real / 6 <= need <= 1.1 * real / 6, "kernels' own buffers are what a share is left free for"
 
@@ -143,6 +156,16 @@ def test_as_many_as_fit(chunks, free, expected, monkeypatch):
     monkeypatch.setattr(memory, "free", lambda device: free)
     assert sizes(chunks, 10) == expected
     assert chunks.record()["clients"] == ({} if expected == [10] else {"training": expected[0]})
+
+
+def test_what_fitted_once_fits_again(monkeypatch):
+    """A program keeps what it has taken."""
+    free = [600]
+    monkeypatch.setattr(memory, "free", lambda device: free[0])
+    chunks = Chunks(fitting=True)
+    first = sizes(chunks, 10)
+    free[0] = 100
+    assert sizes(chunks, 10) == first == [4, 4, 2]
 
 
 def test_of_a_step_that_looks_at_values_nothing_is_known_and_all_are_tried(monkeypatch):
@@ -330,6 +353,9 @@ def test_the_estimate_in_a_dry_run(shell, tmp_path):
     assert first["copies"] == 4 * P * 2 * 4
     assert first["total"] == first["data"] + first["models"] + max(first["copies"] + first["activations"], first["evaluation"])
     assert list(tmp_path.iterdir()) == []
+    captured = shell("run", "-m", "fedavg", *DIGITS, "--chunk", "4", "--capture", "compile", "--dry-run")
+    (third,) = (planned["memory"] for planned in json.loads(captured.out))
+    assert third["copies"] == 4 * P * (2 + 3) * 4
 
 
 def test_what_does_not_fit_is_said(shell, monkeypatch):

@@ -305,7 +305,13 @@ class BatchedExecutor:
     def _need(self, request: str, width: int, **arguments: Any) -> Callable[[], int | None]:
         """Bytes that a request takes for each client at a batch of `width` samples; found out once for all of its shape."""
         shape = (request, width, tuple(self.samples.x.shape[1:]), probe.signature(arguments))
-        return lambda: self.chunks.need(shape, lambda: probe.need(self._without_data, request, width, arguments))
+        held = 0 if request == "evaluate" else self.programs.held({**arguments, "each": None})  # of these, one step's at a time
+
+        def find() -> int | None:
+            found = probe.need(self._without_data, request, width, arguments)
+            return None if found is None else found + held
+
+        return lambda: self.chunks.need(shape, find)
 
     def _without_data(self) -> BatchedExecutor:
         return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss, convolution=self.convolution)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -27,20 +28,28 @@ class Graph:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: Any = None  # no two graphs run at once: they share their memory
+        self._aside: Any = None  # one stream for all: what the allocator keeps for a stream serves no other one
+        self._graphs: WeakSet[Any] = WeakSet()
 
     def __call__(self, step: Call) -> Call:
-        aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):
+        self._warm_up(step)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool()):
+            step()
+        self._graphs.add(graph)
+        return graph.replay
+
+    def _warm_up(self, step: Call) -> None:
+        self._aside = self._aside or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._aside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._aside):
             for _ in range(WARM_UPS):
                 step()
-        torch.cuda.current_stream(self.device).wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            step()
-        self._pool = self._pool or graph.pool()
-        return graph.replay
+        torch.cuda.current_stream(self.device).wait_stream(self._aside)
+
+    def _pool(self) -> Any:
+        """The memory of the graphs that there are: no two run at once, and they share it. It ends with the last of them."""
+        return next((graph.pool() for graph in self._graphs), None)
 
 
 class Compiled:
@@ -62,3 +71,8 @@ def capture(name: str, device: torch.device) -> Capture | None:
     """By name: "graph", "compile", "none", or "auto": a graph on a GPU, none on a CPU."""
     graph = Graph(device) if device.type == "cuda" else None
     return {"auto": graph, "graph": graph, "compile": Compiled(graph), "none": None}[name]
+
+
+def makes_programs(name: str, device: str) -> bool:
+    """Whether `capture` would make programs on a device such as "cpu" or "cuda:0", which need not be here."""
+    return name == "compile" or (name != "none" and device != "cpu")

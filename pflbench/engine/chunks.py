@@ -46,6 +46,7 @@ class Chunks:
         self.fitting = fitting and most is None
         self.shortages: list[Shortage] = []
         self._needs: dict[Hashable, int | None] = {}
+        self._fits: dict[int, int] = {}  # bytes for each client -> clients
         self._smallest: dict[str, int] = {}  # by kind of work: clients at a time, where that was not all
 
     def each(
@@ -98,8 +99,11 @@ class Chunks:
         return size
 
     def _fitting(self, device: torch.device, need: Callable[[], int | None]) -> int | None:
-        each, there_is = need(), memory.free(device)
-        return max(1, int(SHARE * there_is / each)) if each and there_is is not None else None
+        """Found out once: what a program has taken is there for it the next time, and no longer free."""
+        each = need()
+        if each and each not in self._fits and (there_is := memory.free(device)) is not None:
+            self._fits[each] = max(1, int(SHARE * there_is / each))
+        return self._fits.get(each) if each else None
 
     def _halve(self, work: str, clients: int) -> int:
         half = clients // 2

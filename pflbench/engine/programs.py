@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from pflbench.engine.blocks import Block
 from pflbench.engine.capture import Call, Capture
@@ -19,6 +20,7 @@ Named = dict[str, Tensor]
 NARROWER = 0.8  # of two neighbouring numbers of clients for which programs are made, the smaller one by the larger one
 MIXED = "batches of different sizes in one step"  # that cannot be filled up
 KINDS = 24  # of one step with different constants; more, and they are not constants
+COPIES = 3  # of a client's rows: the program's own, and two while its numbers are compared with those of the step itself
 ERROR = 1e-3  # by how much a program's change may be off, by the largest change: float32, other algorithms
 
 
@@ -79,6 +81,13 @@ class Programs:
         """Gives back the memory of all programs."""
         self._made.clear()
         self._pool.clear()
+
+    def held(self, arguments: Mapping[str, Any]) -> int:
+        """Bytes for each client that a captured request takes beyond one made as it is; at most, and once for all its rounds."""
+        if self.capture is None:
+            return 0
+        rows = [v for v in tree_leaves(dict(arguments)) if isinstance(v, Tensor) and v.dim() > 1]
+        return COPIES * sum(row.nbytes // len(row) for row in rows)
 
     def record(self) -> dict[str, Any]:
         """For the record of a run: the capture, its programs, and why steps were not captured, with their number."""
@@ -210,8 +219,9 @@ class _Program:
         live, now = self.live[:count], {k: v[:count] for k, v in self.each.items()}
         inputs = Inputs(index[:count], None if weights is None else weights[:count], live, now)
         step = partial(self.advance, state, given, inputs)
-        was, before = live.clone(), {k: v.clone() for k, v in state.items()}
-        live.zero_()  # what is done while a program is made changes no client
+        before = {k: v.clone() for k, v in state.items()}
+        # The step itself comes first: what it needs in between is free again when the program takes its own memory.
+        wanted = _changed(step, state, before)
         try:
             call = self.capture(step)
         except torch.OutOfMemoryError:
@@ -219,8 +229,10 @@ class _Program:
         except Exception as error:  # whatever a method's own step does that cannot be captured: it is made without
             return None, f"not captured: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         finally:
-            live.copy_(was)
-        return (call, "") if _same(step, call, state, before) else (None, "not captured: the program gave other numbers")
+            _set_back(state, before)
+        found = _changed(call, state, before)
+        same = all(_near(found[k], wanted[k], before[k]) for k in state)
+        return (call, "") if same else (None, "not captured: the program gave other numbers")
 
 
 def bucket(count: int, most: int) -> int:
@@ -240,15 +252,12 @@ def _plain(advance: Advance, state: Named, given: Given, block: Block, each: Map
             state[name][at] = value
 
 
-def _same(step: Call, call: Call, state: Named, before: Named) -> bool:
-    """Whether the program changes the state as the step itself does. Leaves it as it was before."""
-    results = []
-    for made in (step, call):
-        _set_back(state, before)
-        made()
-        results.append({k: v.clone() for k, v in state.items()})
+def _changed(step: Call, state: Named, before: Named) -> Named:
+    """What the step makes of the state, which is left as it was before."""
+    step()
+    after = {k: v.clone() for k, v in state.items()}
     _set_back(state, before)
-    return all(_near(results[1][k], results[0][k], before[k]) for k in state)
+    return after
 
 
 def _set_back(state: Named, before: Named) -> None:
