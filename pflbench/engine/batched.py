@@ -32,6 +32,8 @@ from pflbench.engine.executor import (
 )
 from pflbench.engine.flat import Flat
 from pflbench.engine.gradients import Gradient, Gradients, Lookup, Named
+from pflbench.engine.loss import lean
+from pflbench.engine.merged import merge
 from pflbench.engine.programs import Advance, Inputs, Programs, frozen
 from pflbench.engine.samples import Samples
 
@@ -73,9 +75,10 @@ class BatchedExecutor:
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.convolution = convolution
+        merge(self.module)
         if convolution == "unfolded":
             unfold(self.module)
-        self.gradients = Gradients(flat, self.module, samples, loss)
+        self.gradients = Gradients(flat, self.module, samples, lean(loss))
         self._heads: list[BatchedExecutor] = []  # not in use
         self._owner: BatchedExecutor | None = None
 
@@ -211,7 +214,7 @@ class BatchedExecutor:
             for start in range(0, int(counts[clients[0]]), width):
                 live = int((counts[clients] > start).sum())
                 index, mask = _evaluation_batch(plan, clients[:live], start, width)
-                x, y = self.samples.batch(index.to(self.device))
+                x, y = self.gradients.batch(index.to(self.device))
                 keep = mask.to(self.device)
                 out = self.gradients.logits(
                     {k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x
@@ -248,7 +251,7 @@ class BatchedExecutor:
                 _subtract(view, grads[name], lr, live)
             if correct is not None:
                 _subtract(w[..., columns], correction[..., columns], lr, live)
-            self._keep_buffers(b, after, live)
+            _keep(b, after, live)
             state[LOSS].add_(loss if live is None else torch.where(live > 0, loss, 0))
 
         return advance
@@ -262,9 +265,10 @@ class BatchedExecutor:
             losses: list[Tensor] = []
 
             def grad(at: Tensor, part: int = 0, of: int = 0) -> Tensor:
-                w[:, columns] = at
-                grads, loss, after = gradients(w, b[:, of], pieces[part], (), inputs.weights)
-                self._keep_buffers(b[:, of], after, live)
+                if columns != ALL:
+                    w[:, columns] = at
+                grads, loss, after = gradients(at if columns == ALL else w, b[:, of], pieces[part], (), inputs.weights)
+                _keep(b[:, of], after, live)
                 losses.append(loss)
                 return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
 
@@ -275,10 +279,6 @@ class BatchedExecutor:
             _keep(state[LAST], losses[0], live)
 
         return advance
-
-    def _keep_buffers(self, b: Tensor, after: Named, live: Tensor | None) -> None:
-        for entry in self.flat.buffers:
-            _keep(b[:, entry.start : entry.stop], after[entry.name].reshape(len(b), -1), live)
 
     def _each(
         self, plan: Plan, need: Callable[[], int | None], do: Callable[[Tensor, Iterator[Block]], None], merged: bool
@@ -325,7 +325,10 @@ def _subtract(of: Tensor, what: Tensor, rate: float, live: Tensor | None) -> Non
 
 
 def _keep(of: Tensor, what: Tensor, live: Tensor | None) -> None:
-    of.copy_(what if live is None else torch.where(live.view(-1, *[1] * (of.dim() - 1)) > 0, what, of))
+    if live is None:
+        of.copy_(what)
+    else:
+        torch.where(live.view(-1, *[1] * (of.dim() - 1)) > 0, what, of, out=of)
 
 
 def _width(plan: Plan) -> int:

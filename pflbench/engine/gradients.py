@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from pflbench.engine.convolution import present
 from pflbench.engine.executor import ALL, Loss, Objective, Output, output
 from pflbench.engine.flat import Flat
+from pflbench.engine.merged import keep_statistics
 from pflbench.engine.samples import Samples
 
 Named = dict[str, Tensor]
-Gradient = Callable[..., tuple[Named, Tensor, Named]]
+IMAGES = 4  # dimensions of a batch of images, and of the kernels for them
+Gradient = Callable[..., tuple[Named, Tensor, Tensor]]
 
 
 class _Whole(nn.Module):
@@ -91,6 +94,14 @@ class Gradients:
         self.module = module
         self.samples = samples
         self.loss = loss
+        self._colours = present(module) and samples.x.dim() == IMAGES and samples.x.shape[1] > 1
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of samples [c, b]. Images in colours lie as a convolution in groups takes them, [b, c, ...]."""
+        if not self._colours:
+            return self.samples.batch(index)
+        x, y = self.samples.batch(index.t().contiguous())
+        return x.transpose(0, 1), y.t()
 
     @cached_property
     def _lookup(self) -> Lookup | None:
@@ -103,7 +114,7 @@ class Gradients:
         return found if found and found.name in {entry.name for entry in self.flat.within(columns)} else None
 
     def make(self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None) -> Gradient:
-        """(rows [c, P], buffers [c, B], index [c, b], references, weights) -> gradients by name, losses [c], new buffers by name.
+        """(rows [c, P], buffers [c, B], index [c, b], references, weights) -> gradients by name, losses [c], new buffers [c, B].
 
         weights: each sample's share of the mean loss, [c, b]; None where all count the same, as they must under an objective of
         a method's own. lookup: the gradient of its parameter is that of the vectors looked up.
@@ -117,12 +128,13 @@ class Gradients:
             return Output(*functional_call(whole, named, (x,)))
 
         def value(
-            params: Named, mine: Named, x: Tensor, y: Tensor, references: tuple[Named, ...], before: Named, weights: Tensor | None
+            params: Named, buffered: Named, x: Tensor, y: Tensor, references: tuple[Named, ...], weights: Tensor | None
         ) -> Tensor:
             if objective is not None:
-                compared = [outputs(r, {k: v.clone() for k, v in before.items()}, x) for r in references]
-                return objective(self.loss, y, outputs(params, mine, x), *compared)
-            logits = functional_call(module, (params, mine), (x,))
+                # These come first: the module changes its buffers.
+                compared = [outputs(r, {k: v.clone() for k, v in buffered.items()}, x) for r in references]
+                return objective(self.loss, y, outputs(params, buffered, x), *compared)
+            logits = functional_call(module, (params, buffered), (x,))
             return self.loss(logits, y) if weights is None else (self.each(logits, y) * weights).sum()
 
         def loss_of(
@@ -134,15 +146,16 @@ class Gradients:
             references: tuple[Named, ...],
             weights: Tensor | None,
         ) -> tuple[Tensor, Named]:
-            mine = {k: v.clone() for k, v in buffered.items()}
-            return value({**params, **constants}, mine, x, y, references, buffered, weights), mine
+            return value({**params, **constants}, buffered, x, y, references, weights), buffered
 
         def gradients(
             w: Tensor, b: Tensor, index: Tensor, references: Sequence[Tensor] = (), weights: Tensor | None = None
-        ) -> tuple[Named, Tensor, Named]:
+        ) -> tuple[Named, Tensor, Tensor]:
             module.train()
-            views = self.flat.views(w)
-            x, y = self.samples.batch(index)
+            keep_statistics(module, True)
+            # A convolution in groups takes no rows that lie apart: else they would be copied forward and backward.
+            views = {k: v.contiguous() if v.dim() > IMAGES else v for k, v in self.flat.views(w).items()}
+            x, y = self.batch(index)
             if lookup is not None:
                 views[lookup.name] = lookup.vectors(views[lookup.name], x)
             params = {k: v for k, v in views.items() if k in trained}
@@ -150,8 +163,9 @@ class Gradients:
             compared = tuple(self.flat.views(r) for r in references)
             over = (0, 0, 0, 0, 0, 0, None if weights is None else 0)
             per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=over)
-            grads, (loss, after) = per_client(params, constants, self.buffers(b), x, y, compared, weights)
-            return grads, loss, after
+            grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights)
+            buffers = [after[entry.name].reshape(len(b), -1).to(b.dtype) for entry in self.flat.buffers]
+            return grads, loss, torch.cat(buffers, dim=1) if buffers else b
 
         return gradients
 
@@ -160,13 +174,14 @@ class Gradients:
         below = _Below(self.module)
 
         def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
-            mine = {f"whole.{k}": v.clone() for k, v in buffered.items()}
-            out: Tensor = functional_call(below, ({f"whole.{k}": v for k, v in params.items()}, mine), (x,))
+            named = {f"whole.{k}": v for k, v in (*params.items(), *buffered.items())}
+            out: Tensor = functional_call(below, named, (x,))
             return out
 
         def features(w: Tensor, b: Tensor, index: Tensor) -> Tensor:
             self.module.train()
-            found: Tensor = vmap(of_client)(self.flat.views(w), self.buffers(b), self.samples.batch(index)[0])
+            keep_statistics(self.module, False)
+            found: Tensor = vmap(of_client)(self.flat.views(w), self._own_buffers(b), self.batch(index)[0])
             return found
 
         return features
@@ -186,6 +201,10 @@ class Gradients:
         """The loss of every sample by itself: logits [b, ...], labels [b] -> [b]."""
         found: Tensor = vmap(self.loss)(logits.unsqueeze(1), y.unsqueeze(1))
         return found
+
+    def _own_buffers(self, rows: Tensor) -> Named:
+        """For the module to change."""
+        return self.buffers(rows.clone() if self.flat.buffers else rows)
 
     def buffers(self, rows: Tensor) -> Named:
         """Buffer rows as the module wants them: counters are integers there."""

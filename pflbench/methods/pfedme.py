@@ -28,9 +28,9 @@ def moreau(
     grad: Grad, *, theta: Tensor, w: Tensor, eta: float, eta_p: float, lam: float, c2: float, K: int, reset: bool
 ) -> dict[str, Tensor]:
     """One mini-batch: K steps of theta on f(theta) + (lambda / 2) |theta - w|^2 + (c2 / 2) |theta|^2, then one of w."""
-    theta = w if reset else theta
+    theta, pull = (w if reset else theta), (eta_p * lam) * w
     for _ in range(K):
-        pulled = torch.lerp(theta, w, eta_p * lam).sub_(theta, alpha=eta_p * c2)
+        pulled = torch.add(pull, theta, alpha=1 - eta_p * (lam + c2))
         theta = pulled.sub_(grad(theta), alpha=eta_p)
     return {"theta": theta, "w": torch.lerp(w, theta, eta * lam)}
 

@@ -19,13 +19,14 @@ class CNN(Backbone):
         channels, height, width = input_shape
         self.conv_1 = nn.Conv2d(channels, 32, 5)
         self.conv_2 = nn.Conv2d(32, 64, 5)
+        self.pool = nn.MaxPool2d(2)
         self.fc = nn.Linear(64 * _pooled_twice(height) * _pooled_twice(width), 512)
         self.output = nn.Linear(512, classes)
 
     def features(self, x: Tensor) -> Tensor:
         # Pooling before ReLU gives the same numbers and spares the ReLU three quarters of its input.
-        x = F.relu(F.max_pool2d(self.conv_1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv_2(x), 2))
+        x = F.relu(self.pool(self.conv_1(x)))
+        x = F.relu(self.pool(self.conv_2(x)))
         return F.relu(self.fc(x.flatten(1)))
 
 
@@ -40,12 +41,13 @@ class EmnistCNN(Backbone):
         channels, height, width = input_shape
         self.conv_1 = nn.Conv2d(channels, 32, 3)
         self.conv_2 = nn.Conv2d(32, 64, 3)
+        self.pool = nn.MaxPool2d(2)
         self.fc = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
         self.output = nn.Linear(128, classes)
 
     def features(self, x: Tensor) -> Tensor:
         x = F.relu(self.conv_1(x))
-        x = F.relu(F.max_pool2d(self.conv_2(x), 2))
+        x = F.relu(self.pool(self.conv_2(x)))
         return F.relu(self.fc(x.flatten(1)))
 
 
