@@ -73,12 +73,21 @@ def test_clients_that_have_finished_stay_as_they_are(name, model):
     assert set(fed.executor.programs.apart) <= {MIXED}
 
 
-@pytest.mark.parametrize("name", ["fedprox", pytest.param("fedala", marks=pytest.mark.slow)])
-def test_compiled_steps(name):
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("fedprox", "mlp"),
+        *(
+            pytest.param(*slow, marks=pytest.mark.slow)
+            for slow in (("fedala", "mlp"), ("fedavg", "cnn"), ("fedavg", "batchnorm"))
+        ),
+    ],
+)
+def test_compiled_steps(name, model):
     settings = {"n": (10, 10), "dtype": "float32"}
-    fed = captured("mlp", Compiled(), **settings)
+    fed = captured(model, Compiled(), **settings)
     with torch.random.fork_rng():  # the compiler draws from the global generator
-        assert_same(train(make(name), federation("mlp", "batched", **settings), 1), train(make(name), fed, 1), 1e-5)
+        assert_same(train(make(name), federation(model, "batched", **settings), 1), train(make(name), fed, 1), 1e-5)
     record = fed.executor.programs.record()
     assert record["capture"] == "compile"
     assert record["programs"] > 0

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from pflbench.engine import probe
 from pflbench.engine.batches import Plan
 from pflbench.engine.blocks import Block, blocks
-from pflbench.engine.capture import Capture
+from pflbench.engine.capture import Capture, Compiled
 from pflbench.engine.chunks import Chunks
 from pflbench.engine.convolution import unfold
 from pflbench.engine.executor import (
@@ -75,7 +75,8 @@ class BatchedExecutor:
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.convolution = convolution
-        merge(self.module)
+        if not isinstance(self.programs.capture, Compiled):  # which fuses by itself, and refuses functions with rules for vmap
+            merge(self.module)
         if convolution == "unfolded":
             unfold(self.module)
         self.gradients = Gradients(flat, self.module, samples, lean(loss))
