@@ -34,6 +34,7 @@ from pflbench.engine.flat import Flat
 from pflbench.engine.gradients import Gradient, Gradients, Lookup, Named
 from pflbench.engine.loss import lean
 from pflbench.engine.merged import merge
+from pflbench.engine.products import Products, descend
 from pflbench.engine.programs import Advance, Inputs, Programs, frozen
 from pflbench.engine.samples import Samples
 
@@ -75,11 +76,13 @@ class BatchedExecutor:
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.convolution = convolution
-        if not isinstance(self.programs.capture, Compiled):  # which fuses by itself, and refuses functions with rules for vmap
+        own = not isinstance(self.programs.capture, Compiled)  # that fuses by itself, and refuses functions with rules for vmap
+        if own:
             merge(self.module)
         if convolution == "unfolded":
             unfold(self.module)
-        self.gradients = Gradients(flat, self.module, samples, lean(loss))
+        products = Products(self.module if own else nn.Module())
+        self.gradients = Gradients(flat, self.module, samples, lean(loss), products)
         self._heads: list[BatchedExecutor] = []  # not in use
         self._owner: BatchedExecutor | None = None
 
@@ -108,7 +111,7 @@ class BatchedExecutor:
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
         alone = objective is None and not references
         lookup = self.gradients.lookup(columns) if alone else None
-        gradients = self.gradients.make(columns, objective, lookup)
+        gradients = self.gradients.make(columns, objective, lookup, factors=alone)
         advance = self._descent(gradients, lookup, lr, columns, correct, len(references))
         kind = ("sgd", lr, columns.start, columns.stop, frozen(correct), frozen(objective), len(references))
         inputs = {**(given or {}), **{REFERENCE.format(i): r for i, r in enumerate(references)}}
@@ -249,7 +252,10 @@ class BatchedExecutor:
                 tokens, _ = self.samples.batch(inputs.index)
                 lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), rate)
             for name, view in views.items():
-                _subtract(view, grads[name], lr, live)
+                if isinstance(grads[name], Tensor):
+                    _subtract(view, grads[name], lr, live)
+                else:
+                    descend(view, grads[name], lr, live)
             if correct is not None:
                 _subtract(w[..., columns], correction[..., columns], lr, live)
             _keep(b, after, live)

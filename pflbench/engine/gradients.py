@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,12 @@ from pflbench.engine.convolution import present
 from pflbench.engine.executor import ALL, Loss, Objective, Output, output
 from pflbench.engine.flat import Flat
 from pflbench.engine.merged import keep_statistics
+from pflbench.engine.products import Products
 from pflbench.engine.samples import Samples
 
 Named = dict[str, Tensor]
 IMAGES = 4  # dimensions of a batch of images, and of the kernels for them
-Gradient = Callable[..., tuple[Named, Tensor, Tensor]]
+Gradient = Callable[..., tuple[dict[str, Any], Tensor, Tensor]]
 
 
 class _Whole(nn.Module):
@@ -89,7 +91,8 @@ def _clients(tokens: Tensor) -> Tensor:
 class Gradients:
     """Of the clients' objectives, on a model of its own in training mode."""
 
-    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss) -> None:
+    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss, products: Products) -> None:
+        self.products = products
         self.flat = flat
         self.module = module
         self.samples = samples
@@ -113,14 +116,19 @@ class Gradients:
         found = self._lookup
         return found if found and found.name in {entry.name for entry in self.flat.within(columns)} else None
 
-    def make(self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None) -> Gradient:
+    def make(
+        self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None, *, factors: bool = False
+    ) -> Gradient:
         """(rows [c, P], buffers [c, B], index [c, b], references, weights) -> gradients by name, losses [c], new buffers [c, B].
 
         weights: each sample's share of the mean loss, [c, b]; None where all count the same, as they must under an objective of
-        a method's own. lookup: the gradient of its parameter is that of the vectors looked up.
+        a method's own. lookup: the gradient of its parameter is that of the vectors looked up. factors: the gradient of a large
+        linear layer's weight is engine.products.Factors.
         """
-        trained = {e.name for e in self.flat.within(columns)}
         module = lookup.module if lookup else self.module
+        trained = {e.name for e in self.flat.within(columns)}
+        large = self.products.among(trained) if factors and not lookup else set()
+        trained -= large
         whole = _Whole(module)
 
         def outputs(params: Named, buffered: Named, x: Tensor) -> Output:
@@ -163,9 +171,10 @@ class Gradients:
             compared = tuple(self.flat.views(r) for r in references)
             over = (0, 0, 0, 0, 0, 0, None if weights is None else 0)
             per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=over)
-            grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights)
+            with self.products.kept(large) as kept:
+                grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights)
             buffers = [after[entry.name].reshape(len(b), -1).to(b.dtype) for entry in self.flat.buffers]
-            return grads, loss, torch.cat(buffers, dim=1) if buffers else b
+            return {**grads, **kept}, loss, torch.cat(buffers, dim=1) if buffers else b
 
         return gradients
 
