@@ -259,7 +259,7 @@ class BatchedExecutor:
             if correct is not None:
                 _subtract(w[..., columns], correction[..., columns], lr, live)
             _keep(b, after, live)
-            state[LOSS].add_(loss if live is None else torch.where(live > 0, loss, 0))
+            state[LOSS].add_(_of(live, loss))
 
         return advance
 
@@ -282,8 +282,8 @@ class BatchedExecutor:
             carry = {k: v for k, v in state.items() if k not in (MODELS, BUFFERS, LOSS, LAST)}
             for name, value in step(grad, **carry, **unwrap(given), **inputs.each).items():
                 _keep(state[name], value, live)
-            state[LOSS].add_(losses[0] if live is None else torch.where(live > 0, losses[0], 0))
             _keep(state[LAST], losses[0], live)
+            state[LOSS].add_(_of(live, losses[0]))
 
         return advance
 
@@ -331,7 +331,14 @@ def _subtract(of: Tensor, what: Tensor, rate: float, live: Tensor | None) -> Non
         of.addcmul_(what, live.view(-1, *[1] * (of.dim() - 1)), value=-rate)
 
 
+def _of(live: Tensor | None, loss: Tensor) -> Tensor:
+    """0 in the place of others, even where theirs is no number."""
+    return loss if live is None else loss.masked_fill(live == 0, 0)
+
+
 def _keep(of: Tensor, what: Tensor, live: Tensor | None) -> None:
+    if not of.numel():
+        return
     if live is None:
         of.copy_(what)
     else:

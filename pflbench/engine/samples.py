@@ -21,6 +21,7 @@ class Samples:
         self.y = torch.from_numpy(np.asarray(y, dtype=np.int64)).to(device)
         self.dtype = dtype
         self.device = device
+        self._half = torch.tensor(127.5, dtype=dtype, device=device)  # as a tensor it also says what bytes become
 
     def replaced(self, features: Tensor, index: np.ndarray) -> Samples:
         """Features in place of the inputs of some samples, with their labels."""
@@ -38,7 +39,7 @@ class Samples:
         """The same on the device "meta", where tensors have shapes alone."""
         new = copy.copy(self)
         new.device = torch.device("meta")
-        new.x, new.y = self.x.to(new.device), self.y.to(new.device)
+        new.x, new.y, new._half = (tensor.to(new.device) for tensor in (self.x, self.y, self._half))
         return new
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +49,7 @@ class Samples:
         """
         x = self.x[index]
         if x.dtype == torch.uint8:
-            x = x.to(self.dtype).div_(127.5).sub_(1)
+            x = x.div(self._half).sub_(1)
         elif x.is_floating_point():
             x = x.to(self.dtype)
         return x, self.y[index]
