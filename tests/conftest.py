@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from command import Shell
+from sqlalchemy import Engine
+
+from pflbench.store import db
 
 
 @pytest.fixture
@@ -17,3 +20,9 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     return Shell(capsys)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Engine:
+    """A new database."""
+    return db.connect(db.to_url(str(tmp_path / "results.db")))
