@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from pflbench import methods
 from pflbench.bench.rounds import cut
@@ -88,12 +88,11 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if func.overloadpacket is torch.ops.aten.convolution_backward:  # PyTorch's formula knows no groups
+        gradient, x, weight, *_, wanted = args
+        return conv_flop_count(x.shape, weight.shape, gradient.shape) * sum(wanted[:2])  # type: ignore[no-any-return]
     formula = flop_registry.get(func.overloadpacket)
-    if formula is None:
-        return 0
-    found = int(formula(*args, **kwargs, out_val=result))
-    # PyTorch's formula for the backward pass knows no groups.
-    return found // int(args[9]) if func.overloadpacket is torch.ops.aten.convolution_backward else found
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
 def steps(method: str, options: argparse.Namespace) -> list[list[Operation]]:

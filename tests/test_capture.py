@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -133,8 +134,9 @@ def test_memory_is_given_back():
     assert fed.executor.programs.record()["programs"] == 0
 
 
-def test_graphs_share_memory_as_long_as_there_is_one(monkeypatch):
-    """With a stand-in for CUDA: where a graph takes its memory, and on which stream a step is warmed up."""
+@pytest.fixture
+def cuda(monkeypatch):
+    """A stand-in for CUDA: from which pools graphs take their memory, and on which streams work is done."""
     pools, streams = [], []
 
     class Drawn:
@@ -154,9 +156,20 @@ def test_graphs_share_memory_as_long_as_there_is_one(monkeypatch):
         streams.append(stream)
         yield
 
-    stands_in = {"Stream": lambda device: Mock(), "current_stream": Mock(), "CUDAGraph": Drawn, "graph": graph, "stream": on}
+    stands_in = {
+        "Stream": lambda device: Mock(),
+        "current_stream": lambda device=None, stream=Mock(): stream,
+        "CUDAGraph": Drawn,
+        "graph": graph,
+        "stream": on,
+    }
     for name, value in stands_in.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    return SimpleNamespace(pools=pools, streams=streams)
+
+
+def test_graphs_share_memory_as_long_as_there_is_one(cuda):
+    pools, streams = cuda.pools, cuda.streams
     taken, record = Graph(torch.device("cuda")), Mock()
     calls = [taken(record), taken(record)]
     assert pools == [None, 7]
@@ -164,7 +177,20 @@ def test_graphs_share_memory_as_long_as_there_is_one(monkeypatch):
     calls.clear()
     taken(record)
     assert pools[-1] is None, "the memory of graphs that are gone is gone"
-    assert streams[0] is streams[1] is streams[2]
+    assert streams[0] is streams[2] is streams[4], "one stream for warming up"
+    assert streams[1] is streams[3] is torch.cuda.current_stream(), "to which a failed capture returns, too"
+
+
+def test_after_a_failed_capture_there_is_a_new_pool(cuda):
+    taken, step = Graph(torch.device("cuda")), Mock()
+    kept = taken(step)
+    step.side_effect = [None] * WARM_UPS + [RuntimeError("operation not permitted when stream is capturing")]
+    with pytest.raises(RuntimeError, match="not permitted"):
+        taken(step)
+    step.side_effect = None
+    taken(step)
+    assert cuda.pools == [None, 7, None]
+    assert kept is not None
 
 
 def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pflbench.engine.loss import lean
-from pflbench.engine.merged import keep_statistics, merge
+from pflbench.engine.merged import merge, track_statistics
 
 CLIENTS, BATCH = 3, 7
 
@@ -59,11 +59,11 @@ def own(models, names):
     return [name for name, _ in getattr(models[0], f"named_{names}s")()]
 
 
-def together(models, x, y, kept=True):
+def together(models, x, y, tracked=True):
     """Gradients, losses and buffers by the merged layers."""
     module = copy.deepcopy(models[0]).train()
     merge(module)
-    keep_statistics(module, kept)
+    track_statistics(module, tracked)
 
     def loss(params, buffers, x, y):
         return F.cross_entropy(functional_call(module, (params, buffers), (x,)), y), buffers
@@ -88,7 +88,7 @@ def test_gradients_losses_and_statistics_are_those_of_each_client(clients):
 
 def test_statistics_stay_where_they_are_not_wanted(clients):
     models, x, y = clients
-    grads, _, after = together(models, x, y, kept=False)
+    grads, _, after = together(models, x, y, tracked=False)
     expected, _, changed = together(models, x, y)
     for name, before in stacked(models, "buffer").items():
         assert torch.equal(after[name], before)

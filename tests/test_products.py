@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from small import federation, tensors, train
@@ -10,6 +11,7 @@ from torch import nn
 from pflbench import methods
 from pflbench.engine import products
 from pflbench.engine.products import Products
+from pflbench.engine.samples import Samples
 
 
 @pytest.fixture
@@ -47,7 +49,8 @@ def test_methods_train_the_same(name, large):
 
 def test_which_weights_are_taken(large):
     module = nn.Sequential(nn.Linear(100, 50), nn.Linear(50, 90, bias=False), nn.Linear(90, 3))
-    taken = Products(module)
+    inputs = Samples(np.zeros((2, 100)), np.zeros(2), torch.float32, torch.device("cpu"))
+    taken = Products(module, inputs)
     names = {name for name, _ in module.named_parameters()}
     assert taken.among(names) == {"0.weight"}
     assert taken.among(names - {"0.bias"}) == set(), "nothing would lead to the layer"

@@ -32,7 +32,6 @@ from pflbench.engine.executor import (
 )
 from pflbench.engine.flat import Flat
 from pflbench.engine.gradients import Gradient, Gradients, Lookup, Named
-from pflbench.engine.loss import lean
 from pflbench.engine.merged import merge
 from pflbench.engine.products import Products, descend
 from pflbench.engine.programs import Advance, Inputs, Programs, frozen
@@ -81,8 +80,8 @@ class BatchedExecutor:
             merge(self.module)
         if convolution == "unfolded":
             unfold(self.module)
-        products = Products(self.module if own else nn.Module())
-        self.gradients = Gradients(flat, self.module, samples, lean(loss), products)
+        products = Products(self.module, samples) if own else None
+        self.gradients = Gradients(flat, self.module, samples, loss, products)
         self._heads: list[BatchedExecutor] = []  # not in use
         self._owner: BatchedExecutor | None = None
 
@@ -272,15 +271,19 @@ class BatchedExecutor:
             losses: list[Tensor] = []
 
             def grad(at: Tensor, part: int = 0, of: int = 0) -> Tensor:
-                if columns != ALL:
+                rows = w
+                if columns == ALL:
+                    rows = at.to(w.dtype).expand(len(w), -1)
+                else:
                     w[:, columns] = at
-                grads, loss, after = gradients(at if columns == ALL else w, b[:, of], pieces[part], (), inputs.weights)
+                grads, loss, after = gradients(rows, b[:, of], pieces[part], (), inputs.weights)
                 _keep(b[:, of], after, live)
                 losses.append(loss)
                 return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
 
             carry = {k: v for k, v in state.items() if k not in (MODELS, BUFFERS, LOSS, LAST)}
-            for name, value in step(grad, **carry, **unwrap(given), **inputs.each).items():
+            values = step(grad, **carry, **unwrap(given), **inputs.each)
+            for name, value in _apart(values, carry).items():
                 _keep(state[name], value, live)
             _keep(state[LAST], losses[0], live)
             state[LOSS].add_(_of(live, losses[0]))
@@ -312,11 +315,12 @@ class BatchedExecutor:
     def _need(self, request: str, width: int, **arguments: Any) -> Callable[[], int | None]:
         """Bytes that a request takes for each client at a batch of `width` samples; found out once for all of its shape."""
         shape = (request, width, tuple(self.samples.x.shape[1:]), probe.signature(arguments))
-        held = 0 if request == "evaluate" else self.programs.held({**arguments, "each": None})  # of these, one step's at a time
 
         def find() -> int | None:
             found = probe.need(self._without_data, request, width, arguments)
-            return None if found is None else found + held
+            if found is None or request == "evaluate":
+                return found
+            return found + self.programs.held({**arguments, "each": None})  # of these, there is one step's at a time
 
         return lambda: self.chunks.need(shape, find)
 
@@ -341,8 +345,20 @@ def _keep(of: Tensor, what: Tensor, live: Tensor | None) -> None:
         return
     if live is None:
         of.copy_(what)
+        return
+    here = live.view(-1, *[1] * (of.dim() - 1)) > 0
+    if what.dtype == of.dtype:
+        torch.where(here, what, of, out=of)
     else:
-        torch.where(live.view(-1, *[1] * (of.dim() - 1)) > 0, what, of, out=of)
+        of.copy_(torch.where(here, what, of))
+
+
+def _apart(values: Named, carry: Named) -> Named:
+    """What a step returns, without the memory of what it was given: that is overwritten, one value after another."""
+    if torch.compiler.is_compiling():  # which does not see memory
+        return {name: value.clone() for name, value in values.items()}
+    given = {tensor.untyped_storage()._cdata for tensor in carry.values()}
+    return {name: v.clone() if v.untyped_storage()._cdata in given else v for name, v in values.items()}
 
 
 def _width(plan: Plan) -> int:

@@ -34,8 +34,13 @@ class Graph:
     def __call__(self, step: Call) -> Call:
         self._warm_up(step)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool()):
-            step()
+        try:
+            # A capture that fails leaves its own stream as the current one.
+            with torch.cuda.stream(torch.cuda.current_stream(self.device)), torch.cuda.graph(graph, pool=self._pool()):
+                step()
+        except BaseException:
+            self._graphs.clear()  # nor is their memory offered again
+            raise
         self._graphs.add(graph)
         return graph.replay
 

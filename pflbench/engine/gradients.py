@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch.func import functional_call, grad_and_value, vmap
 from pflbench.engine.convolution import present
 from pflbench.engine.executor import ALL, Loss, Objective, Output, output
 from pflbench.engine.flat import Flat
-from pflbench.engine.merged import keep_statistics
-from pflbench.engine.products import Products
+from pflbench.engine.loss import lean
+from pflbench.engine.merged import owns_buffers, track_statistics
+from pflbench.engine.products import Factors, Products
 from pflbench.engine.samples import Samples
 
 Named = dict[str, Tensor]
@@ -91,12 +93,14 @@ def _clients(tokens: Tensor) -> Tensor:
 class Gradients:
     """Of the clients' objectives, on a model of its own in training mode."""
 
-    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss, products: Products) -> None:
+    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss, products: Products | None) -> None:
         self.products = products
         self.flat = flat
         self.module = module
         self.samples = samples
         self.loss = loss
+        self._lean = lean(loss)
+        self._own_statistics = owns_buffers(module)
         self._colours = present(module) and samples.x.dim() == IMAGES and samples.x.shape[1] > 1
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +131,7 @@ class Gradients:
         """
         module = lookup.module if lookup else self.module
         trained = {e.name for e in self.flat.within(columns)}
-        large = self.products.among(trained) if factors and not lookup else set()
+        large = self.products.among(trained) if self.products and factors and not lookup else set()
         trained -= large
         whole = _Whole(module)
 
@@ -143,7 +147,7 @@ class Gradients:
                 compared = [outputs(r, {k: v.clone() for k, v in buffered.items()}, x) for r in references]
                 return objective(self.loss, y, outputs(params, buffered, x), *compared)
             logits = functional_call(module, (params, buffered), (x,))
-            return self.loss(logits, y) if weights is None else (self.each(logits, y) * weights).sum()
+            return self._lean(logits, y) if weights is None else (self.each(logits, y) * weights).sum()
 
         def loss_of(
             params: Named,
@@ -160,7 +164,7 @@ class Gradients:
             w: Tensor, b: Tensor, index: Tensor, references: Sequence[Tensor] = (), weights: Tensor | None = None
         ) -> tuple[Named, Tensor, Tensor]:
             module.train()
-            keep_statistics(module, True)
+            track_statistics(module, True)
             # A convolution in groups takes no rows that lie apart: else they would be copied forward and backward.
             views = {k: v.contiguous() if v.dim() > IMAGES else v for k, v in self.flat.views(w).items()}
             x, y = self.batch(index)
@@ -171,7 +175,8 @@ class Gradients:
             compared = tuple(self.flat.views(r) for r in references)
             over = (0, 0, 0, 0, 0, 0, None if weights is None else 0)
             per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=over)
-            with self.products.kept(large) as kept:
+            keeping: AbstractContextManager[dict[str, Factors]] = self.products.kept(large) if self.products else nullcontext({})
+            with keeping as kept:
                 grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights)
             buffers = [after[entry.name].reshape(len(b), -1).to(b.dtype) for entry in self.flat.buffers]
             return {**grads, **kept}, loss, torch.cat(buffers, dim=1) if buffers else b
@@ -189,7 +194,7 @@ class Gradients:
 
         def features(w: Tensor, b: Tensor, index: Tensor) -> Tensor:
             self.module.train()
-            keep_statistics(self.module, False)
+            track_statistics(self.module, False)
             found: Tensor = vmap(of_client)(self.flat.views(w), self._own_buffers(b), self.batch(index)[0])
             return found
 
@@ -208,12 +213,17 @@ class Gradients:
 
     def each(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of every sample by itself: logits [b, ...], labels [b] -> [b]."""
-        found: Tensor = vmap(self.loss)(logits.unsqueeze(1), y.unsqueeze(1))
+        found: Tensor = vmap(self._lean)(logits.unsqueeze(1), y.unsqueeze(1))
         return found
 
     def _own_buffers(self, rows: Tensor) -> Named:
         """For the module to change."""
-        return self.buffers(rows.clone() if self.flat.buffers else rows)
+        if not self.flat.buffers:
+            return {}
+        if self._own_statistics:
+            return self.buffers(rows.clone())
+        # Reshaping what lies apart is a copy, in which changes of it are lost.
+        return {name: v.clone(memory_format=torch.contiguous_format) for name, v in self.buffers(rows).items()}
 
     def buffers(self, rows: Tensor) -> Named:
         """Buffer rows as the module wants them: counters are integers there."""

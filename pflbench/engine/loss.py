@@ -9,7 +9,7 @@ from pflbench.engine.executor import Loss
 
 
 def lean(loss: Loss) -> Loss:
-    """The same for logits [b, K] and labels [b] in 0..K-1."""
+    """The same of logits [b, K] and labels [b] in 0..K-1, and of nothing else."""
     return _cross_entropy if loss is F.cross_entropy else loss
 
 

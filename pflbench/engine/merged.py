@@ -19,23 +19,34 @@ Window = tuple[Any, Any, Any, Any, bool]
 def merge(module: nn.Module) -> None:
     """Computes the module's layers so from here on. Gradients of gradients of max-pooling and normalisation are not to be had."""
     for part in module.modules():
+        if "forward" in vars(part):  # it computes something else
+            continue
         if type(part) is nn.Linear and part.bias is not None:
-            part.__class__ = _Linear
-        if type(part) is nn.MaxPool2d and not part.return_indices:
+            part.__class__ = Linear
+        elif type(part) is nn.MaxPool2d and not part.return_indices:
             part.__class__ = _MaxPool
-        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)) and part.affine and part.num_batches_tracked is not None:
-            part.__class__ = _BatchNorm1d if isinstance(part, nn.BatchNorm1d) else _BatchNorm2d
-            part.num_batches_tracked = part.num_batches_tracked.to(part.weight.dtype)  # as it comes in a row of buffers
+        elif type(part) in (nn.BatchNorm1d, nn.BatchNorm2d) and _is_usual(part):  # type: ignore[arg-type]
+            part.__class__ = _BatchNorm1d if type(part) is nn.BatchNorm1d else _BatchNorm2d
+            part.num_batches_tracked = part.num_batches_tracked.to(part.weight.dtype)  # type: ignore[arg-type]
 
 
-def keep_statistics(module: nn.Module, kept: bool) -> None:
-    """Whether batch normalisations of the module change their running statistics in training."""
+def _is_usual(norm: nn.modules.batchnorm._BatchNorm) -> bool:
+    return bool(norm.affine and norm.track_running_stats and norm.momentum is not None)
+
+
+def owns_buffers(module: nn.Module) -> bool:
+    """Whether all buffers are merged normalisations': these change them where they lie, however far apart they lie."""
+    return all(isinstance(part, _Merged) for part in module.modules() if part._buffers)
+
+
+def track_statistics(module: nn.Module, tracked: bool) -> None:
+    """Whether merged normalisations of the module change their running statistics in training."""
     for part in module.modules():
         if isinstance(part, _Merged):
-            part.kept = kept
+            part.tracked = tracked
 
 
-class _Linear(nn.Linear):
+class Linear(nn.Linear):
     """`vmap` would multiply the bias by 1 first."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,25 +55,27 @@ class _Linear(nn.Linear):
 
 class _MaxPool(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4:  # images without channels
+            return super().forward(x)  # type: ignore[no-any-return]
         window = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         pooled: Tensor = _Pool.apply(x, window)[0]  # type: ignore[no-untyped-call]
         return pooled
 
 
 class _Merged(nn.modules.batchnorm._BatchNorm):
-    kept = True  # the running statistics
+    tracked = True  # the running statistics
 
     def forward(self, x: Tensor) -> Tensor:
         count = x.numel() // x.shape[1]
         if not self.training or count == 1:  # which PyTorch refuses in training
             return super().forward(x)
         normalised, mean, inverse = _Normalise.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
-        if self.kept:
-            self._keep(mean, inverse, count)
+        if self.tracked:
+            self._track(mean, inverse, count)
         return normalised  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def _keep(self, mean: Tensor, inverse: Tensor, count: int) -> None:
+    def _track(self, mean: Tensor, inverse: Tensor, count: int) -> None:
         variance = (inverse**-2 - self.eps) * (count / (count - 1))
         for running, found in ((self.running_mean, mean), (self.running_var, variance)):
             running.mul_(1 - self.momentum).add_(found, alpha=self.momentum)  # type: ignore[union-attr,operator]

@@ -87,7 +87,7 @@ class Programs:
         if self.capture is None:
             return 0
         rows = [v for v in tree_leaves(dict(arguments)) if isinstance(v, Tensor) and v.dim() > 1]
-        return COPIES * sum(row.nbytes // len(row) for row in rows)
+        return COPIES * sum(row.nbytes // max(1, len(row)) for row in rows)
 
     def record(self) -> dict[str, Any]:
         """For the record of a run: the capture, its programs, and why steps were not captured, with their number."""
@@ -221,7 +221,9 @@ class _Program:
         step = partial(self.advance, state, given, inputs)
         before = {k: v.clone() for k, v in state.items()}
         # The step itself comes first: what it needs in between is free again when the program takes its own memory.
-        wanted = _changed(step, state, before)
+        step()
+        wanted = {k: v.clone() for k, v in state.items()}
+        _set_back(state, before)
         try:
             call = self.capture(step)
         except torch.OutOfMemoryError:
@@ -230,8 +232,9 @@ class _Program:
             return None, f"not captured: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         finally:
             _set_back(state, before)
-        found = _changed(call, state, before)
-        same = all(_near(found[k], wanted[k], before[k]) for k in state)
+        call()
+        same = all(_near(state[k], wanted[k], before[k]) for k in state)
+        _set_back(state, before)
         return (call, "") if same else (None, "not captured: the program gave other numbers")
 
 
@@ -250,14 +253,6 @@ def _plain(advance: Advance, state: Named, given: Given, block: Block, each: Map
     if not isinstance(at, slice):
         for name, value in mine.items():
             state[name][at] = value
-
-
-def _changed(step: Call, state: Named, before: Named) -> Named:
-    """What the step makes of the state, which is left as it was before."""
-    step()
-    after = {k: v.clone() for k, v in state.items()}
-    _set_back(state, before)
-    return after
 
 
 def _set_back(state: Named, before: Named) -> None:
