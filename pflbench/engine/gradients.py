@@ -98,8 +98,7 @@ class Gradients:
         self.flat = flat
         self.module = module
         self.samples = samples
-        self.loss = loss
-        self._lean = lean(loss)
+        self.loss = lean(loss)
         self._own_statistics = owns_buffers(module)
         self._colours = present(module) and samples.x.dim() == IMAGES and samples.x.shape[1] > 1
 
@@ -147,7 +146,7 @@ class Gradients:
                 compared = [outputs(r, {k: v.clone() for k, v in buffered.items()}, x) for r in references]
                 return objective(self.loss, y, outputs(params, buffered, x), *compared)
             logits = functional_call(module, (params, buffered), (x,))
-            return self._lean(logits, y) if weights is None else (self.each(logits, y) * weights).sum()
+            return self.loss(logits, y) if weights is None else (self.each(logits, y) * weights).sum()
 
         def loss_of(
             params: Named,
@@ -213,7 +212,7 @@ class Gradients:
 
     def each(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of every sample by itself: logits [b, ...], labels [b] -> [b]."""
-        found: Tensor = vmap(self._lean)(logits.unsqueeze(1), y.unsqueeze(1))
+        found: Tensor = vmap(self.loss)(logits.unsqueeze(1), y.unsqueeze(1))
         return found
 
     def _own_buffers(self, rows: Tensor) -> Named:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -9,9 +11,11 @@ from pflbench.engine.executor import Loss
 
 
 def lean(loss: Loss) -> Loss:
-    """The same of logits [b, K] and labels [b] in 0..K-1, and of nothing else."""
+    """The same loss: in few operations of logits [b, K] and labels [b] in 0..K-1, as PyTorch has it of anything else."""
     return _cross_entropy if loss is F.cross_entropy else loss
 
 
-def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy(logits: Tensor, y: Tensor, *options: Any, **named: Any) -> Tensor:
+    if options or named or logits.dim() != 2 or y.dim() != 1:
+        return F.cross_entropy(logits, y, *options, **named)
     return -F.log_softmax(logits, -1).gather(-1, y.unsqueeze(-1)).mean()
