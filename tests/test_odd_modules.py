@@ -1,4 +1,4 @@
-"""Modules as users write them: all executors give the same rows, buffers, losses and evaluation, whatever a layer is used for."""
+"""Models in colour, and modules as users write them: all executors give the same rows, buffers, losses and evaluation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from small import federation
 from torch import nn
 from torch.nn import functional as F
 
+from pflbench import models
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched import BatchedExecutor
 from pflbench.engine.batches import Plan
@@ -129,6 +130,8 @@ MODULES = {
     "normalisation in three dimensions": (of(135, nn.Conv3d(2, 5, 2), nn.BatchNorm3d(5)), (2, 4, 4, 4)),
     "images without channels": (of(12, nn.Linear(7, 7), nn.MaxPool2d(3, 2, 1)), (5, 7)),
     "own buffers": (OwnBuffers, (12,)),
+    "the paper's CNN, in colour": (lambda: models.build("cnn", (3, 16, 16), CLASSES), (3, 16, 16)),
+    "ResNet-20, in colour": (lambda: models.build("resnet20", (3, 16, 16), CLASSES), (3, 16, 16)),
 }
 
 
