@@ -97,10 +97,10 @@ class _Together(torch.autograd.Function):
     def vmap(cls, info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         merged = [_merge(value, dim, info.batch_size) for value, dim in zip(arguments, dims, strict=True)]
         found = cls.apply(*merged)  # type: ignore[no-untyped-call]
-        several = isinstance(found, tuple)
-        parts = [part.unflatten(_channel(part), (info.batch_size, -1)) for part in (found if several else (found,))]
-        places = [_channel(part) for part in (found if several else (found,))]
-        return (tuple(parts), tuple(places)) if several else (parts[0], places[0])
+        results = found if isinstance(found, tuple) else (found,)
+        places = tuple(map(_channel, results))
+        apart = tuple(value.unflatten(at, (info.batch_size, -1)) for value, at in zip(results, places, strict=True))
+        return (apart, places) if isinstance(found, tuple) else (apart[0], places[0])
 
 
 def _merge(value: Any, clients: int | None, count: int) -> Any:

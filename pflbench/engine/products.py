@@ -81,12 +81,12 @@ def descend(weight: Tensor, gradient: Factors, lr: float, live: Tensor | None) -
         weight.baddbmm_(wanted.transpose(1, 2), x, alpha=-lr)
 
 
-class _Product(nn.Linear):
+class _Product(merged.Linear):
     kept: Factors | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kept is None or x.dim() < 2:
-            return x @ self.weight.t() + self.bias
+            return super().forward(x)
         product: Tensor = _Affine.apply(x, self.weight, self.bias, self.kept)  # type: ignore[no-untyped-call]
         return product
 
