@@ -15,7 +15,7 @@ from scipy.stats import friedmanchisquare, rankdata
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import critical_difference, labels, style
+from pflbench.report import critical_difference, labels, looks
 from pflbench.store import db
 
 METHODS = ("local", "fedavg", "fedprox", "fedrep", "ditto", "fedamp", "fedala")
@@ -87,9 +87,9 @@ def test_a_name_stands_with_its_rank_and_a_method_with_its_colour(engine: Engine
     # Ranks by hand: Local 3, 3, 1; Ditto 2, 1, 3; FedALA 1, 2, 2.
     assert {"FedALA (1.67)", "Ditto (2.00)", "(2.33) Local"} <= {text.get_text() for text in ax.texts}
     (mark,) = [line for line in ax.lines if line.get_label() == "Ditto"]
-    assert (mark.get_color(), mark.get_marker()) == (style.method("ditto")["color"], style.method("ditto")["marker"])
+    assert (mark.get_color(), mark.get_marker()) == (looks.of("ditto").colour, looks.of("ditto").marker)
     elbows = {line.get_color() for line in ax.lines if len(line.get_xdata()) == 3}
-    assert elbows == {style.method(name)["color"] for name in ("local", "ditto", "fedala")}
+    assert elbows == {looks.of(name).colour for name in ("local", "ditto", "fedala")}
 
 
 def test_without_a_difference_nothing_is_joined_and_the_caption_says_so(engine: Engine) -> None:

@@ -15,7 +15,7 @@ from report_database import add_partition, add_run, spec
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, curves, distribution, labels, style
+from pflbench.report import PLOTS, curves, distribution, labels, looks, style
 from pflbench.store import db
 
 pairs = partial(combinations, r=2)
@@ -212,20 +212,12 @@ def test_a_figure_that_cannot_be_written_is_a_user_error(engine: Engine, tmp_pat
         drawing.save(tmp_path / "missing" / "figure.png")
 
 
-def test_no_two_methods_look_alike() -> None:
-    looks = {(look["color"], look["marker"]) for look in map(style.method, labels.METHODS)}
-    assert len(looks) == len(labels.METHODS) >= 18
-    common = {style.method(name)["color"] for name in ("local", "fedavg", "fedprox", "ditto", "fedala")}
-    assert len(common) == 5
-
-
 def test_a_method_looks_the_same_in_every_figure(engine: Engine) -> None:
     alone = curves.plot(engine, methods=["ditto"]).figure.axes[0].lines[0]
     among = curves.plot(engine).figure.axes[0].lines[1]
     assert (alone.get_color(), alone.get_marker(), alone.get_linestyle()) == (
         among.get_color(), among.get_marker(), among.get_linestyle(),
     )  # fmt: skip
-    assert style.method("a-new-method") == style.method("a-new-method")
 
 
 def test_variants_of_a_method_differ_in_the_line_only(engine: Engine) -> None:
@@ -241,7 +233,7 @@ def test_colours_differ_for_colour_blind_eyes() -> None:
     to_lms = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
     protan = np.array([[0, 2.02344, -2.52581], [0, 1, 0], [0, 0, 1]])
     deutan = np.array([[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]])
-    linear = np.array([to_rgb(colour) for colour in style.COLOURS]) ** 2.2
+    linear = np.array([to_rgb(colour) for colour in looks.COLOURS]) ** 2.2
     for defect in (np.eye(3), protan, deutan):
         seen = (linear @ to_lms.T @ defect.T @ np.linalg.inv(to_lms).T).clip(0, 1) ** (1 / 2.2)
         apart = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]

@@ -10,7 +10,7 @@ from report_database import add_partition, add_run, spec
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import fairness, heterogeneity, pareto, scalability, style
+from pflbench.report import fairness, heterogeneity, looks, pareto, scalability
 from pflbench.report.sweep import sweeps
 from pflbench.store import db, write
 from pflbench.store.records import RoundRecord
@@ -160,7 +160,7 @@ def test_fairness_is_of_the_best_round_by_client(engine: Engine) -> None:
     assert low.get_xydata()[0].tolist() == [(10 + 100) / 2, 0]  # of 20 clients the worst two: 10 % each
     assert median.get_xdata()[0] == pytest.approx((55 + 100) / 2)
     np.testing.assert_allclose(quartiles.get_xdata(), np.percentile(each.get_xdata(), [25, 75]))
-    assert median.get_color() == style.method("fedavg")["color"]
+    assert median.get_color() == looks.of("fedavg").colour
     assert [text.get_text() for text in ax.get_yticklabels()] == ["FedAvg", "Ditto"]
     assert drawing.runs == (1, 2, 3)
 

@@ -21,7 +21,7 @@ from test_report_figures_observed import NAN, PATHOLOGICAL, add, pathological
 from test_report_figures_sweeps import SENT, add_clients, clients, sent
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, interactive, labels, style
+from pflbench.report import PLOTS, interactive, labels, looks, style
 from pflbench.report.collect import Row
 from pflbench.report.interactive import FIGURES, Interactive, build, figure
 from pflbench.store import db, observed, write
@@ -227,7 +227,7 @@ def test_fairness_is_of_the_best_round_by_client(engine: Engine) -> None:
     np.testing.assert_allclose(worst["x"], [(10 + 100) / 2, 80])  # of 20 clients the worst two: 10 % each
     low, high = np.percentile([value for m, *_, value in rows if m == "fedavg"], [25, 75])
     assert (quartiles["base"][0], quartiles["x"][0]) == (low, high - low)
-    assert median["marker"]["color"] == [style.method("fedavg")["color"], style.method("ditto")["color"]]
+    assert median["marker"]["color"] == [looks.of("fedavg").colour, looks.of("ditto").colour]
 
 
 def test_circles_are_as_large_as_their_counts(engine: Engine) -> None:
@@ -369,10 +369,10 @@ def contrast(colour: str, page: tuple[float, ...]) -> float:
 
 
 def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:
-    rows = [Row(name, name, 1, {}, 0) for name in labels.METHODS]
+    rows = [Row(name, name, 1, {}, 0, looks.of(name)) for name in labels.METHODS]
     for row in rows:
         assert min(contrast(figure.colour(row), page) for page in PAGES) > 2
-        printed = style.method(row.method)["color"]
+        printed = row.look.colour
         assert figure.colour(row) == printed or contrast(printed, PAGES[1]) < 2
     assert len({(figure.colour(row), figure.symbol(row)) for row in rows}) == len(rows)
     for shade in (*style.shades(6, *figure.SHADES), figure.GREY):

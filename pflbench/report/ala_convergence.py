@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import style
 from pflbench.report.chosen import Filters, Observed, cut, one_per_line, protocol, spread, with_arrays
+from pflbench.report.looks import MARKERS
 from pflbench.store import observed
 from pflbench.store.read import Floats
 
@@ -90,7 +91,7 @@ def _draw(panels: Sequence[Panel]) -> Figure:
     width = style.COLUMN if columns == 1 else style.PAGE
     rounds = sorted({t for panel in panels for t in panel.losses})
     looks: dict[int, dict[str, Any]] = {
-        t: {"color": colour, "marker": style.MARKERS[k % len(style.MARKERS)]}
+        t: {"color": colour, "marker": MARKERS[k % len(MARKERS)]}
         for k, (t, colour) in enumerate(zip(rounds, style.shades(len(rounds)), strict=True))
     }
     texts, per_line, below = style.legend([f"round {t}" for t in rounds], width)

@@ -16,7 +16,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError, unknown
-from pflbench.report import labels
+from pflbench.report import labels, looks
+from pflbench.report.looks import Look
 from pflbench.store import read
 from pflbench.store.read import Result, Select
 from pflbench.store.schema import STATUSES
@@ -49,6 +50,7 @@ class Row:
     version: int
     hyperparameters: dict[str, Any]
     variant: int  # 0, 1, ... among the rows of the same method
+    look: Look  # unlike that of any other row beside it
     test_labels: bool = False  # its clients adapt on labelled test data
 
 
@@ -204,6 +206,7 @@ def _rows(results: Iterable[Result]) -> tuple[Row, ...]:
         spec = r.spec["method"]
         version, hyperparameters, adapted = spec["version"], spec["hyperparameters"], spec.get("test_labels", False)
         variants[r.method][_row_key(r.method, version, hyperparameters)] = (version, hyperparameters, adapted)
+    drawn = looks.assign((method, i) for method, of in variants.items() for i in range(len(of)))
     rows = []
     for method in sorted(variants, key=labels.method_rank):
         ordered = sorted(variants[method].values(), key=lambda v: (v[0], json.dumps(v[1], sort_keys=True)))
@@ -212,7 +215,7 @@ def _rows(results: Iterable[Result]) -> tuple[Row, ...]:
         for i, ((version, hyper, adapted), differing) in enumerate(zip(ordered, apart, strict=True)):
             extra = ", ".join(labels.words(k, v) for k, v in differing.items())
             label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if adapted else "")
-            rows.append(Row(method, label, version, hyper, i, adapted))
+            rows.append(Row(method, label, version, hyper, i, drawn[method, i], adapted))
     return tuple(rows)
 
 

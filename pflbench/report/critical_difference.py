@@ -64,7 +64,7 @@ def _diagram(ax: Axes, table: Ranks) -> None:
 
     names = [row.label for row in table.rows]
     spread = float(np.ptp(table.average))
-    looks = {row.label: style.marker(row.method, row.variant) for row in table.rows}
+    looks = {row.label: row.look.point for row in table.rows}
     # Where Friedman's test finds no difference, Nemenyi's p say nothing: zeros join no one.
     p = table.nemenyi if table.rejected else np.zeros_like(table.nemenyi)
     drawn = critical_difference_diagram(

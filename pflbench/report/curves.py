@@ -152,13 +152,13 @@ def _draw(drawn: Sequence[Panel], rows: Sequence[Row], x: X) -> Figure:
         _draw_panel(ax, panel)
         ax.set_xlabel(XS[x] if k + columns >= len(drawn) else "")
         ax.set_ylabel("Test accuracy (%)" if k % columns == 0 else "")
-    style.key(figure, [*(style.method(row.method, row.variant) for row in shown), *dashed.values()], texts, per_line)
+    style.key(figure, [*(row.look.line for row in shown), *dashed.values()], texts, per_line)
     return figure
 
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
     for k, line in enumerate(panel.lines):
-        look = style.method(line.row.method, line.row.variant)
+        look = line.row.look.line
         step = max(1, len(line.x) // 6)
         # Markers of different lines sit at different places, so that they stay apart where curves meet.
         offset = (k * step) // max(1, len(panel.lines))

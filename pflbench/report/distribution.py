@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import labels, style
+from pflbench.report.looks import COLOURS
 from pflbench.store import read
 from pflbench.store.read import PartitionInfo
 
@@ -99,7 +100,7 @@ def _circles(ax: Axes, partition: PartitionInfo) -> None:
     # In square points, which is what scatter takes: the room there is for one client and one class.
     room = (72 / ax.figure.dpi) ** 2 * box.width / (right - left) * box.height / (high - low)
     area = DIAMETER**2 * room * counts[client, label] / counts.max()
-    ax.scatter(client, label, s=area, color=style.COLOURS[0], alpha=0.75, linewidths=0)
+    ax.scatter(client, label, s=area, color=COLOURS[0], alpha=0.75, linewidths=0)
 
 
 def caption(chosen: Sequence[PartitionInfo]) -> str:

@@ -130,7 +130,7 @@ def _draw(drawn: Sequence[Panel]) -> Figure:
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
     for y, group in enumerate(panel.groups):
-        look = style.method(group.row.method, group.row.variant)
+        look = group.row.look.point
         point: dict[str, Any] = {"color": look["color"], "marker": look["marker"], "markersize": 5, "linestyle": ""}
         low, high = np.percentile(group.accuracies, (25, 75))
         ax.plot([low, high], [y, y], color=look["color"], linewidth=5, alpha=0.35, solid_capstyle="butt")

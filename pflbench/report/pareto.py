@@ -109,7 +109,7 @@ def _draw(drawn: Sequence[Panel], rows: Sequence[Row]) -> Figure:
             ax.set_title("\n".join((", ".join(drawn[column].setting.head[:2]), *drawn[column].setting.head[2:])))
         ax.set_xlabel(COSTS[which])
         ax.set_ylabel("Test accuracy (%)" if column == 0 else "")
-    looks = [style.marker(row.method, row.variant) for row in shown]
+    looks = [row.look.point for row in shown]
     style.key(figure, [*looks, style.FRONT], texts, per_line)
     return figure
 
@@ -122,7 +122,7 @@ def _draw_panel(ax: Axes, panel: Panel, which: int) -> None:
     ax.plot([cost[k] for k in on_front], [accuracy[k] for k in on_front], drawstyle="steps-post", zorder=1, **style.FRONT)
     for k, point in enumerate(panel.points):
         edge = {"markeredgecolor": "black", "markersize": 6.5} if k in on_front else {"markersize": 5}
-        ax.plot([cost[k]], [accuracy[k]], label=point.row.label, **style.marker(point.row.method, point.row.variant), **edge)
+        ax.plot([cost[k]], [accuracy[k]], label=point.row.label, **point.row.look.point, **edge)
     style.costs(ax, cost)
     ax.margins(y=0.12)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
@@ -12,7 +12,8 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import labels, style
+from pflbench.report import labels, looks
+from pflbench.report.looks import Look
 from pflbench.store import pfllib_results
 from pflbench.store.pfllib_results import ReferenceCurve
 from pflbench.store.read import Floats
@@ -31,12 +32,14 @@ class ReferenceLine:
     accuracy: Floats
     files: tuple[str, ...]
     variant: int  # 0, 1, ... among the lines of the same method
+    own: Look  # the method's
 
     @property
     def look(self) -> dict[str, Any]:
         """The method's colour and marker, but thin, dashed and hollow: not one of our runs."""
         return {
-            **style.method(self.method),
+            "color": self.own.colour,
+            "marker": self.own.marker,
             "linestyle": (0, _DASHES[self.variant % len(_DASHES)]),
             "linewidth": 0.7,
             "markersize": 2.5,
@@ -64,7 +67,8 @@ def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()
         of = f" of {', '.join(methods)}" if wanted else ""
         raise UserError(f"No reference series{of} on {', '.join(sorted(datasets))}.", f"There are some on: {', '.join(held)}.")
     by_dataset = groupby(found, key=lambda curve: curve.dataset)
-    return {dataset: _by_method(list(curves)) for dataset, curves in by_dataset}
+    drawn = looks.assign((curve.method, 0) for curve in found)
+    return {dataset: _by_method(list(curves), drawn) for dataset, curves in by_dataset}
 
 
 def caption(drawn: Iterable[ReferenceLine]) -> str:
@@ -82,20 +86,20 @@ def _names(curve: ReferenceCurve) -> set[str]:
     return {curve.method.casefold(), curve.algorithm.casefold(), labels.method_title(curve.method).casefold()}
 
 
-def _by_method(curves: Sequence[ReferenceCurve]) -> tuple[ReferenceLine, ...]:
+def _by_method(curves: Sequence[ReferenceCurve], drawn: Mapping[tuple[str, int], Look]) -> tuple[ReferenceLine, ...]:
     """The lines of one dataset; where a method has several goals, they are named."""
     found = []
-    for _, same in groupby(curves, key=lambda curve: curve.method):
+    for method, same in groupby(curves, key=lambda curve: curve.method):
         goals = [(goal, list(group)) for goal, group in groupby(same, key=lambda curve: curve.goal)]
-        found += [_line(group, goal if len(goals) > 1 else "", k) for k, (goal, group) in enumerate(goals)]
+        found += [_line(group, goal if len(goals) > 1 else "", k, drawn[method, 0]) for k, (goal, group) in enumerate(goals)]
     return tuple(sorted(found, key=lambda line: (labels.method_rank(line.method), line.variant)))
 
 
-def _line(curves: Sequence[ReferenceCurve], goal: str, variant: int) -> ReferenceLine:
+def _line(curves: Sequence[ReferenceCurve], goal: str, variant: int, own: Look) -> ReferenceLine:
     method = curves[0].method
     shared = reduce(np.intersect1d, (c.curve.round for c in curves))
     accuracy = np.mean([c.curve.accuracy[np.searchsorted(c.curve.round, shared)] for c in curves], axis=0)
     title = labels.METHODS.get(method, curves[0].algorithm)
     label = f"PFLlib: {title} ({goal})" if goal else f"PFLlib: {title}"
     files = tuple(c.file for c in curves)
-    return ReferenceLine(method, label, shared.astype(np.float64), 100 * accuracy, files, variant)
+    return ReferenceLine(method, label, shared.astype(np.float64), 100 * accuracy, files, variant, own)

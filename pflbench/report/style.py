@@ -1,9 +1,4 @@
-"""One look for all figures: a method has the same colour and marker everywhere, and no two methods share both.
-
-Colours are those of Okabe and Ito (Color Universal Design, 2008) without the yellow, which is too pale for a line on
-paper. The markers tell methods apart where colours repeat, and in grey print. Sizes are in inches at print size: 3.3
-is a column, 6.9 a page, text is 7 to 8 pt.
-"""
+"""How figures are written, and what they have in common. Sizes are in inches at print size: 3.3 is a column, 6.9 a page."""
 
 from __future__ import annotations
 
@@ -15,10 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from pflbench.errors import UserError, unknown
-from pflbench.report.labels import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,15 +22,7 @@ DPI = 300
 # Unasked, a figure has few panels and is quick; what is chosen by name is drawn as long as it fits on a page.
 PANELS_UNASKED, PANELS_CHOSEN = 4, 12
 SUFFIXES = (".png", ".pdf", ".svg")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-LINES = ("-", "--", "-.", ":")
-FILLS = ("full", "left", "top", "right", "bottom", "none")
 FRONT: dict[str, Any] = {"color": "#888888", "linestyle": "-", "linewidth": 0.8}
-# The methods that are most often drawn together come first and have a colour of their own among themselves.
-ORDER = tuple(dict.fromkeys(("fedala", "fedavg", "ditto", "local", "fedprox", "fedrep", "pfedme", *METHODS)))
-_PAIRS = len(COLOURS) * len(MARKERS)  # all different, as 7 and 9 have no common factor
-
 _RC: dict[Any, Any] = {
     "font.size": 7,
     "axes.titlesize": 8,
@@ -95,29 +80,6 @@ class Drawing:
                 f"Cannot write the figure {path}: {error.strerror or error}.",
                 "Give a file in a writable folder with -o.",
             ) from None
-
-
-def method(name: str, variant: int = 0) -> dict[str, Any]:
-    """Colour, marker and line style; `variant` counts lines of the same method and changes the line style only."""
-    slot = _slot(name)
-    return {
-        "color": COLOURS[slot % len(COLOURS)],
-        "marker": MARKERS[slot % len(MARKERS)],
-        "linestyle": LINES[(slot // len(COLOURS) + variant) % len(LINES)],
-    }
-
-
-def marker(name: str, variant: int = 0) -> dict[str, Any]:
-    """As `method`, for a point without a line: there `variant` changes which half of the marker is filled."""
-    look = method(name, variant)
-    return {**look, "linestyle": "", "fillstyle": FILLS[variant % len(FILLS)], "markerfacecoloralt": "white"}
-
-
-def _slot(name: str) -> int:
-    """Listed methods by their place, others by their name alone: no other method's presence moves them."""
-    if name in ORDER:
-        return ORDER.index(name)
-    return len(ORDER) + crc32(name.encode()) % (_PAIRS - len(ORDER))
 
 
 @contextmanager

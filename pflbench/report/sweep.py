@@ -124,13 +124,13 @@ def draw(found: Arranged, drawn: Sequence[Sweep], measures: Sequence[Measure], x
         ax.set_ylabel(measures[which].label if column == 0 else "")
         if measures[which].from_zero:
             ax.set_ylim(bottom=0)
-    style.key(figure, [style.method(row.method, row.variant) for row in shown], texts, per_line)
+    style.key(figure, [row.look.line for row in shown], texts, per_line)
     return figure
 
 
 def _draw_panel(ax: Axes, drawn: Sequence[Line], values: Sequence[float]) -> None:
     for line in drawn:
-        look = style.method(line.row.method, line.row.variant)
+        look = line.row.look.line
         ax.plot(line.x, line.mean, label=line.row.label, **look)
         if line.low != line.high:
             ax.vlines(line.x, line.low, line.high, color=look["color"], linewidth=0.8)

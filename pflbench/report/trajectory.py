@@ -192,7 +192,7 @@ def _draw(found: Paths, flat: Plane, surface: Matrix | None) -> Figure:
     ax.set_ylabel("Second principal component", labelpad=1)
     ax.grid(visible=False)
     plain: dict[str, Any] = {"color": "#666666", "linestyle": "", "markersize": 3.5}
-    looks = [{"color": style.method(one.row.method)["color"], "linewidth": 1.1} for one in found.seen]
+    looks = [{"color": one.row.look.colour, "linewidth": 1.1} for one in found.seen]
     start, end = {**plain, "marker": "o", "markerfacecolor": "white"}, {**plain, "marker": "s"}
     style.key(figure, [*looks, start, end], texts, per_line)
     return figure
@@ -200,7 +200,7 @@ def _draw(found: Paths, flat: Plane, surface: Matrix | None) -> Figure:
 
 def _path(ax: Axes, one: Observed, rounds: Sequence[int], at: Matrix) -> None:
     """at [rounds, 2, 2]: thick steps for local training, thin ones for what aggregation and local initialisation do after it."""
-    colour = style.method(one.row.method)["color"]
+    colour = one.row.look.colour
     line = at.reshape(-1, 2)
     ax.plot(line[:, 0], line[:, 1], color=colour, linewidth=0.5)
     ax.plot(*at.transpose(2, 1, 0), color=colour, linewidth=1.2)

@@ -10,12 +10,13 @@ from functools import partial
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.report import distribution, labels, style
+from pflbench.report import distribution, labels
 from pflbench.report import fairness as fair
 from pflbench.report.chosen import Filters, protocol
 from pflbench.report.fairness import Panel
 from pflbench.report.interactive import figure as f
 from pflbench.report.interactive.figure import Interactive, Json
+from pflbench.report.looks import COLOURS
 from pflbench.store.read import Floats, PartitionInfo
 
 METHOD, AROUND = 38, 110  # pixels in height: for a method, beside them
@@ -153,7 +154,7 @@ def _circles(partition: PartitionInfo) -> Json:
         "x": client.tolist(),
         "y": label.tolist(),
         "marker": {
-            "color": style.COLOURS[0],
+            "color": COLOURS[0],
             "opacity": 0.75,
             "size": f.numbers(largest * np.sqrt(held / held.max())),
             "line": {"width": 0},

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pflbench.errors import UserError
-from pflbench.report import style
+from pflbench.report import looks
 from pflbench.report.collect import Row
 
 Json = dict[str, Any]
@@ -41,7 +41,7 @@ SYMBOLS = {
     ">": "triangle-right",
 }
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
-FILLS = ("", "-open", "-dot", "-open-dot")
+FILLS = ("", "-dot", "-open", "-open-dot")  # as those of `looks`
 SHADES = (0.33, 0.72)  # the part of the scale that is neither too dark for a dark page nor too light for a light one
 
 
@@ -116,30 +116,34 @@ def of_runs(runs: Sequence[int]) -> str:
 
 
 def colour(row: Row) -> str:
-    return colour_of(row.method)
+    return _legible(row.look.colour)
 
 
 def colour_of(method: str) -> str:
-    printed: str = style.method(method)["color"]
+    return _legible(looks.of(method).colour)
+
+
+def _legible(printed: str) -> str:
     return COLOURS.get(printed, printed)
 
 
 def symbol(row: Row) -> str:
-    return SYMBOLS[style.method(row.method)["marker"]]
+    return SYMBOLS[row.look.marker]
 
 
 def point_symbol(row: Row) -> str:
-    """For a point without a line: there variants of a method differ in how the marker is filled."""
-    return symbol(row) + FILLS[row.variant % len(FILLS)]
+    """With what a variant, or ALA plugged in, changes: how the marker is filled."""
+    return symbol(row) + FILLS[row.look.fill]
 
 
 def line(row: Row) -> Json:
     """Colour, marker and dashes of a method, as parts of a trace."""
-    dash = DASHES[style.method(row.method, row.variant)["linestyle"]]
+    # Plotly takes pixels, not widths of the line.
+    dash = ",".join(f"{2 * length:g}px" for length in looks.dashes(row.look.dash)) or "solid"
     return {
         "mode": "lines+markers",
         "line": {"color": colour(row), "dash": dash, "width": 2},
-        "marker": {"color": colour(row), "symbol": symbol(row), "size": 7},
+        "marker": {"color": colour(row), "symbol": point_symbol(row), "size": 7},
     }
 
 

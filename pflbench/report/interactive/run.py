@@ -8,7 +8,7 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import style
+from pflbench.report import looks
 from pflbench.report.curves import POINTS
 from pflbench.report.interactive import figure as f
 from pflbench.report.interactive.figure import Interactive, Json
@@ -18,7 +18,7 @@ from pflbench.store.read import Clients, Floats, Integers
 
 HEADLINE = "as deployed"
 PHASES = ("local initialisation", "training and aggregation", "evaluation")
-COLOURS = (style.COLOURS[5], style.COLOURS[0], style.COLOURS[6])  # of the phases
+COLOURS = (looks.COLOURS[5], looks.COLOURS[0], looks.COLOURS[6])  # of the phases
 POOLED = "pooled over the clients' test data"
 
 
@@ -32,7 +32,7 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
         return None
     t, best = int(found.round[found.best]), 100 * found.accuracy[found.best]
     colour = f.colour_of(name)
-    others = [other for other in style.COLOURS if f.COLOURS.get(other, other) == other != colour]
+    others = [other for other in looks.COLOURS if f.COLOURS.get(other, other) == other != colour]
     second = second_series(engine, run_id)
     series = [
         _accuracy(HEADLINE, found.round, found.accuracy, found.test_loss, colour, "solid"),

@@ -1,0 +1,129 @@
+"""What a method looks like: colour, marker and dashes, everywhere the same, and no two lines or points of a figure alike.
+
+Colours are those of Okabe and Ito (Color Universal Design, 2008) without the yellow, which is too pale for a line on
+paper. Dashes and markers tell methods apart where colours repeat, and in grey print. A method with ALA plugged in has
+the colour and the marker of the method itself, hollow, and dashes of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import Any
+from zlib import crc32
+
+from pflbench.report.labels import METHODS
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+# How much of a marker is filled: the first two for a method, the others for it with ALA plugged in.
+FILLS: tuple[dict[str, Any], ...] = (
+    {"fillstyle": "full"},
+    {"fillstyle": "left", "markerfacecoloralt": "white"},
+    {"fillstyle": "full", "markerfacecolor": "white"},
+    {"fillstyle": "bottom", "markerfacecoloralt": "white"},
+)
+PLUGGED = 2  # the place in FILLS
+# In widths of the line: on, off, ...
+DASHES = (
+    (),
+    (4, 1.6),
+    (6.4, 1.6, 1, 1.6),
+    (1, 1.6),
+    (6, 1.5, 1, 1.5, 1, 1.5),
+    (9, 2),
+    (9, 1.5, 3, 1.5),
+    (3, 1.3, 1, 1.3),
+    (2, 1),
+    (4, 1.5, 4, 1.5, 1, 1.5),
+)
+# The methods that are most often drawn together come first and have a colour of their own among themselves.
+ORDER = tuple(dict.fromkeys(("fedala", "fedavg", "ditto", "local", "fedprox", "fedrep", "pfedme", *METHODS)))
+_PAIRS = len(COLOURS) * len(MARKERS)  # all different, as 7 and 9 have no common factor
+_FREE = _PAIRS - len(ORDER)
+_SHADES = -(-len(ORDER) // len(COLOURS))  # listed methods to a colour
+
+
+@dataclass(frozen=True)
+class Look:
+    """fill: the place in FILLS; dash: which of the patterns of `dashes`."""
+
+    colour: str
+    marker: str
+    fill: int
+    dash: int
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """For Matplotlib."""
+        pattern = dashes(self.dash)
+        return {**self.point, "linestyle": (0, pattern) if pattern else "-"}
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """The same without a line."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": "", **FILLS[self.fill]}
+
+
+def dashes(number: int) -> tuple[float, ...]:
+    """The pattern with this number, () for a line without gaps: all are different."""
+    return DASHES[number] if number < len(DASHES) else (2.0 + number, 1.5, 1, 1.5)
+
+
+def of(method: str) -> Look:
+    """The look of a method by its name, wherever it stands."""
+    return assign([(method, 0)])[method, 0]
+
+
+def assign(rows: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], Look]:
+    """The looks of the rows of one figure, each a method and its variant (0, 1, ... among the rows of the method).
+
+    Listed methods have theirs always. Others have one by their name, and the next that is free where two names meet.
+    Further variants keep the colour and, as far as there are such, the marker; their dashes are the first that are free.
+    """
+    rows = sorted(set(rows))
+    slots = _slots({_base(method) for method, _ in rows})
+    made = {(method, 0): _look(slots[_base(method)], "+ala" in method) for method, _ in rows}
+    dashed, marked = defaultdict(set), defaultdict(set)
+    for look in made.values():
+        dashed[look.colour].add(look.dash)
+        marked[look.colour].add((look.marker, look.fill))
+    for method, variant in rows:
+        if (method, variant) not in made:
+            first = made[method, 0]
+            dash = next(k for k in count() if k not in dashed[first.colour])
+            marker, fill = next((m for m in _marks(first) if m not in marked[first.colour]), (first.marker, first.fill))
+            made[method, variant] = replace(first, marker=marker, fill=fill, dash=dash)
+            dashed[first.colour].add(dash)
+            marked[first.colour].add((marker, fill))
+    return made
+
+
+def _base(method: str) -> str:
+    return method.partition("+ala")[0]
+
+
+def _slots(names: Iterable[str]) -> dict[str, int]:
+    """By the alphabet, so that the order of the rows changes nothing."""
+    made = {name: ORDER.index(name) for name in names if name in ORDER}
+    for name in sorted(set(names) - set(made)):
+        start = crc32(name.encode())
+        around = (len(ORDER) + (start + k) % _FREE for k in range(_FREE))
+        made[name] = next(slot for slot in chain(around, count(_PAIRS)) if slot not in made.values())
+    return made
+
+
+def _look(slot: int, plugged: bool) -> Look:
+    shade = slot // len(COLOURS)
+    # Listed methods have the patterns that tell most apart.
+    dash = shade + _SHADES * plugged if shade < _SHADES else 2 * shade + plugged
+    return Look(COLOURS[slot % len(COLOURS)], MARKERS[slot % len(MARKERS)], PLUGGED * plugged, dash)
+
+
+def _marks(first: Look) -> Iterable[tuple[str, int]]:
+    """For a variant: the other fill of the marker, then both fills of the other markers."""
+    at = MARKERS.index(first.marker)
+    markers = (*MARKERS[at:], *MARKERS[:at])
+    return ((marker, first.fill + k) for marker in markers for k in (0, 1))
