@@ -25,6 +25,7 @@ from pflbench.store.schema import ReferenceRound, ReferenceRun
 State = Literal["new", "same", "replaced"]
 ACCURACY, AUC, LOSS = "rs_test_acc", "rs_test_auc", "rs_train_loss"
 EXPECTED = f"Expected: a result file of PFLlib with {ACCURACY}, {AUC} and {LOSS}, one number per evaluation."
+LONGEST = 10**6  # evaluations in a file: some 500 times those of the paper's runs
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 
 # Names in small letters and digits alone -> ours, where these are others.
@@ -194,8 +195,9 @@ def _arrays(path: Path) -> dict[str, Floats]:
 
     try:
         with h5py.File(path, "r") as file:
-            held = {name: file[name] for name in file if isinstance(file[name], h5py.Dataset)}
-            arrays = {name: np.asarray(held[name], dtype=np.float64) for name in (ACCURACY, AUC, LOSS) if name in held}
+            linked = {name for name in file if not isinstance(file.get(name, getlink=True), h5py.HardLink)}
+            held = [name for name in file if name in linked or isinstance(file[name], h5py.Dataset)]
+            arrays = {name: _series(path, file, name, linked) for name in (ACCURACY, AUC, LOSS) if name in held}
     except (OSError, RuntimeError, KeyError, TypeError, ValueError):
         raise UserError(f"{path} is damaged, or no HDF5 file.", EXPECTED) from None
     if ACCURACY not in arrays:
@@ -209,6 +211,16 @@ def _arrays(path: Path) -> dict[str, Floats]:
         if arrays[name].shape != accuracy.shape:
             raise UserError(f"{path}: {name} has the shape {arrays[name].shape}, {ACCURACY} {accuracy.shape}.", EXPECTED)
     return arrays
+
+
+def _series(path: Path, file: Any, name: str, linked: Collection[str]) -> Floats:
+    """The numbers of a dataset that lies in this file itself: HDF5 can name any other file of the machine in its place."""
+    if name in linked or file[name].external or file[name].is_virtual:
+        raise UserError(f"{path}: {name} is no data of this file, but refers to what lies elsewhere.", EXPECTED)
+    data = file[name]
+    if data.dtype.kind not in "fiu" or data.size is None or data.size > LONGEST:
+        raise UserError(f"{path}: {name} holds {data.size} values of type {data.dtype}; at most {LONGEST} are read.", EXPECTED)
+    return np.asarray(data, dtype=np.float64)
 
 
 def _ours(written: str, names: dict[str, str]) -> str:
