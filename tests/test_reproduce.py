@@ -28,7 +28,7 @@ from pflbench.plan import plan
 from pflbench.report import PLOTS, TABLES
 from pflbench.report.figures import FIGURES
 from pflbench.reproduce.estimate import Clock
-from pflbench.reproduce.goal import Keeps, Wanted, by_hand, goal
+from pflbench.reproduce.goal import Goal, Keeps, Wanted, by_hand, goals
 from pflbench.reproduce.scales import SCALES
 from pflbench.reproduce.standing import Standing
 from pflbench.spec import RunSpec
@@ -53,6 +53,11 @@ def rows(query: str) -> list[tuple[Any, ...]]:
 def parsed(done: Done) -> Any:
     assert done.code == 0, done
     return json.loads(done.out)
+
+
+def goal(name: str, scale: str = "full", **filters: Any) -> Goal:
+    (only,) = goals(name, scale, **filters)
+    return only
 
 
 def wanted(name: str, scale: str, seeds: str | None = None, **filters: Any) -> tuple[Wanted, ...]:
@@ -82,7 +87,7 @@ def test_every_name_has_runs_at_every_scale_and_its_smoke_partitions_exist(name:
     arrays = data.load(data.parse("digits", Path("data")), Path("data"))
     most = {"full": 2000, "quick": 20, "smoke": 10}
     for scale in SCALES:
-        found = wanted(name, scale, seeds="0")
+        found = goal(name, scale).planned(Path("data"), seeds="0")
         assert found
         assert len({one.spec.key for one in found}) == len(found)
         if name != "elastic" or scale != "full":  # the poster has up to 4,000 rounds

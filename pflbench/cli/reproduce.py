@@ -17,6 +17,7 @@ from pflbench.cli.progress import Series, data_view, follow, series_view
 from pflbench.cli.reports import MethodsFilter, PartitionsFilter, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
+from pflbench.report import papermap
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from pflbench.spec import RunSpec
 
 
-def _names() -> list[str]:
-    from pflbench.report import PLOTS, TABLES
+MAP = f"The papers' tables and figures, and the names of them here:\n\n{papermap.plain()}"
 
-    return list(dict.fromkeys((*TABLES, *PLOTS)))
+
+def _names() -> list[str]:
+    return list(papermap.names())
 
 
 def _scales() -> list[str]:
@@ -48,8 +50,15 @@ def _formats() -> list[str]:
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", autocompletion=o.completion(_names), help="A table or figure; both if both bear it.")
-    ],
+        str,
+        typer.Argument(
+            metavar="[NAME]",
+            autocompletion=o.completion(_names),
+            show_default=False,
+            help="table4 or figure4 of the FedALA paper; a name of `table` or `plot`, both if both bear it, table:NAME or "
+            "plot:NAME for one. Without a name: how far each of them is.",
+        ),
+    ] = "",
     scale: Annotated[
         str,
         typer.Option(
@@ -107,27 +116,72 @@ def reproduce(
 
     It goes on where it was interrupted, and uses what earlier commands made. Nothing but its own runs is in the result.
     """
-    from pflbench.reproduce.goal import goal
+    from pflbench.reproduce.goal import goals
 
-    asked = goal(name, scale, methods=methods, datasets=datasets, partitions=partitions)
+    if not name:
+        _overview(scale, db, data_dir, as_json)
+        return
+    asked = goals(name, scale, methods=methods, datasets=datasets, partitions=partitions)
     how = execution(device, engine, workers, chunk, pack, capture, convolution)
-    targets = _targets(asked, "json" if as_json and not dry_run else format, output)
-    wanted = asked.wanted(data_dir, seeds)
+    form = "json" if as_json and not dry_run else format
+    if len(asked) > 1 and (output is not None or form == "json"):
+        parts = ", ".join(part.command_name for part in papermap.resolve(name))
+        raise UserError(f"'{name}' is {len(asked)} tables: {parts}.", "For a file or JSON name one of them.")
+    targets = [_targets(one, form, output) for one in asked]
+    wanted = [one.wanted(data_dir, seeds) for one in asked]
     if dry_run:
         with _read(db) as results:
-            _list(_look(asked, wanted, results, data_dir, quiet), as_json)
+            _list([_look(one, runs, results, data_dir, quiet) for one, runs in zip(asked, wanted, strict=True)], as_json)
         return
 
-    with opened(db, create=True) as results:
-        outlook = _look(asked, wanted, results, data_dir, quiet)
-        outlook.require_something()
-        if not quiet:
-            _tell(outlook, message, err=True)
-        _make(outlook, results, data_dir, how, checkpoint_every, quiet)
-        after = _look(asked, wanted, results, data_dir, quiet)
-        whole = _show(after, results, data_dir, device, targets)
-    if not whole or any(one.state == "diverged" for one in after.standings):
+    whole = True
+    # A figure of data alone makes no database.
+    with _read(db) if all(one.untrained for one in asked) else opened(db, create=True) as results:
+        for one, runs, target in zip(asked, wanted, targets, strict=True):
+            outlook = _look(one, runs, results, data_dir, quiet)
+            with _reported(len(asked) > 1) as possible:
+                outlook.require_something()
+            if not possible:
+                whole = False
+                continue
+            if not quiet:
+                _tell(outlook, message, err=True)
+            if results is not None and runs:
+                _make(outlook, results, data_dir, how, checkpoint_every, quiet)
+            after = _look(one, runs, results, data_dir, quiet)
+            whole &= _show(after, results, data_dir, device, target, quiet)
+            whole &= not any(standing.state == "diverged" for standing in after.standings)
+    if not whole:
         raise typer.Exit(2)
+
+
+def _overview(scale: str, db: str, data_dir: Path, as_json: bool) -> None:
+    """Every table and figure of the papers: its command, its runs, the time left, on stdout."""
+    from pflbench.reproduce.overview import overview
+
+    with _read(db) as results:
+        found = overview(results, scale, data_dir)
+    if as_json:
+        print_json([one.record() for one in found])
+        return
+    rows = [
+        (
+            one.exhibit.title,
+            one.exhibit.shows,
+            one.command,
+            f"{one.there}/{one.needed}",
+            _left(one.seconds, one.unknown),
+            one.state,
+        )
+        for one in found
+    ]
+    print_table(("in the paper", "shows", "command", "runs", "time left", "state"), rows)
+    for paper, why in papermap.DRAWINGS.items():
+        message(f"{paper}: {why}.")
+    message(
+        "runs: there / needed. time left: by what rounds took in this database. --scale quick: 20 rounds, one seed; "
+        "smoke: about a minute, on the embedded digits."
+    )
 
 
 @dataclass(frozen=True)
@@ -150,7 +204,8 @@ def _targets(goal: Goal, format: str | None, output: Path | None) -> _Targets:
         raise unknown("format", format, FORMATS)
     # Of another scale it is another figure.
     own = "" if goal.scale.name == "full" else f"-{goal.scale.name}"
-    figure = Path(f"{goal.name}{own}.png")
+    name = goal.printed.lower().replace(" ", "") or goal.name
+    figure = Path(f"{name}{own}.png")
     if output is None or (drawn := output.suffix.lower() in SUFFIXES and goal.figure is not None):
         return _Targets(format or "text", None, output or figure)
     if goal.table is None and not drawn:
@@ -181,16 +236,19 @@ def _look(goal: Goal, wanted: Sequence[Wanted], engine: sqlalchemy.Engine | None
         return look(goal, wanted, engine, data_dir, progress)
 
 
-def _list(outlook: Outlook, as_json: bool) -> None:
-    """The answer of --dry-run, on stdout."""
+def _list(outlooks: Sequence[Outlook], as_json: bool) -> None:
+    """The answer of --dry-run, on stdout; in JSON a list where the name stands for several tables."""
     from pflbench.reproduce.goal import by_hand
 
-    commands = by_hand([one.wanted for one in outlook.standings])
+    commands = [by_hand([one.wanted for one in outlook.standings]) for outlook in outlooks]
     if as_json:
-        print_json({**outlook.document(), "commands": commands})
+        documents = [{**outlook.document(), "commands": own} for outlook, own in zip(outlooks, commands, strict=True)]
+        print_json(documents if len(documents) > 1 else documents[0])
         return
-    _tell(outlook, print, err=False)
-    print("The same by hand:", *commands, sep="\n  ")
+    for outlook, own in zip(outlooks, commands, strict=True):
+        _tell(outlook, print, err=False)
+        if own:
+            print("The same by hand:", *own, sep="\n  ")
 
 
 def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
@@ -208,11 +266,18 @@ def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
 
 
 def _time(part: Part) -> str:
-    known = duration(part.seconds) if part.seconds else ""
-    return " + ".join(text for text in (known, f"{part.unknown} unknown" if part.unknown else "") if text)
+    return _left(part.seconds, part.unknown)
+
+
+def _left(seconds: float, unknown: int) -> str:
+    """The time of runs of which it is known, and the number of those of which it is not."""
+    known = duration(seconds) if seconds else ""
+    return " + ".join(text for text in (known, f"{unknown} unknown" if unknown else "") if text)
 
 
 def _ahead(outlook: Outlook) -> str:
+    if outlook.goal.untrained:
+        return "It needs no run: data and partition are enough."
     runs = len(outlook.ahead)
     if not runs:
         left = any(one.rounds_left for one in outlook.standings)
@@ -250,11 +315,18 @@ def _make(
         follow(names, execute_pack(together, results, data_dir, keeping, **options), series_view(names, quiet, series))
 
 
-def _show(outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, device: str, targets: _Targets) -> bool:
+def _show(
+    outlook: Outlook, results: sqlalchemy.Engine | None, data_dir: Path, device: str, targets: _Targets, quiet: bool
+) -> bool:
     """The table and the figure, as far as there are any. False where one of them cannot be made, which is said."""
     from pflbench.reproduce import show
 
     goal, runs, whole = outlook.goal, outlook.runs, True
+    if goal.untrained:
+        with _reported() as made, data_view(quiet) as progress:
+            write_figure(show.data_drawing(goal, data_dir, progress), targets.figure)
+        return bool(made)
+    assert results is not None
     if goal.table is not None:
         with _reported() as made:
             write_table(show.grid(goal, results, runs), targets.format, targets.table)
@@ -268,11 +340,16 @@ def _show(outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, device: 
 
 
 @contextmanager
-def _reported() -> Iterator[list[bool]]:
-    """Says what went wrong, since the other half of the result may be possible. The list is empty then."""
+def _reported(goes_on: bool = True) -> Iterator[list[bool]]:
+    """Says what went wrong, since another part of the result may be possible. The list is empty then.
+
+    goes_on: whether there is another part; else the error passes.
+    """
     made: list[bool] = []
     try:
         yield made
         made.append(True)
     except UserError as failed:
+        if not goes_on:
+            raise
         error(failed.message, failed.hint)

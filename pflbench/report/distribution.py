@@ -31,7 +31,11 @@ def plot(engine: Engine, *, datasets: Iterable[str] = (), partitions: Iterable[s
     """
     datasets, partitions = tuple(datasets), tuple(partitions)
     chosen = choose(engine, datasets, partitions)
-    most = style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED
+    return drawing(chosen, style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED)
+
+
+def drawing(chosen: Sequence[PartitionInfo], most: int = style.PANELS_CHOSEN) -> style.Drawing:
+    """A panel per partition, of at most so many: they need not be in a database."""
     notes: tuple[str, ...] = ()
     if len(chosen) > most:
         notes = (f"Drawn: the first {most} of {len(chosen)} partitions. Choose with --dataset and --partition.",)

@@ -17,13 +17,15 @@ from pflbench.report.tables import METHODS, TABLES, Line, Planned
 class DeclaredFigure:
     """A figure and its runs.
 
-    one_seed: it draws the first seed alone. fewest: rounds, below which there is nothing to see. array: what a method observes,
-    in every `observe_every`th round. client, window: whose models are kept, and in which rounds.
+    one_seed: it draws the first seed alone. trained: whether it needs runs at all, or data and partition alone. fewest: rounds,
+    below which there is nothing to see. array: what a method observes, in every `observe_every`th round. client, window: whose
+    models are kept, and in which rounds.
     """
 
     source: str
     cells: tuple[Planned, ...]
     one_seed: bool = False
+    trained: bool = True
     fewest: int = 1
     array: str | None = None
     observe_every: int = 0
@@ -44,19 +46,24 @@ def _pathological(dataset: str, classes: int = 2, **more: Any) -> Place:
     return Place(dataset, "cnn", ("pathological", float(classes)), **more)
 
 
-_PARTITIONS = (
-    *(_place("tiny", beta, rounds=1) for beta in (0.01, 0.1, 0.5)),
-    *(_pathological(dataset, classes, rounds=1) for dataset, classes in (("mnist", 2), ("cifar10", 2), ("cifar100", 10))),
-    *(_place(dataset, rounds=1) for dataset in ("mnist", "cifar10", "cifar100")),
-    *(_place("cifar100", rounds=1, clients=clients) for clients in (50, 100)),
-)
+# By the figure of the FedALA paper. Data alone are drawn: no model is trained, and so none of its fields counts.
+DISTRIBUTIONS = {
+    "Figure 6": tuple(_place("tiny", beta) for beta in (0.01, 0.1, 0.5)),
+    "Figure 7": tuple(_pathological(dataset, classes) for dataset, classes in (("mnist", 2), ("cifar10", 2), ("cifar100", 10))),
+    "Figure 8": tuple(_place(dataset) for dataset in ("mnist", "cifar10", "cifar100")),
+    "Figure 9": tuple(_place("cifar100", clients=clients) for clients in (50, 100)),
+}
 _OBSERVED_ALA: dict[str, Any] = {"one_seed": True, "fewest": 4, "observe_every": 60}  # Figure 5 has a dot per 60 rounds
 
 FIGURES = {
     "curves": DeclaredFigure("the settings of FedALA's Table 2 and Table 7 (MNIST)", TABLES["accuracy"].needed),
     "ranks": DeclaredFigure("the settings of FedALA's Table 2 and Table 7 (MNIST)", TABLES["accuracy"].needed),
-    # A run stores its partition when it begins: the shortest will do.
-    "distribution": DeclaredFigure("FedALA paper, Figures 6 to 9", _cells(("fedavg",), *_PARTITIONS), one_seed=True),
+    "distribution": DeclaredFigure(
+        "FedALA paper, Figures 6 to 9",
+        _cells(("local",), *(place for places in DISTRIBUTIONS.values() for place in places)),
+        one_seed=True,
+        trained=False,
+    ),
     "overhead": DeclaredFigure("the setting of FedALA's Table 3", TABLES["overhead"].needed),
     "scalability": DeclaredFigure(
         "the setting of FedALA's Table 4, with more numbers of clients",

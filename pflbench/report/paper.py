@@ -9,7 +9,8 @@ The rule, in two steps (methods.md 2.2):
    counts. If all have the paper's values the difference is given. If not, the value is shown only on request, without
    a difference and with the list of what differs.
 
-The poster says neither how its data are partitioned nor which hyperparameters it has: no run has its protocol for sure.
+The poster says neither how its data are partitioned, but for whether clients hold equally much, nor which hyperparameters it
+has: no run has its protocol for sure.
 
 The number of runs is no condition: every cell shows it. Nor is float64, which is only more exact.
 """
@@ -148,7 +149,8 @@ _OTHER_NAMES = {
 class Place:
     """Where a value was measured: all of a protocol that is not the method's. lr None: the paper's for model and dataset.
 
-    central: on a central test set, in place of E1. stand_in: other data in the dataset's place, as `pflbench run -d` names them:
+    central: on a central test set, in place of E1. balanced: whether all clients hold equally much; None where nothing is said.
+    stand_in: other data in the dataset's place, as `pflbench run -d` names them:
     nothing printed was measured there.
     """
 
@@ -161,6 +163,7 @@ class Place:
     batch_size: int = 10
     lr: float | None = None
     central: bool = False
+    balanced: bool | None = None
     stand_in: str = ""
 
     @property
@@ -317,7 +320,11 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
         ("lr", train["lr"], place.rate),
     ]
     if place.central:
-        return [*items, ("partition", partition["scheme"], "unknown")]
+        items.append(("partition", partition["scheme"], "unknown"))
+        if place.balanced is not None:
+            sizes = {True: "balanced", False: "unbalanced"}
+            items.append(("data across clients", sizes[_balanced(partition)], sizes[place.balanced]))
+        return items
     items += [("evaluation interval", train["eval_every"], 1), ("BN buffers", train["bn_buffers"], "local")]
     if place.join_ratio < 1:
         items.append(("evaluated clients", train["evaluate"], "participants"))
@@ -361,7 +368,7 @@ def _place(value: Value) -> Place:
     if value.table == "elastic":
         ratio = int(said["sampled_per_round"]) / clients
         train = int(said["rounds"]), int(said["batch"]), float(said["lr"])
-        return Place(dataset, model, UNKNOWN, clients, ratio, *train, central=True)
+        return Place(dataset, model, UNKNOWN, clients, ratio, *train, central=True, balanced=said["data"] == "balanced")
     kind, parameter = {"practical": ("dirichlet", "beta"), "pathological": ("pathological", "classes_per_client")}[
         said["scenario"]
     ]
@@ -372,6 +379,13 @@ def _partition(spec: dict[str, Any]) -> tuple[str, float] | None:
     kind = spec["kind"] if spec["scheme"] == "pfllib" else spec["scheme"]
     parameter = {"dirichlet": spec.get("beta"), "pathological": spec.get("classes_per_client")}.get(kind)
     return None if parameter is None else (kind, float(parameter))
+
+
+def _balanced(spec: dict[str, Any]) -> bool:
+    """Whether a partition gives every client equally much."""
+    if spec["scheme"] == "iid":
+        return bool(spec["shares"] == "equal")
+    return bool(spec.get("balanced", False)) or (spec["scheme"] == "groups" and not spec.get("group_sizes"))
 
 
 def _instead(items: Iterable[tuple[str, Any, Any]]) -> tuple[str, ...]:

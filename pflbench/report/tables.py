@@ -57,11 +57,12 @@ class Planned:
         place, method = self.place, self.line.method
         given = {name: getattr(place, name) for name, usual in _DEFAULTS.items() if getattr(place, name) != usual}
         found: dict[str, Any] = {"methods": (method,), "datasets": (place.data,), "model": place.model}
-        # Of the poster's partitions nothing is known: any client count and dataset allows this one.
+        # Of the poster's partitions only the balance is known: any client count and dataset allows this scheme.
         kind, parameter = ("pathological", None) if place.partition == paper.UNKNOWN else place.partition
         found |= {"partition": kind} if kind != "dirichlet" else {}
         if parameter is not None:
             found[_SCHEMES[kind]] = parameter if kind == "dirichlet" else int(parameter)
+        found |= {"balanced": True} if place.balanced else {}
         # The usual learning rate hangs on the dataset.
         given |= {"lr": place.rate} if place.stand_in else {}
         found |= {"clients": place.clients, **given}

@@ -12,8 +12,9 @@ from pflbench.errors import UserError, unknown
 from pflbench.follow import Follow
 from pflbench.plan import Request, plan
 from pflbench.report import labels
-from pflbench.report.figures import FIGURES, DeclaredFigure
-from pflbench.report.paper import Place
+from pflbench.report.figures import DISTRIBUTIONS, FIGURES, DeclaredFigure
+from pflbench.report.paper import Place, references
+from pflbench.report.papermap import Part, resolve
 from pflbench.report.papertable import named
 from pflbench.report.tables import TABLES, Declared, Planned, command
 from pflbench.reproduce.scales import SCALES, Scale, proportion
@@ -62,10 +63,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Goal:
-    """table: as it is shown, None where there is none of this name or nothing of it was asked for. cells: what has to be run.
+    """table: as it is shown, None where there is none of this name or nothing of it was asked for. cells: what has to be run,
+    or, for a figure of data alone, where.
 
     foreign: datasets that pflbench does not have, and the number of cells that need each. left_out: lines that the scale has no
-    room for.
+    room for. printed: the paper's table or figure, where only what stands there was asked for.
     """
 
     name: str
@@ -75,12 +77,17 @@ class Goal:
     cells: tuple[Planned, ...]
     foreign: dict[str, int]
     left_out: tuple[str, ...]
+    printed: str = ""
 
     def wanted(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
         """All runs, each once, by setting and seed: what belongs together comes together, and data are read once.
 
         seeds: as of `pflbench run`, in place of the scale's.
         """
+        return () if self.untrained else self.planned(data_dir, seeds)
+
+    def planned(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
+        """As `wanted`, also where no run is needed: then they say whose data and partitions are."""
         found: dict[str, Wanted] = {}
         for cell in self.cells:
             options = {**self._options(cell), "seeds": seeds or self._seeds}
@@ -92,8 +99,15 @@ class Goal:
         return tuple(sorted(found.values(), key=lambda one: (order[one.spec.data, one.spec.partition], one.spec.seed)))
 
     @property
+    def untrained(self) -> bool:
+        """Whether data and partitions are all it needs."""
+        return self.table is None and self.figure is not None and not self.figure.trained
+
+    @property
     def source(self) -> str:
         """Where the papers have it."""
+        if self.printed:
+            return f"FedALA paper, {self.printed}"
         return " and ".join(dict.fromkeys(part.source for part in (self.table, self.figure) if part is not None))
 
     @property
@@ -136,45 +150,70 @@ class Goal:
         return Keeps()
 
 
-def goal(
+def goals(
     name: str,
     scale: str = "full",
     *,
     methods: Iterable[str] = (),
     datasets: Iterable[str] = (),
     partitions: Iterable[str] = (),
-) -> Goal:
-    """The table and the figure of a name, of their cells those that the filters name: methods and datasets by name or title.
+) -> tuple[Goal, ...]:
+    """What a name stands for (see `papermap.resolve`), of its cells those that the filters name: methods and datasets by name or
+    title. Of several tables those that have what the filters name.
 
     A dataset may be given other data in its place: "cifar10=folder:PATH". Raises UserError for unknown names, and for a name
     that the table and the figure do not have.
     """
-    table, figure = TABLES.get(_RUNS_OF.get(name, name)), FIGURES.get(name)
-    if table is None and figure is None:
-        raise unknown("table or figure", name, {*TABLES, *_RUNS_OF, *FIGURES})
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
-    at = SCALES[scale]
+    filters = tuple(methods), tuple(datasets), tuple(partitions)
+    found: list[Goal] = []
+    refused: list[UserError] = []
+    for part in resolve(name):
+        try:
+            found.append(_goal(part, SCALES[scale], *filters))
+        except UserError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return tuple(found)
+
+
+def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[str, ...], partitions: tuple[str, ...]) -> Goal:
+    name = part.name
+    table = TABLES.get(_RUNS_OF.get(name, name)) if part.kind != "plot" else None
+    figure = FIGURES.get(name) if part.kind != "table" else None
     cells = tuple(dict.fromkeys((*(table.needed if table else ()), *(figure.cells if figure else ()))))
-    datasets, others = _stand_ins(datasets)
-    if others and at.embedded:
-        raise UserError(f"At scale {scale} the digits stand in for all data.", "Name datasets without '='.")
-    cells = _filtered(cells, methods, datasets, partitions)
+    if part.printed:
+        printed = _printed(part)
+        cells = tuple(cell for cell in cells if cell.place in printed)
+    names, others = _stand_ins(datasets)
+    if others and scale.embedded:
+        raise UserError(f"At scale {scale.name} the digits stand in for all data.", "Name datasets without '='.")
+    cells = _filtered(cells, methods, names, partitions)
     # The digits stand in for any dataset.
     cells = tuple(_with(others, cell) for cell in cells)
-    known = tuple(cell for cell in cells if cell.known or at.embedded)
+    known = tuple(cell for cell in cells if cell.known or scale.embedded)
     foreign = [cell.place.dataset for cell in cells if cell not in known]
-    fitting = tuple(cell for cell in known if at.allows(cell.line))
-    left_out = dict.fromkeys(cell.line.label for cell in known if not at.allows(cell.line))
+    fitting = tuple(cell for cell in known if scale.allows(cell.line))
+    left_out = dict.fromkeys(cell.line.label for cell in known if not scale.allows(cell.line))
     return Goal(
         name,
-        at,
-        at.table(shown) if table and (shown := _part(_placed(others, table), cells)) else None,
+        scale,
+        scale.table(shown) if table and (shown := _part(_placed(others, table), cells)) else None,
         figure,
         fitting,
         {dataset: foreign.count(dataset) for dataset in foreign},
         tuple(left_out),
+        part.printed,
     )
+
+
+def _printed(part: Part) -> set[Place]:
+    """Of a table or figure of ours the places that one of the paper's has."""
+    if part.kind == "plot":
+        return set(DISTRIBUTIONS[part.printed])
+    return {reference.place for reference in references() if reference.table == part.printed}
 
 
 def by_hand(wanted: Sequence[Wanted]) -> list[str]:

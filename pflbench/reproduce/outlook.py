@@ -89,13 +89,16 @@ class Outlook:
         said += [f"Left out, since the model of this scale has too few blocks: {label}." for label in self.goal.left_out]
         said += [f"pflbench does not have the dataset {name}: {n} cells are skipped." for name, n in self.goal.foreign.items()]
         for name, reason in self.lacking.items():
-            skipped = sum(one.rounds_left > 0 and one.wanted.spec.data.label == name for one in self.standings)
-            said.append(f"{reason.message} {skipped} runs are skipped. {reason.hint}")
+            runs = sum(one.rounds_left > 0 and one.wanted.spec.data.label == name for one in self.standings)
+            skipped = "It is left out." if self.goal.untrained else f"{runs} runs are skipped."
+            said.append(f"{reason.message} {skipped} {reason.hint}")
         return said
 
     def require_something(self) -> None:
         """Raises UserError where there is no run, and none can be made."""
         if self.ahead or any(one.state == "there" for one in self.standings):
+            return
+        if self.goal.untrained and any(cell.place.data not in self.lacking for cell in self.goal.cells):
             return
         name = self.goal.name
         for reason in self.lacking.values():
@@ -126,7 +129,8 @@ def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine | None, data_dir: 
     ahead = [one.wanted.spec for one in standing if one.rounds_left]
     measured = speeds(engine, {BASELINE, *(spec.method.name for spec in ahead)}) if ahead and engine is not None else []
     clock = Clock(measured)
-    return Outlook(goal, tuple(standing), tuple(clock.left(one) for one in standing), _lacking(ahead, data_dir, progress))
+    read = [one.spec for one in goal.planned(data_dir)] if goal.untrained else ahead
+    return Outlook(goal, tuple(standing), tuple(clock.left(one) for one in standing), _lacking(read, data_dir, progress))
 
 
 def _lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | None) -> dict[str, UserError]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Engine
 
-from pflbench import report, surface
-from pflbench.report import papertable, style, trajectory
+from pflbench import data, report, surface
+from pflbench.errors import UserError
+from pflbench.report import distribution, papertable, style, trajectory
 from pflbench.report.grid import Grid
 from pflbench.reproduce.goal import Goal
+from pflbench.setting import load_setting
+from pflbench.spec import RunSpec
 from pflbench.store import read
 from pflbench.store.only import only
+from pflbench.store.read import PartitionInfo
 
 
 def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
@@ -33,6 +38,31 @@ def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
     # What is named is drawn as long as it fits on a page.
     options = {"datasets": read.distinct(these, "dataset"), **goal.figure_options}
     made: style.Drawing = plot(these, **_accepted(plot, options))
+    return replace(made, notes=(note(goal), *made.notes))
+
+
+def partitions(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress | None) -> list[PartitionInfo]:
+    """Who holds what, from data and partition alone, each once. What cannot be read is left out; UserError where nothing can."""
+    found: dict[str, PartitionInfo] = {}
+    refused: list[UserError] = []
+    for spec in {(spec.data, spec.partition): spec for spec in specs}.values():
+        try:
+            made = load_setting(spec, data_dir, progress).record
+        except UserError as error:
+            refused.append(error)
+            continue
+        counts = (np.asarray(side, dtype=np.int64) for side in (made.train_counts, made.test_counts))
+        found[made.hash] = PartitionInfo(
+            0, made.hash, made.scheme, made.label, made.dataset, made.spec, tuple(made.classes), *counts
+        )
+    if not found:
+        raise refused[0]
+    return list(found.values())
+
+
+def data_drawing(goal: Goal, data_dir: Path, progress: data.Progress | None) -> style.Drawing:
+    """A figure that needs no run. Raises UserError where none of its data are here."""
+    made = distribution.drawing(partitions([one.spec for one in goal.planned(data_dir)], data_dir, progress))
     return replace(made, notes=(note(goal), *made.notes))
 
 

@@ -1,0 +1,147 @@
+"""Which table and figure of which paper is made by what here: the one source of `reproduce`'s names, list and help.
+
+Numbers alone ("table4", "fig 4") are those of the FedALA paper. What draws a method and shows no result is in DRAWINGS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from pflbench.errors import UserError, unknown
+from pflbench.report import PLOTS, TABLES
+
+Kind = Literal["table", "plot"]
+
+FEDALA, FEDAMP, ELASTIC, FEDDEPER = "FedALA", "FedAMP", "Elastic Aggregation", "FedDeper"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table or a figure of ours, or both of one name (kind None); printed: only what is printed there, all for nothing."""
+
+    kind: Kind | None
+    name: str
+    printed: str = ""
+
+    @property
+    def command_name(self) -> str:
+        """What `reproduce` calls it: "plot:heterogeneity" where there is a table of that name, too."""
+        return f"{self.kind}:{self.name}" if self.kind and self.name in TABLES and self.name in PLOTS else self.name
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or figure that a paper prints. number: "Table 4", empty where its source does not number it."""
+
+    paper: str
+    number: str
+    shows: str
+    parts: tuple[Part, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.paper}, {self.number}" if self.number else self.paper
+
+    @property
+    def command_name(self) -> str:
+        """What `reproduce` calls it."""
+        if self.paper == FEDALA:
+            return self.number.lower().replace(" ", "")
+        return self.parts[0].command_name
+
+    @property
+    def command(self) -> str:
+        return f"pflbench reproduce {self.command_name}"
+
+
+def _of(number: str, shows: str, *parts: tuple[Kind, str] | tuple[Kind, str, str], paper: str = FEDALA) -> Exhibit:
+    return Exhibit(paper, number, shows, tuple(Part(*part) for part in parts))
+
+
+EXHIBITS = (
+    _of("Table 1", "FedALA by its hyperparameters s and p", ("table", "hyperparameters")),
+    _of("Table 2", "accuracy, pathological and practical setting", ("table", "accuracy", "Table 2")),
+    _of("Table 3", "time and communication", ("table", "overhead")),
+    _of(
+        "Table 4",
+        "heterogeneity, scalability, ALA in other methods",
+        ("table", "heterogeneity"),
+        ("table", "scalability"),
+        ("table", "applicability"),
+    ),
+    _of("Table 5", "blocks in ALA's range, by p", ("table", "range")),
+    _of("Table 6", "accuracy and learned weights by ALA's range", ("table", "range")),
+    _of("Table 7", "MNIST; half of the clients join", ("table", "accuracy", "Table 7"), ("table", "participation")),
+    _of("Figure 3", "a client's loss over ALA's epochs", ("plot", "ala-convergence")),
+    _of("Figure 4", "trajectory of a client's model", ("plot", "trajectory")),
+    _of("Figure 5", "training loss, trained and initialised models", ("plot", "loss")),
+    _of("Figure 6", "data of Tiny-ImageNet, three settings", ("plot", "distribution", "Figure 6")),
+    _of("Figure 7", "data in the pathological setting", ("plot", "distribution", "Figure 7")),
+    _of("Figure 8", "data in the practical setting", ("plot", "distribution", "Figure 8")),
+    _of("Figure 9", "data of Cifar100, 50 and 100 clients", ("plot", "distribution", "Figure 9")),
+    _of("", "attention recovers the groups of clients", ("plot", "attention"), paper=FEDAMP),
+    _of("Table", "accuracy on a central test set", ("table", "elastic"), paper=ELASTIC),
+)
+DRAWINGS = {
+    FEDALA: "its Figures 1 and 2 draw the method",
+    FEDDEPER: "what is at hand of the paper has two drawings of the method, and no result",
+}
+_NUMBERED = re.compile(r"(table|figure|fig)\.?\s*(\d+)", re.IGNORECASE)
+_PREFIXED = re.compile(r"(table|plot|figure):(.+)", re.IGNORECASE)
+
+
+def resolve(name: str) -> tuple[Part, ...]:
+    """What a name stands for: "table4", "Fig. 4", "plot:heterogeneity", or "heterogeneity", which is the table and the figure.
+
+    Raises UserError for what is not there.
+    """
+    if numbered := _NUMBERED.fullmatch(name.strip()):
+        kind, number = numbered[1].lower(), int(numbered[2])
+        wanted = f"{'Table' if kind == 'table' else 'Figure'} {number}"
+        for one in EXHIBITS:
+            if one.paper == FEDALA and one.number == wanted:
+                return one.parts
+        there = [one.number.split()[1] for one in EXHIBITS if one.paper == FEDALA and one.number.startswith(wanted.split()[0])]
+        raise UserError(
+            f"The FedALA paper has no results in a {wanted}.", f"It has them in {wanted.split()[0]}s {there[0]} to {there[-1]}."
+        )
+    if prefixed := _PREFIXED.fullmatch(name.strip()):
+        kind, own = prefixed[1].lower(), prefixed[2]
+        if own not in (TABLES if kind == "table" else PLOTS):
+            raise unknown(kind, own, TABLES if kind == "table" else PLOTS)
+        return (Part("table" if kind == "table" else "plot", own),)
+    if name not in TABLES and name not in PLOTS:
+        raise unknown("table or figure", name, {*TABLES, *PLOTS})
+    return (Part(None, name),)
+
+
+def names() -> tuple[str, ...]:
+    """All that `reproduce` takes, for completion."""
+    both = [f"{kind}:{name}" for name in TABLES if name in PLOTS for kind in ("table", "plot")]
+    return tuple(dict.fromkeys((*(one.command_name for one in EXHIBITS), *TABLES, *PLOTS, *both)))
+
+
+def sources(kind: Kind, name: str) -> str:
+    """Where the papers have what a table or figure of ours shows: "FedALA, Table 4"; nothing where none has."""
+    found = [one for one in EXHIBITS if any((part.kind, part.name) == (kind, name) for part in one.parts)]
+    papers = dict.fromkeys(one.paper for one in found)
+    return "; ".join(", ".join([paper, *_numbers(one.number for one in found if one.paper == paper)]) for paper in papers)
+
+
+def _numbers(numbers: Iterable[str]) -> list[str]:
+    return [number for number in numbers if number]
+
+
+def markdown() -> str:
+    """The map as a Markdown table, as the README has it."""
+    lines = ["| in the paper | shows | made by |", "| --- | --- | --- |"]
+    lines += [f"| {one.title} | {one.shows} | `{one.command}` |" for one in EXHIBITS]
+    return "\n".join(lines)
+
+
+def plain() -> str:
+    """The map as lines of text, each a paragraph: the help of `reproduce`."""
+    return "\n\n".join(f"{one.title}: {one.shows}: {one.command_name}" for one in EXHIBITS)
