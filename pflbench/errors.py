@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class UserError(Exception):
@@ -28,3 +30,31 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     suggestion = f" Did you mean '{near[0]}'?" if near else ""
     return UserError(f"Unknown {kind} '{name}'.{suggestion}", f"Valid: {', '.join(names)}.")
+
+
+# What Pydantic says of a value, from the first word that tells. Whatever is not here is said as Pydantic says it.
+_PLAIN = (
+    (r"a valid integer.*", "a whole number"),
+    (r"a valid number.*", "a number"),
+    (r"a valid boolean.*", "true or false"),
+    (r"a valid string.*", "a text"),
+    (r"greater than or equal to (.+)", r"at least \1"),
+    (r"less than or equal to (.+)", r"at most \1"),
+    (r"greater than (.+)", r"above \1"),
+    (r"less than (.+)", r"below \1"),
+)
+
+
+def why(details: Iterable[Mapping[str, Any]]) -> str:
+    """Why a value was refused, of Pydantic's `errors()` about it: 'it must be a whole number or 'all''."""
+    return " or ".join(dict.fromkeys(_must(detail["msg"]) for detail in details)).replace(" or it must be ", " or ")
+
+
+def _must(said: str) -> str:
+    start, should, rest = said.partition("Input should be ")
+    if start or not should:
+        return said.removeprefix("Value error, ")
+    for pattern, words in _PLAIN:
+        if found := re.fullmatch(pattern, rest):
+            return f"it must be {found.expand(words)}"
+    return f"it must be {rest}"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from pflbench import data, methods, models
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError, unknown, why
 from pflbench.methods.placement import SUFFIX
 from pflbench.partition.pfllib import describe
 from pflbench.spec import (
@@ -299,16 +299,16 @@ def _make(kind: Callable[..., S], values: dict[str, Any], options: Mapping[str, 
     try:
         return kind(**values)
     except ValidationError as error:
-        raise _first(error, option_of) from None
+        raise _refused(error, option_of) from None
 
 
-def _first(error: ValidationError, option_of: Mapping[str, str]) -> UserError:
-    detail = error.errors()[0]
-    if not detail["loc"]:
-        return UserError(detail["msg"].removeprefix("Value error, ").capitalize() + ".")
-    field = str(detail["loc"][0])
-    reason = detail["msg"].replace("Input should be", "it must be")
-    return UserError(f"{_flag(option_of.get(field, field))} {detail['input']} is not possible: {reason}.")
+def _refused(error: ValidationError, option_of: Mapping[str, str]) -> UserError:
+    details = error.errors()
+    if not details[0]["loc"]:
+        return UserError(f"{why(details[:1]).capitalize()}.")
+    field = details[0]["loc"][0]
+    reason = why(detail for detail in details if detail["loc"][:1] == (field,))
+    return UserError(f"{_flag(option_of.get(str(field), str(field)))} {details[0]['input']} is not possible: {reason}.")
 
 
 def _flag(option: str) -> str:

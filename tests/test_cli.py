@@ -9,11 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer
 from command import ROOT, Done, Shell, environment, finish, start
 
 from pflbench import __version__
-from pflbench.cli import main
-from pflbench.cli.options import request
+from pflbench.cli import app, main
+from pflbench.cli.options import complete_setting, request
 from pflbench.cli.run import run
 from pflbench.methods import METHODS
 from pflbench.plan import Request
@@ -239,8 +240,8 @@ def test_wrong_use_is_told_in_two_lines(shell: Shell) -> None:
     assert "Did you mean 'table'" in shell.refused("tabel")
     assert "--rounds" in shell.refused("run", "--roundz", "3")
     assert "'--method'" in shell.refused("run")
-    assert "valid integer" in shell.refused("run", "-m", "fedavg", "--rounds", "x")
-    assert "'--workers'" in shell.refused("run", "-m", "fedavg", "--workers", "0")
+    assert "a whole number" in shell.refused("run", "-m", "fedavg", "--rounds", "x")
+    assert "--workers 0" in shell.refused("run", "-m", "fedavg", "--workers", "0")
 
 
 def test_a_bug_is_told_in_two_lines_and_shown_on_request(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,11 +269,23 @@ def test_a_bug_is_told_in_two_lines_and_shown_on_request(shell: Shell, monkeypat
         ("pflbench table a", {"ablation", "accuracy", "applicability"}),
         ("pflbench plot d", {"distribution"}),
         ("pflbench methods show di", {"ditto", "ditto+ala"}),
+        ("pflbench run --set fedr", {"fedrep.", "fedrep+ala."}),
+        ("pflbench run -m fedavg -m ditto --set d", {"ditto.lam=", "ditto.personal_epochs=", "ditto.aggregation="}),
+        ("pflbench run --set ditto.a", {"ditto.aggregation="}),
     ],
 )
 def test_completion(words: str, expected: set[str], tmp_path: Path) -> None:
     asked = {"_PFLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     assert set(finish(start(folder=tmp_path, **asked)).out.split()) == expected
+
+
+def test_completion_of_values_that_are_words() -> None:
+    """Where a shell takes name=value as one word, as zsh and fish do."""
+    context = typer.Context(typer.main.get_command(app))
+    assert complete_setting(context, "ditto.aggregation=") == ["ditto.aggregation=weighted", "ditto.aggregation=uniform"]
+    assert complete_setting(context, "fedamp.partial=t") == ["fedamp.partial=true"]
+    assert complete_setting(context, "fedfomo.M=") == ["fedfomo.M=all"]
+    assert complete_setting(context, "fedprox.mu=") == complete_setting(context, "no-method.x=") == []
 
 
 LIGHT = "--help; run --help; methods list; data list; runs list; runs show 1; table; plot curves; plot distribution; db info"

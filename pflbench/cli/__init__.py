@@ -12,7 +12,7 @@ import typer
 from pflbench import __version__
 from pflbench.cli import bench, data, db, doctor, exchange, methods, partition, plot, reproduce, run, runs, site, table
 from pflbench.cli.console import error, remember
-from pflbench.errors import UserError
+from pflbench.errors import UserError, why
 
 app = typer.Typer(
     help="A benchmark for personalized federated learning: every method, every round and every client in one database.",
@@ -100,7 +100,11 @@ def _explain(raised: Exception) -> tuple[int, str, str]:
 
 
 def _usage(raised: Any) -> tuple[str, str]:
-    text = " ".join(raised.format_message().split())
+    details: list[dict[str, Any]] = getattr(raised.__cause__, "errors", list)()
+    if details and raised.param is not None:  # a value that Pydantic refused to Typer
+        text = f"{raised.param.opts[0]} {details[0]['input']} is not possible: {why(details)}"
+    else:
+        text = " ".join(raised.format_message().split())
     if not text:  # a group without a command: its help has been printed
         return "", ""
     command = raised.ctx.command_path if raised.ctx else "pflbench"

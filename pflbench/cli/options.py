@@ -39,6 +39,25 @@ def complete_method(context: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
+def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
+    """Completes METHOD.NAME=VALUE of the methods that the line names with -m, or of the one that was begun."""
+    from pflbench.methods import hyperparameters, names
+    from pflbench.methods.outside import plugged_in
+
+    method, dot, rest = incomplete.partition(".")
+    name, equals, _ = rest.partition("=")
+    offered: list[str] = []
+    with suppress(UserError), plugged_in(context.params.get("plugins") or ()):
+        asked = [method] if dot else [one for one in context.params.get("methods") or () if one.startswith(method)]
+        if not asked:
+            offered = [f"{one}." for one in names(with_ala=True)]
+        for one in asked:
+            for hyper in hyperparameters(one):
+                values = hyper.words if equals and hyper.name == name else ("",)
+                offered += [f"{one}.{hyper.name}={value}" for value in values]
+    return [text for text in offered if text.startswith(incomplete)]
+
+
 def dataset_names() -> Iterable[str]:
     from pflbench.data import DATASETS
 
@@ -140,6 +159,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="METHOD.NAME=VALUE",
+        autocompletion=complete_setting,
         help="A hyperparameter (see `pflbench methods show`), e.g. fedala.p=2; repeatable.",
     ),
 ]

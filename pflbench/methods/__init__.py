@@ -13,7 +13,7 @@ from importlib import import_module
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError, unknown, why
 from pflbench.methods import outside
 from pflbench.methods.placement import PLACEMENT, REFUSED, SUFFIX
 from pflbench.spec import MethodSpec, Value
@@ -56,6 +56,12 @@ class Hyper:
     default: Value
     help: str
     search: tuple[Value, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The values that are words, those of a shell's completion; none where any number will do."""
+        kinds = self.type.split(" | ")
+        return ("true", "false") if "bool" in kinds else tuple(kind for kind in kinds if kind not in ("int", "float", "str"))
 
 
 def names(with_ala: bool = False) -> list[str]:
@@ -153,9 +159,10 @@ def _valid(name: str, cls: Any, values: Mapping[str, Value]) -> Any:
     try:
         return cls(**{k: v for k, v in values.items() if k in cls.__pydantic_fields__})
     except ValidationError as error:
-        first = error.errors()[0]
+        first, *more = error.errors()
+        reason = why([first, *(detail for detail in more if detail["loc"][:1] == first["loc"][:1])])
         raise UserError(
-            f"{name}.{first['loc'][0]} = {first['input']!r} is not possible: {first['msg']}.",
+            f"{name}.{first['loc'][0]} = {first['input']!r} is not possible: {reason}.",
             f"See `pflbench methods show {name}`.",
         ) from None
 

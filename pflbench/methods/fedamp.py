@@ -62,7 +62,8 @@ class MessagePassing(Method):
             raise UserError(
                 f"{self.title} is a cross-silo method: all clients take part in every round, "
                 f"but the join ratio is {train.join_ratio:g}.",
-                "Use --join-ratio 1, or set partial=true: then each round's clients attend to one another only.",
+                f"Use --join-ratio 1, or --set {self.title.lower()}.partial=true: "
+                "then each round's clients attend to one another only.",
             )
         yield from ()
 
