@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy
@@ -22,10 +23,20 @@ class Account:
         self._pack = executor if isinstance(executor, PackedExecutor) else None
         self._steps = executor if isinstance(executor, BatchedExecutor | PackedExecutor) else None
         self._shortages_told = 0
+        self._notes: dict[str, str] = dict(environment.get("notes", {}))
+        self._untold: list[str] = []
+
+    def note(self, notes: Mapping[str, str]) -> None:
+        """Takes in what a round noted, by name; what is known of that name already stays."""
+        new = {name: text for name, text in notes.items() if name not in self._notes}
+        self._notes |= new
+        self._untold += new.values()
 
     def keep(self, last: bool = False) -> None:
-        """Writes how many clients were computed at a time, when that has changed. last: and how the run was packed."""
+        """Writes notes and how many clients were computed at a time, when that has changed. last: and how the run was packed."""
         known = {**self._environment}
+        if self._notes:
+            known["notes"] = dict(self._notes)
         if self._chunks is not None:
             known["chunk"] = self._chunks.record()
         if self._steps is not None:
@@ -36,10 +47,11 @@ class Account:
             self._environment = known
             write.update_run(self._store, self._run_id, environment=known)
 
-    def new_shortages(self) -> str:
-        """Of memory, in words, each once."""
-        if self._chunks is None:
-            return ""
-        new = self._chunks.shortages[self._shortages_told :]
-        self._shortages_told += len(new)
-        return in_words(new)
+    def news(self) -> tuple[str, ...]:
+        """What the user should know: shortages of memory and notes, each once."""
+        told, self._untold = self._untold, []
+        if self._chunks is not None:
+            new = self._chunks.shortages[self._shortages_told :]
+            self._shortages_told += len(new)
+            told += [in_words(new)] if new else []
+        return tuple(told)

@@ -35,7 +35,7 @@ TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and
 
 @dataclass(frozen=True)
 class Progress:
-    """What `execute` reports. accuracy and best are in [0, 1], seconds those of the round; note: what the user should know."""
+    """What `execute` reports. accuracy and best are in [0, 1], seconds those of the round; news: what the user should know."""
 
     run_id: int
     kind: Literal["started", "resumed", "round", "finished", "exists"]
@@ -44,7 +44,7 @@ class Progress:
     accuracy: float | None = None
     best: float | None = None
     seconds: float = 0.0
-    note: str = ""
+    news: tuple[str, ...] = ()
 
 
 def execute(
@@ -104,7 +104,7 @@ def rounds(
                 found = write.find_run(store, spec.key)
                 assert found is not None
             checkpoints = Checkpoints(where, found.id, owner=f"{found.key}/{found.attempt}/{found.created_at}")
-            described = _begin(store, found.id, setting, fed, command, methods.record(spec.method.name))
+            described = _begin(store, found, setting, fed, command, methods.record(spec.method.name))
             loop = _Loop(spec, method, fed, store, found, checkpoints, checkpoint_every, setting.central, how, described)
             with _marked(store, spec, loop):
                 yield from loop.run()
@@ -183,11 +183,13 @@ class _Loop:
                 now_t.reset_buffers(S, self.method.shared_slots)
                 state = self.method.update(now_t, state, S)
                 now_t.average_buffers(S, self.method.shared_slots)
+            self.account.note(now_t.ledger.notes)
             cost, seen = self._cost(now_t, received, update.seconds, len(S)), now_t.ledger.artifacts
         following = self._at(t + 1, row=t)
         S = following.cohort(t + 1)
         with self._clock() as receive:
             state = self.method.receive(following, state, S)
+        self.account.note(following.ledger.notes)
         evaluated = t % self.spec.train.eval_every == 0 or t == self.spec.train.rounds
         results = self._evaluate(following, state, S) if evaluated else {}
         # What reception of round t + 1 shows was seen at this E1.
@@ -275,7 +277,7 @@ class _Loop:
             told.get("accuracy"),
             self.best,
             float(told.get("seconds") or 0.0),
-            self.account.new_shortages(),
+            self.account.news(),
         )
 
     def _peak_memory(self) -> int:
@@ -321,20 +323,22 @@ def _refuse_changed_file(found: RunRow, spec: RunSpec) -> None:
 
 
 def _begin(
-    store: sqlalchemy.Engine, run_id: int, setting: Setting, fed: Federation, command: str, plugin: dict[str, str]
+    store: sqlalchemy.Engine, run: RunRow, setting: Setting, fed: Federation, command: str, plugin: dict[str, str]
 ) -> dict[str, Any]:
-    """Marks the run as running. Returns what was written down of where and how it is made."""
+    """Marks the run as running. Returns what was written down of where and how it is made, with notes of earlier rounds."""
     device = fed.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else environment.processor()
     described = {**environment.describe(), "command": command, "torch_threads": torch.get_num_threads()}
     if plugin:
         described["plugin"] = plugin
+    if "notes" in run.environment:
+        described["notes"] = run.environment["notes"]
     if device.type == "cuda":
         described["cuda"] = torch.version.cuda
         torch.cuda.reset_peak_memory_stats(device)
     write.update_run(
         store,
-        run_id,
+        run.id,
         status="running",
         message=None,
         started_at=now(),

@@ -33,6 +33,20 @@ def test_numbers(engine):
     near(second.x, [0.1547, 0.3094])
 
 
+def test_a_penalty_that_outweighs_the_gradient_is_noted():
+    """A rate so small that the gradient stays what it is: y - x = eta g (J - 2 / rho (1 - e^(-rho J))), uphill if that is > 0."""
+    steps = 20
+    for rho, uphill in ((0.05, False), (0.06, False), (0.1, True)):
+        fed = q2(epochs=steps, lr=1e-5).at(1)
+        S, method = fed.cohort(1), FedDeper(rho=rho)
+        done = method.update(fed, method.receive(fed, method.init(fed), S), S)
+        descended = float(done.x @ torch.tensor([0.5, 1.0]).double()) > 0
+        assert descended == (not uphill) == (steps < 2 / rho * (1 - np.exp(-rho * steps)))
+        texts = list(fed.ledger.notes.values())
+        assert len(texts) == (rho * steps > 1)
+        assert all(f"rho x steps = {rho * steps:.3g} is above 1 in round 1, where a client makes 20 steps" in t for t in texts)
+
+
 @engines
 def test_the_models_that_are_mixed_and_uploaded(engine):
     """lambda = 1 makes v the uploaded y."""

@@ -94,6 +94,21 @@ def test_fedala_counts_the_epochs_of_the_initial_stage(name):
     now = fed.at(2)
     method.receive(now, state, now.cohort(2))
     assert now.ledger.artifacts["ala_init_epochs"].tolist() == [11, 11]
+    assert now.ledger.notes == {}
+
+
+def test_an_initial_stage_that_ends_by_its_cap_is_noted(name):
+    """Client 2's weight is clipped to 0, and its losses are then the same for ever; client 1's go on sinking."""
+    fed, method = q2(name), FedALA(threshold=1e-9, s=100, max_init_epochs=20)
+    state = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
+    now = fed.at(2)
+    method.receive(now, state, now.cohort(2))
+    epochs = now.ledger.artifacts["ala_init_epochs"].tolist()
+    assert epochs[0] == 20 > epochs[1]
+    assert list(now.ledger.notes.values()) == [
+        "in round 2 the initial stage of 1 of 2 clients ended by its cap of 20 epochs: "
+        "their losses had not settled (threshold 1e-09)."
+    ]
 
 
 @pytest.mark.parametrize(

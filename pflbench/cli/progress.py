@@ -159,7 +159,7 @@ def follow(
     Ctrl-C ends the command, with what the runs keep.
     """
     reached: dict[int, Step] = {}
-    notes: set[str] = set()
+    told: set[str] = set()
     diverged = False
     try:
         with shown as view, closing(steps):
@@ -170,9 +170,10 @@ def follow(
                     continue
                 reached[number] = step
                 view.show(number, step)
-                if step.note and step.note not in notes:  # what a pack has met, each of its runs tells
-                    notes.add(step.note)
-                    message(f"{names[number]}: {step.note}")
+                for text in step.news:
+                    if text not in told:  # what a pack has met, each of its runs tells
+                        told.add(text)
+                        message(f"{names[number]}: {text}")
     except KeyboardInterrupt:
         message(f"Interrupted. {_kept(list(reached.values()))} The same command goes on from there.")
         raise typer.Exit(130) from None

@@ -188,7 +188,8 @@ def _fields(detail: RunDetail) -> list[tuple[str, object]]:
         ("model", info.model if detail.parameters is None else f"{info.model} ({detail.parameters:,} parameters)"),
         ("seed", info.seed),
         *((name, ", ".join(f"{k}={v}" for k, v in values.items()) or "-") for name, values in settings.items()),
-        *((name, value) for name, value in detail.environment.items()),
+        *((name, value) for name, value in detail.environment.items() if name != "notes"),
+        *(("note", text) for text in detail.environment.get("notes", {}).values()),
         ("created", info.created_at),
         ("finished", info.finished_at or "-"),
     ]

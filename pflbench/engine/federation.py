@@ -150,9 +150,9 @@ class Federation:
         """q_i(S) = n_i / sum of n_j over S, [c] (methods.md 0.1)."""
         return self.n[S] / self.n[S].sum()
 
-    def mean(self, rows: Tensor, S: Tensor) -> Tensor:
-        """sum_i q_i(S) rows_i, [P]."""
-        return self.shares(S) @ rows
+    def mean(self, rows: Tensor, S: Tensor, aggregation: str = "weighted") -> Tensor:
+        """sum_i q_i(S) rows_i, or with aggregation="uniform" their plain mean: [P]."""
+        return rows.mean(0) if aggregation == "uniform" else self.shares(S) @ rows
 
     # -- local work ---------------------------------------------------------------------------------------------------
 

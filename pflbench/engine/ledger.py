@@ -1,4 +1,4 @@
-"""What a round cost and showed, written down where it happens: communication, training loss, observations."""
+"""What a round cost and showed, written down where it happens: communication, training loss, observations, notes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Ledger:
     traffic: Traffic
     train_loss: dict[str, float] = field(default_factory=dict)  # by model slot
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def follow(self, client: int, S: Tensor, before: Tensor, after: Tensor) -> None:
         """Keeps a client's model before and after local training, [2, P], if it takes part; of several parts, the whole way."""
@@ -37,6 +38,10 @@ class Ledger:
             name = f"trajectory_{client}"
             start = torch.from_numpy(self.artifacts[name])[0] if name in self.artifacts else before[i].cpu()
             self.observe(name, torch.stack([start, after[i].cpu()]))
+
+    def note(self, name: str, text: str) -> None:
+        """Tells whoever runs this what the numbers alone do not say. A run says the first note of each name, and keeps it."""
+        self.notes.setdefault(name, text)
 
     def observe(self, name: str, value: Tensor | np.ndarray) -> None:
         """Keeps a named array for the database."""

@@ -149,6 +149,12 @@ class ALA:
             of_all = torch.zeros(fed.size, dtype=torch.int64)
             of_all[A.cpu()[first_stage]] = epochs[first_stage]
             fed.ledger.observe("ala_init_epochs", of_all)
+            if bool((capped := first_stage & ~settled).any()):
+                fed.ledger.note(
+                    "ala cap",
+                    f"in round {fed.t} the initial stage of {int(capped.sum())} of {int(first_stage.sum())} clients ended by "
+                    f"its cap of {self.max_init_epochs} epochs: their losses had not settled (threshold {self.threshold:g}).",
+                )
         if means:
             fed.observe("ala_epoch_losses", torch.stack(means, dim=1))
         return W

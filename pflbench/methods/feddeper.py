@@ -46,13 +46,20 @@ class FedDeper(Method):
         return FedDeperState(x=fed.send(s.x, S), v=s.v)
 
     def update(self, fed: Federation, s: FedDeperState, S: Tensor) -> FedDeperState:
-        y_S = fed.rows(s.x, S)
+        y_S, plan = fed.rows(s.x, S), fed.batches(S)
+        reach = self.rho * int(plan.steps().max())
+        if reach > 1:
+            # With a constant gradient g, v is -j eta g from x after j steps: if rho j > 1 the penalty outweighs y's own step.
+            fed.ledger.note(
+                "uphill",
+                f"rho x steps = {reach:.3g} is above 1 in round {fed.t}, where a client makes {plan.steps().max()} steps: the "
+                "penalty then outweighs the gradient, and uploads can point uphill. A rho below 1 / steps avoids it.",
+            )
         given: Given = {"x": s.x, "eta": fed.train.lr, "rho": self.rho}
-        done = fed.train_by(step, y_S, S, carry={"y": y_S, "v": s.v[S]}, given=given, slots=("model", "personal"))
+        done = fed.train_by(step, y_S, S, carry={"y": y_S, "v": s.v[S]}, given=given, plan=plan, slots=("model", "personal"))
         v_S = (1 - self.lam) * done["v"] + self.lam * done["y"]
         change = fed.collect(done["y"] - s.x, S)
-        mean = change.mean(0) if self.aggregation == "uniform" else fed.mean(change, S)
-        return FedDeperState(x=s.x + mean, v=s.v.index_copy(0, S, v_S))
+        return FedDeperState(x=s.x + fed.mean(change, S, self.aggregation), v=s.v.index_copy(0, S, v_S))
 
     def deployed(self, s: FedDeperState) -> Tensor:
         return s.x
