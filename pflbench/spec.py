@@ -156,7 +156,7 @@ class TrainSpec(Spec):
 
 
 class MethodSpec(Spec):
-    """A method, the version of its implementation and *all* its hyperparameters, defaults written out."""
+    """A method, the version of its implementation and its hyperparameters, defaults written out (all but those added later)."""
 
     name: str
     version: int = 1

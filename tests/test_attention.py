@@ -29,7 +29,7 @@ def test_distances_of_close_models_keep_their_digits():
 def test_clouds_of_close_models_keep_their_digits():
     """xi_ii near -3 * 10^4: written as sum_j xi_ij w_j in single precision, the result would be noise."""
     w = 1 + torch.randn(4, 50, generator=torch.Generator().manual_seed(9)) * 1e-3
-    others = FedAMP().attention(w)
+    others = FedAMP().attention(w, 1)
     assert others[0].sum() > 2.9e4
     exact = [[Fraction(v) for v in row] for row in w.tolist()]
     xi = [[Fraction(v) for v in row] for row in others.tolist()]
@@ -53,21 +53,21 @@ def test_columns_are_taken_in_pieces():
 
 def test_exponents_beyond_single_precision():
     w = torch.tensor([[1.0, 0.0], [1.0, 1e-4], [-1.0, 0.0], [0.0, 0.0]])
-    xi = HeurFedAMP(sigma=1e4, xi_ii=0.25).attention(w)
+    xi = HeurFedAMP(sigma=1e4, xi_ii=0.25).attention(w, 1)
     assert xi.isfinite().all()
     near(xi.sum(1), [0.75] * 4, 1e-12)
     near(xi[0], [0, 0.75, 0, 0], 1e-12)
     assert clouds(HeurFedAMP(sigma=1e4), w).isfinite().all()
     far = torch.tensor([[1e25, 0.0], [-1e25, 0.0], [1e25, 1.0]])
     assert squared_distances(far)[0, 1] == pytest.approx(4e50, rel=1e-6)
-    assert FedAMP().attention(far)[0].tolist() == [0, 0, pytest.approx(1e4 * math.exp(-10))]
+    assert FedAMP().attention(far, 1)[0].tolist() == [0, 0, pytest.approx(1e4 * math.exp(-10))]
     assert torch.equal(clouds(FedAMP(), far)[1], far[1])
 
 
 def test_the_zero_vector_has_cosine_zero():
     w = torch.tensor([[0.0, 0.0], [3.0, 4.0], [4.0, -3.0], [6.0, 8.0]], dtype=torch.float64)
     close(cosines(w)[[0, 0, 1, 1], [0, 1, 2, 3]], torch.tensor([0.0, 0, 0, 1], dtype=torch.float64))
-    near(HeurFedAMP(xi_ii=0.1).attention(w)[0], [0, 0.3, 0.3, 0.3], 1e-12)
+    near(HeurFedAMP(xi_ii=0.1).attention(w, 1)[0], [0, 0.3, 0.3, 0.3], 1e-12)
 
 
 def test_equal_models_are_at_no_distance():

@@ -18,7 +18,7 @@ from pflbench import methods
 from pflbench.engine.federation import Federation
 from pflbench.errors import UserError
 from pflbench.methods.attention import mixed
-from pflbench.methods.fedamp import AMPState, FedAMP, distance
+from pflbench.methods.fedamp import AMPState, FedAMP
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.heurfedamp import HeurFedAMP
 from pflbench.methods.local import Local
@@ -43,7 +43,7 @@ def holding(w):
 
 
 def clouds(method, w):
-    others = method.attention(w)
+    others = method.attention(w, 1)
     return mixed(w, w, others)
 
 
@@ -52,7 +52,7 @@ def clouds(method, w):
 
 @pytest.mark.parametrize(("alpha_k", "sigma", "xi_12"), [(1, 1, 0.1353352832), (1000, 0.1, 2.0611536e-5), (1, 0.5, 0.0366312778)])
 def test_attention(alpha_k, sigma, xi_12):
-    near(FedAMP(alpha_k=alpha_k, sigma=sigma).attention(UNIT), [[0, xi_12], [xi_12, 0]], 1e-10)
+    near(FedAMP(alpha_k=alpha_k, sigma=sigma).attention(UNIT, 1), [[0, xi_12], [xi_12, 0]], 1e-10)
 
 
 @engines
@@ -73,7 +73,7 @@ def test_a_round(engine):
 )
 def test_heuristic_attention(sigma, xi_ii, xi_12, xi_13):
     method, w = HeurFedAMP(sigma=sigma, xi_ii=xi_ii), torch.cat([UNIT, torch.ones(1, 2)])
-    near(method.attention(w)[0], [0, xi_12, xi_13], 1e-10)
+    near(method.attention(w, 1)[0], [0, xi_12, xi_13], 1e-10)
     if sigma == 1:
         near(clouds(method, w)[0], [0.7798410329, 0.6666666667])
 
@@ -110,13 +110,13 @@ def attention_by_hand(method, vectors, i):
     "method",
     [
         FedAMP(alpha_k=0.5, lam=0.6, sigma=2.0),
-        FedAMP(alpha_k=0.5, lam=0.6, sigma=2.0, prox="norm", start="cloud"),
+        FedAMP(alpha_k=0.5, lam=0.6, sigma=2.0, start="cloud"),
         FedAMP(alpha_k=4.0, lam=3.0, sigma=2.0, start="cloud", xi_clip=True),
         FedAMP(alpha_k=0.5, lam=0.6, sigma=2.0, self_term="prev_cloud"),
         HeurFedAMP(alpha_k=0.5, lam=0.6),
         HeurFedAMP(alpha_k=0.5, lam=0.6, sigma=2.0, xi_ii=0.7, start="cloud"),
     ],
-    ids=["fedamp", "norm", "clip", "prev_cloud", "heurfedamp", "xi_ii"],
+    ids=["fedamp", "cloud", "clip", "prev_cloud", "heurfedamp", "xi_ii"],
 )
 def test_twin(method, model, engine):
     fed, twin = setup(model, engine)
@@ -139,10 +139,8 @@ def test_twin(method, model, engine):
             for index in plan.batches(k):
                 x, y = twin.data(index)
                 far = parameters_to_vector(module.parameters()) - u[c]
-                # At distance 0 the norm has no gradient; there it counts as 0.
-                length = far.square().sum() if method.prox == "squared" else far.norm() if far.abs().max() > 0 else far.sum() * 0
                 optimiser.zero_grad()
-                (F.cross_entropy(module(x), y) + method.lam / (2 * method.alpha_k) * length).backward()
+                (F.cross_entropy(module(x), y) + method.lam / (2 * method.alpha_k) * far.square().sum()).backward()
                 optimiser.step()
             w[c] = parameters_to_vector(module.parameters()).detach().clone()
     assert reach > 0.05, "the clouds differ from the clients' own models"
@@ -158,7 +156,7 @@ def test_twin(method, model, engine):
 @engines
 @both
 def test_without_the_penalty_it_is_local_training(cls, engine):
-    close(train(cls(lam=0), federation(engine=engine)).w, train(Local(), federation(engine=engine)).theta, 0)
+    close(train(cls(lam=0, start="own"), federation(engine=engine)).w, train(Local(), federation(engine=engine)).theta, 0)
 
 
 @engines
@@ -166,7 +164,7 @@ def test_models_far_apart_do_not_attend_to_one_another(engine):
     fed = federation(engine=engine)
     state = train(FedAMP(sigma=1e-6), fed)
     assert torch.equal(state.u, state.w)
-    assert torch.equal(FedAMP(sigma=1e-6).attention(state.w), torch.zeros(4, 4).double())
+    assert torch.equal(FedAMP(sigma=1e-6).attention(state.w, 1), torch.zeros(4, 4).double())
 
 
 @engines
@@ -203,7 +201,7 @@ def test_identical_models_stay_where_they_are(cls, dtype):
     w = torch.randn(1, 300, generator=torch.Generator().manual_seed(4), dtype=dtype).expand(6, -1).clone()
     assert torch.equal(clouds(cls(), w), w)
     if cls is FedAMP:
-        assert FedAMP().attention(w)[0, 1] == 1000 / 0.1
+        assert FedAMP().attention(w, 1)[0, 1] == 1000 / 0.1
     pair = torch.cat([w[:2], w[:1] + 5])
     torch.testing.assert_close(clouds(cls(), pair)[0], clouds(cls(), pair)[1], rtol=0, atol=0)
 
@@ -224,24 +222,83 @@ def test_the_cohort_s_models_alone_make_its_clouds():
 def test_clipping():
     w = torch.randn(5, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64) / 50
     w[4] += 100
-    free, clipped = (FedAMP(xi_clip=clip).attention(w) for clip in (False, True))
+    free, clipped = (FedAMP(xi_clip=clip).attention(w, 1) for clip in (False, True))
     assert free[0].sum() > 1e4
     near(clipped.sum(1), [1, 1, 1, 1, 0], 1e-12)
     close(clipped[0] / clipped[0, 1], free[0] / free[0, 1])
-    few = FedAMP(alpha_k=1e-3, xi_clip=True).attention(w)
-    assert torch.equal(few, FedAMP(alpha_k=1e-3).attention(w))
+    few = FedAMP(alpha_k=1e-3, xi_clip=True).attention(w, 1)
+    assert torch.equal(few, FedAMP(alpha_k=1e-3).attention(w, 1))
 
 
-def test_the_norm_that_is_not_squared():
-    """Its gradient is at most strength / 2 long, and 0 at distance 0."""
-    w = torch.tensor([[3.0, 4.0], [0.0, 0.0], [3e-9, 4e-9]], dtype=torch.float64)
-    gradient, value = distance(w, anchor=torch.zeros(2).double(), strength=0.001)
-    near(gradient, [[0.0003, 0.0004], [0, 0], [0.0003, 0.0004]], 1e-18)
-    near(value, [0.0025, 0, 2.5e-12], 1e-18)
-    for row, g, v in zip(w, gradient, value, strict=True):
-        alone = distance(row, anchor=torch.zeros(2).double(), strength=0.001)
-        close(alone[0], g)
-        close(alone[1], v)
+@both
+def test_the_norm_that_pulled_nowhere_is_gone_and_keys_stay(cls):
+    name = cls.__name__.lower()
+    for full in (name, f"{name}+ala"):
+        with pytest.raises(UserError, match=r"prox = norm is no more") as refused:
+            methods.spec(full, {"prox": "norm"})
+        assert "lam=0" in str(refused.value.hint)
+        assert methods.spec(full, {"prox": "squared"}) == methods.spec(full, {})
+        assert methods.spec(full, {}).hyperparameters["prox"] == "squared", "as in the keys of stored runs"
+        assert "prox" not in {h.name for h in methods.hyperparameters(full)}
+
+
+@engines
+def test_alpha_k_decays(engine):
+    """1, 1, 1/2, 1/2, ...: in round 3 xi_12 = e^-2 / 2, and HeurFedAMP's pull to u_1 = (1/2, 1/2) is twice that of round 2."""
+    amp, heuristic = ({"alpha_k": 1, "alpha_decay": 0.5, "alpha_every": 2, **more} for more in ({"sigma": 1}, {"start": "own"}))
+    assert [FedAMP(**amp).step_size(t) for t in (1, 2, 3, 4, 5)] == [1, 1, 0.5, 0.5, 0.25]
+    for t, alpha in ((2, 1), (3, 0.5)):
+        fed = q2(engine, centres=((1, 1), (1, 1))).at(t)
+        S, xi = fed.cohort(t), alpha * math.exp(-2)
+        near(FedAMP(**amp).receive(fed, holding(UNIT), S).u, [[1 - xi, xi], [xi, 1 - xi]], 1e-12)
+        method = HeurFedAMP(**heuristic)
+        received = method.receive(fed, holding(UNIT), S)
+        close(received.u, torch.full((2, 2), 0.5).double())
+        # w_1 = (1, 0) - 0.1 * ((0, -1) + (1/2, -1/2) / alpha)
+        near(method.update(fed, received, S).w[0], [1 - 0.05 / alpha, 0.1 + 0.05 / alpha], 1e-12)
+
+
+def test_heurfedamp_starts_from_its_cloud():
+    """With FedAMP's alpha_k the pull alone leaves next to nothing but local training."""
+    own, cloud = (train(HeurFedAMP(**how), federation(), 4).w for how in ({"start": "own"}, {}))
+    local = train(Local(), federation(), 4).theta
+    assert (own - local).abs().max() < 2e-3 < 0.05 < (cloud - local).abs().max()
+
+
+def test_the_preset_of_the_authors_code():
+    authors = methods.spec("heurfedamp", {}, "heurfedamp2021")
+    assert authors.hyperparameters == {
+        **methods.spec("heurfedamp", {}).hyperparameters, "alpha_k": 1e4, "alpha_decay": 0.1, "sigma": 25.0,
+    }  # fmt: skip
+    method = methods.make(authors)
+    assert [round(method.step_size(t), 6) for t in (1, 30, 31, 60, 61)] == [1e4, 1e4, 1e3, 1e3, 100]
+    assert methods.spec("fedamp", {}, "heurfedamp2021") == methods.spec("fedamp", {})
+
+
+def test_a_pull_beyond_the_cloud_is_refused_or_warned_of():
+    """A step leaves 1 - lr lam / alpha_k of the distance: at -1 and below it never ends."""
+
+    def said(rounds, **how):
+        return list(HeurFedAMP(**how).check(TrainSpec(rounds=rounds, lr=0.1)))
+
+    assert said(2000) == said(2000, alpha_k=0.1) == []
+    assert said(2000, alpha_k=0.08) == ["lr * lam / alpha_k = 1.25 is above 1 in round 2000: steps go beyond the cloud model"]
+    assert said(60, alpha_k=1, alpha_decay=0.1) == []
+    with pytest.raises(UserError, match="lr \\* lam / alpha_k = 10 in round 61 cannot converge"):
+        said(61, alpha_k=1, alpha_decay=0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"self_term": "prev_cloud"}])
+def test_weights_that_are_no_convex_combination_are_noted(options):
+    fed, pair = federation().at(2), torch.tensor([[0.0], [0.5], [50.0], [100.0]], dtype=torch.float64)
+    FedAMP(**options).receive(fed, holding(pair), fed.cohort(2))
+    (text,) = fed.ledger.notes.values()
+    assert text.startswith("from round 2 on clouds are no convex combinations")
+    assert f"xi_ii is {1 - 1e4 * math.exp(-2.5):.3g}." in text
+    for convex in (FedAMP(xi_clip=True), FedAMP(sigma=1e-6), HeurFedAMP(), HeurFedAMP(xi_ii=0)):
+        fed = federation().at(2)
+        convex.receive(fed, holding(pair), fed.cohort(2))
+        assert fed.ledger.notes == {}
 
 
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
@@ -258,6 +315,11 @@ def test_the_preset_takes_the_previous_cloud():
     assert methods.spec("fedamp", {}, "fedala2022").hyperparameters["self_term"] == "prev_cloud"
     assert methods.spec("fedamp", {}).hyperparameters["self_term"] == "own"
     assert methods.spec("heurfedamp", {}, "fedala2022") == methods.spec("heurfedamp", {})
+    how = TrainSpec(rounds=3, lr=0.1)
+    (said,) = methods.make(methods.spec("fedamp", {}, "fedala2022")).check(how)
+    assert "cannot be what made the paper's 88.70" in said
+    for others in (methods.spec("fedamp", {}), methods.spec("fedamp+ala", {}, "fedala2022")):
+        assert list(methods.make(others).check(how)) == []
 
 
 @pytest.mark.parametrize(

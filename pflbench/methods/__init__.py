@@ -43,19 +43,23 @@ METHODS: dict[str, str] = {
 }
 
 
-PRESETS = ("fedala2022",)
-"""Named sets of hyperparameters, each switching `Method.presets` (methods.md 0.6)."""
+PRESETS = ("fedala2022", "heurfedamp2021")
+"""Named sets of hyperparameters, each switching `Method.presets` (methods.md 0.6, 1.9)."""
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """One hyperparameter: its type in words, its default (the FedALA paper's value), what it is, the paper's search range."""
+    """One hyperparameter: its type in words, its default (the FedALA paper's value), what it is, the paper's search range.
+
+    added: its default is left out of specifications (`base.hyper`).
+    """
 
     name: str
     type: str
     default: Value
     help: str
     search: tuple[Value, ...]
+    added: bool
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -95,17 +99,23 @@ def hyperparameters(name: str) -> tuple[Hyper, ...]:
     """The method's hyperparameters in the order of its definition; of "x+ala" those of x and then those of ALA."""
     decided = _decided(name)
     fields = {n: f for cls in _classes(name) for n, f in cls.__pydantic_fields__.items() if n not in decided}
-    return tuple(Hyper(n, _in_words(f.annotation), f.default, f.description or "", _search(f)) for n, f in fields.items())
+    return tuple(
+        Hyper(n, _in_words(f.annotation), f.default, f.description or "", _search(f), _extra(f).get("added", False))
+        for n, f in fields.items()
+    )
 
 
 def make(spec: MethodSpec) -> Method:
     """The method with the specification's hyperparameters; an unknown or impossible one is a UserError."""
-    title, decided = load(spec.name).title, _decided(spec.name)
-    given = {k: v for k, v in spec.hyperparameters.items() if decided.get(k) != v}
+    title, decided, retired = load(spec.name).title, _decided(spec.name), load(spec.name).retired
+    constant = {**{name: old.value for name, old in retired.items()}, **decided}
+    given = {k: v for k, v in spec.hyperparameters.items() if k not in constant or constant[k] != v}
     valid = {h.name for h in hyperparameters(spec.name)}
     for name in given:
         if not valid:
             raise UserError(f"{title} has no hyperparameters, so '{spec.name}.{name}' cannot be set.")
+        if name in retired:
+            raise UserError(f"{spec.name}.{name} = {given[name]} is no more.", retired[name].instead)
         if name in decided:
             raise UserError(f"{spec.name}.{name} is {decided[name]} and cannot be set: ALA takes its place there.")
         if name not in valid:
@@ -120,7 +130,9 @@ def make(spec: MethodSpec) -> Method:
 
 
 def spec(name: str, overrides: Mapping[str, Value], preset: str | None = None) -> MethodSpec:
-    """The complete specification: all hyperparameters written out and validated, strings converted to their types.
+    """The complete specification: hyperparameters validated, strings converted to their types, all written out.
+
+    Only those that were added later are left out while they have their defaults, which is what makes older runs the same runs.
 
     preset: a named set of hyperparameters (methods.md 0.6), below the overrides.
     """
@@ -129,6 +141,10 @@ def spec(name: str, overrides: Mapping[str, Value], preset: str | None = None) -
     method = make(MethodSpec(name=name, hyperparameters={**switched, **overrides}))
     parts = [method.base, method.ala] if len(classes) > 1 else [method]  # type: ignore[attr-defined]
     values: dict[str, Any] = {k: v for part in parts for k, v in dataclasses.asdict(part).items()}  # type: ignore[arg-type]
+    values |= {k: old.value for k, old in load(name).retired.items()}
+    for late in hyperparameters(name):
+        if late.added and values[late.name] == late.default:
+            del values[late.name]
     version = sum(cls.version for cls in classes) - len(classes) + 1
     return MethodSpec(name=name, version=version, hyperparameters=values, test_labels=method.uses_test_labels())
 
@@ -177,6 +193,9 @@ def _in_words(kind: Any) -> str:
     return getattr(kind, "__name__", str(kind))
 
 
+def _extra(field: Any) -> dict[str, Any]:
+    return field.json_schema_extra or {}
+
+
 def _search(field: Any) -> tuple[Value, ...]:
-    extra = field.json_schema_extra or {}
-    return tuple(extra.get("search", ()))
+    return tuple(_extra(field).get("search", ()))

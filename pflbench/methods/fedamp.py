@@ -13,9 +13,11 @@ from torch import Tensor
 from pflbench.engine.federation import Federation
 from pflbench.errors import UserError
 from pflbench.methods.attention import mixed, squared_distances
-from pflbench.methods.base import Method, hyper, method
+from pflbench.methods.base import Method, Retired, hyper, method
 from pflbench.methods.fedprox import proximal
 from pflbench.spec import TrainSpec
+
+ROUNDING = 1e-9  # of weights that sum to 1
 
 
 @dataclass(frozen=True)
@@ -23,16 +25,6 @@ class AMPState:
     w: Tensor  # [N, P] the personal models, as they were uploaded last
     u: Tensor  # [N, P] the cloud models, as they were downloaded last
     start: Tensor  # [N, P] what local training starts from: w, or after reception the cloud model
-
-
-def distance(w: Tensor, *, anchor: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """Gradient and value of (strength / 2) |w - anchor|, the norm not squared; the gradient is 0 where they are equal."""
-    d = w - anchor
-    length = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
-    return strength / 2 * d / length.where(length > 0, 1), strength / 2 * length.squeeze(-1)
-
-
-PENALTIES = {"squared": proximal, "norm": distance}
 
 
 @method
@@ -45,17 +37,28 @@ class MessagePassing(Method):
     meets = True
     shared_slots = ()  # a client's BatchNorm buffers belong to its personal model, which no other client gets
 
+    retired: ClassVar[Mapping[str, Retired]] = {
+        "prox": Retired(
+            "squared",
+            "PFLlib's unsquared norm, since 2023 of detached tensors, has no gradient: lam=0 gives its FedAMP, which is Local.",
+        )
+    }
+
     alpha_k: float = hyper(1000.0, "step size of the server on the attention term", gt=0, search=(10000, 1000, 100, 10, 1, 0.1))
+    alpha_decay: float = hyper(1.0, "alpha_k is multiplied by this every alpha_every rounds", gt=0, le=1, added=True)
+    alpha_every: int = hyper(30, "see alpha_decay", ge=1, added=True)
     lam: float = hyper(1.0, "lambda, of the penalty (lambda / (2 alpha_k)) |w - u|^2", ge=0, search=(100, 10, 1, 0.1, 0.01))
     # PFLlib starts from the client's own model, FLGo from the cloud model.
     start: Literal["own", "cloud"] = hyper("own", "local training starts from the client's own model, or from its cloud model")
-    # The norm, PFLlib's since 2025, pulls with at most lambda / (2 alpha_k): little but local training is left.
-    prox: Literal["squared", "norm"] = hyper("squared", "the norm in the penalty is squared, or as in PFLlib of 2025 is not")
     partial: bool = hyper(False, "allow a join ratio below 1, not defined by the paper: a cohort's clouds are made of its models")
 
     @abstractmethod
-    def attention(self, w: Tensor) -> Tensor:
-        """xi_ij for j != i, and 0 on the diagonal, [c, c] in float64, of models w [c, P]. xi_ii is what is left of 1."""
+    def attention(self, w: Tensor, t: int) -> Tensor:
+        """xi_ij for j != i, and 0 on the diagonal, [c, c] in float64, of models w [c, P] in round t. xi_ii is the rest of 1."""
+
+    def step_size(self, t: int) -> float:
+        """alpha_k of round t = 1, 2, ..."""
+        return self.alpha_k * self.alpha_decay ** ((t - 1) // self.alpha_every)
 
     def check(self, train: TrainSpec) -> Iterator[str]:
         if train.join_ratio < 1 and not self.partial:
@@ -65,7 +68,16 @@ class MessagePassing(Method):
                 f"Use --join-ratio 1, or --set {self.title.lower()}.partial=true: "
                 "then each round's clients attend to one another only.",
             )
-        yield from ()
+        # Of w - u, a step of the penalty leaves 1 - pull.
+        pull = train.lr * self.lam / self.step_size(train.rounds)
+        if pull >= 2:
+            raise UserError(
+                f"{self.title} with lr * lam / alpha_k = {pull:.3g} in round {train.rounds} cannot converge: "
+                "each step moves further beyond the cloud model.",
+                "Choose them so that it is at most 1" + (", or fewer rounds." if self.alpha_decay < 1 else "."),
+            )
+        if pull > 1:
+            yield f"lr * lam / alpha_k = {pull:.3g} is above 1 in round {train.rounds}: steps go beyond the cloud model"
 
     def init(self, fed: Federation) -> AMPState:
         w = fed.everyone(fed.initial())
@@ -78,8 +90,7 @@ class MessagePassing(Method):
         return AMPState(w=s.w, u=s.u.index_copy(0, S, u_S), start=start)
 
     def update(self, fed: Federation, s: AMPState, S: Tensor) -> AMPState:
-        strength = self.lam / self.alpha_k
-        w_S = fed.sgd(s.start[S], S, correct=PENALTIES[self.prox], anchor=s.u[S], strength=strength)
+        w_S = fed.sgd(s.start[S], S, correct=proximal, anchor=s.u[S], strength=self.lam / self.step_size(fed.t))
         w = s.w.index_copy(0, S, fed.collect(w_S, S))
         return replace(s, w=w, start=w)
 
@@ -90,9 +101,15 @@ class MessagePassing(Method):
 
     def observed(self, fed: Federation, S: Tensor, w_S: Tensor) -> Tensor:
         """The attention, noted: min xi_ii, the share of clients that attend to no other, and xi [N, N], NaN outside S."""
-        others = self.attention(w_S)
+        others = self.attention(w_S, fed.t)
         own = 1 - others.sum(dim=1)
         fed.ledger.observe("attention_self_min", own.min())
+        if own.min() < -ROUNDING:
+            fed.ledger.note(
+                "no convex combination",
+                f"from round {fed.t} on clouds are no convex combinations of the clients' models, but beyond the others': "
+                f"the smallest own weight xi_ii is {own.min():.3g}.",
+            )
         fed.ledger.observe("attention_zero_rows", (others == 0).all(dim=1).double().mean())
         xi = torch.full((fed.size, fed.size), torch.nan, dtype=torch.float64, device=fed.device)
         xi[S.unsqueeze(1), S] = others + own.diag()
@@ -109,6 +126,7 @@ class FedAMP(MessagePassing):
 
     title = "FedAMP"
     algorithm = "Algorithm 1"
+    # With the published values this diverges in round 3.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"self_term": "prev_cloud"}}
 
     sigma: float = hyper(0.1, "scale of A(x) = 1 - exp(-x / sigma)", gt=0, search=(1, 0.5, 0.1, 0.05, 0.01))
@@ -116,10 +134,18 @@ class FedAMP(MessagePassing):
     # With the paper's values xi_ij is up to 10^4: clouds of close models are extrapolations. The weak pull forgives it.
     xi_clip: bool = hyper(False, "scale the others' weights down where they sum to more than 1")
 
-    def attention(self, w: Tensor) -> Tensor:
+    def check(self, train: TrainSpec) -> Iterator[str]:
+        yield from super().check(train)
+        if self.self_term == "prev_cloud" and not self.xi_clip:
+            yield (
+                "self_term=prev_cloud, as in PFLlib of 2022, diverges in round 3 on CIFAR-10 with the published values: "
+                "it cannot be what made the paper's 88.70"
+            )
+
+    def attention(self, w: Tensor, t: int) -> Tensor:
         """alpha_k A'(|w_i - w_j|^2)."""
         # As printed: the factor 2 in the gradient of |w_i - w_j|^2 counts as part of alpha_k.
-        xi = self.alpha_k / self.sigma * torch.exp(-squared_distances(w) / self.sigma)
+        xi = self.step_size(t) / self.sigma * torch.exp(-squared_distances(w) / self.sigma)
         xi.fill_diagonal_(0)
         return xi / xi.sum(dim=1, keepdim=True).clamp(min=1) if self.xi_clip else xi
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -21,12 +22,18 @@ class HeurFedAMP(MessagePassing):
 
     title = "HeurFedAMP"
     algorithm = "Algorithm 1, with heuristic weights"
+    # As in its authors' code.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "heurfedamp2021": {"alpha_k": 10_000.0, "alpha_decay": 0.1, "alpha_every": 30, "sigma": 25.0}
+    }
 
+    # With FedAMP's alpha_k the pull to a cloud model that is not started from is nothing: HeurFedAMP would be Local.
+    start: Literal["own", "cloud"] = hyper("cloud", "local training starts from the client's own model, or from its cloud model")
     # The FedALA paper has no HeurFedAMP: alpha_k and lambda are those of FedAMP, sigma is that of an old script in PFLlib.
     sigma: float = hyper(10.0, "how much more the similar models count", ge=0)
     xi_ii: Share = hyper("1/N", "the own model's share of the cloud; 1/N: as much as all have on average")
 
-    def attention(self, w: Tensor) -> Tensor:
+    def attention(self, w: Tensor, t: int) -> Tensor:
         """(1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum over h != i of exp(sigma cos(w_i, w_h))."""
         if len(w) == 1:
             return w.new_zeros(1, 1, dtype=torch.float64)

@@ -1,0 +1,50 @@
+"""Keys of runs that people have stored: a hyperparameter that comes or goes must not change them."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from pflbench import methods
+from pflbench.methods.placement import PLACEMENT
+from pflbench.spec import RunSpec
+
+STORED = Path(__file__).parents[1] / "reports" / "cifar10-6000.db.xz"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stored") / "stored.db"
+    path.write_bytes(lzma.decompress(STORED.read_bytes()))
+    with sqlite3.connect(path) as connection:
+        return [(key, json.loads(spec)) for key, spec in connection.execute("SELECT key, spec FROM run")]
+
+
+def test_the_same_command_has_the_same_key(stored):
+    """Method by method, from its hyperparameters as they were written down when the run was made."""
+    assert len({spec["method"]["name"] for _, spec in stored}) == 28
+    for key, spec in stored:
+        name, decided = spec["method"]["name"], PLACEMENT.get(spec["method"]["name"].removesuffix("+ala"), {})
+        plugged = decided if name.endswith("+ala") else {}
+        given = {k: v for k, v in spec["method"]["hyperparameters"].items() if k not in plugged}
+        now = methods.spec(name, given)
+        assert now.hyperparameters == spec["method"]["hyperparameters"], name
+        # A version that has risen since then is another run, and meant to be.
+        planned = RunSpec.model_validate({**spec, "method": {**now.model_dump(), "version": spec["method"]["version"]}})
+        assert planned.key == key, name
+        methods.make(planned.method)
+
+
+def test_what_was_added_is_in_the_key_where_it_is_not_the_default():
+    for name, added in (("pfedme", "aggregation"), ("fedrep", "aggregation"), ("fedamp", "alpha_decay")):
+        (hyper,) = [h for h in methods.hyperparameters(name) if h.name == added]
+        plain, said = methods.spec(name, {}), methods.spec(name, {added: hyper.default})
+        assert plain == said
+        assert added not in plain.hyperparameters
+        other = {"aggregation": "uniform", "alpha_decay": 0.5}[added]
+        assert methods.spec(name, {added: other}).hyperparameters == {**plain.hyperparameters, added: other}
+        assert getattr(methods.make(methods.spec(name, {added: other})), added) == other
