@@ -91,6 +91,12 @@ def test_numbers(engine):
     assert scores.loss == pytest.approx([30 * (1.5767328 - 3) ** 2 / 2, 10 * (0.7083872 + 1) ** 2 / 2], abs=1e-7)
 
 
+@engines
+def test_a_uniform_mean(engine):
+    ((_, first),) = rounds(FedRep(tau=2, aggregation="uniform"), scalar(engine), 1)
+    near(first.phi, [(1.22356 + 0.89956) / 2])
+
+
 def alternate(twin, module, phases):
     """Each phase: the parameters it trains, and its batches; the others are frozen, BatchNorm stays in training mode."""
     module.train()

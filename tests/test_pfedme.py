@@ -45,6 +45,8 @@ def test_the_options_on_q2(engine):
     ((_, first),) = rounds(PFedMe(**Q2, beta=0.5), q2(engine), 1)
     near(first.w, [0.01275, 0.0085])
     near(first.personal, [[0.17, 0], [0, 0.34]])
+    ((_, first),) = rounds(PFedMe(**Q2, aggregation="uniform"), q2(engine), 1)
+    near(first.w, [0.034 / 2, 0.068 / 2])
 
 
 @engines

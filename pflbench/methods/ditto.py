@@ -43,8 +43,7 @@ class Ditto(FedAvg):
         centre = fed.rows(s.start, S)
         v_S = fed.sgd(s.v[S], S, epochs=self.personal_epochs, slot="personal", correct=proximal, anchor=centre, strength=self.lam)
         w_S = fed.collect(self.train(fed, s, S), S)
-        w = fed.mean(w_S, S) if self.aggregation == "weighted" else w_S.mean(0)
-        return replace(s, w=w, v=s.v.index_copy(0, S, v_S))
+        return replace(s, w=fed.mean(w_S, S, self.aggregation), v=s.v.index_copy(0, S, v_S))
 
     def deployed(self, s: DittoState) -> Tensor:
         return s.v

@@ -6,6 +6,7 @@ Collins, Hassani, Mokhtari, Shakkottai; ICML 2021, Algorithm 1; methods.md 1.6.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +35,11 @@ class FedRep(Method):
     # The paper's "number of local updates" of the head; PFLlib counts them in epochs.
     tau: int = hyper(5, "epochs of training the head, before those of the representation", ge=1, search=tuple(range(1, 11)))
 
+    # Algorithm 1 averages uniformly; the authors' own code and the FedALA paper's protocol weight by sample count.
+    aggregation: Literal["weighted", "uniform"] = hyper(
+        "weighted", "mean over the cohort by sample count, or uniform", added=True
+    )
+
     def shared(self, fed: Federation) -> slice:
         return slice(0, fed.flat.head.start)
 
@@ -51,7 +57,7 @@ class FedRep(Method):
         base = self.shared(fed)
         theta_S = fed.sgd(s.theta[S], S, columns=fed.flat.head, plan=fed.batches(S, self.tau, purpose="batches/head"))
         theta_S = fed.sgd(theta_S, S, columns=base)
-        phi = fed.mean(fed.collect(theta_S[:, base], S), S)
+        phi = fed.mean(fed.collect(theta_S[:, base], S), S, self.aggregation)
         return FedRepState(phi, s.theta.index_copy(0, S, theta_S))
 
     def deployed(self, s: FedRepState) -> Tensor:

@@ -80,7 +80,11 @@ def step(
     """One batch, which trains the strategy where learn [..., 1, 1] says so, and the model elsewhere.
 
     noise: Gumbel [..., L, 2]; tau: [..., 1, 1]; sizes: parameters of each unit. There is one gradient, at whichever mixture the
-    batch is for.
+    batch is for. The strategy's is written out: with z = softmax((a + G) / tau) and the mixture z_load Theta + z_keep theta,
+
+        df/da_load = <grad f, Theta - theta> z_load z_keep / tau,   df/da_keep = -df/da_load,
+
+    for each unit, since z_keep = 1 - z_load and dz_load/da_load = -dz_load/da_keep = z_load z_keep / tau.
     """
     soft = torch.softmax((strategy["a"] + noise) / tau, -1)
     load = torch.where(learn[..., 0], soft[..., 0], loads(strategy["a"] + sample * noise) * reload)

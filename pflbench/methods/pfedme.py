@@ -27,7 +27,11 @@ class PFedMeState:
 def moreau(
     grad: Grad, *, theta: Tensor, w: Tensor, eta: float, eta_p: float, lam: float, c2: float, K: int, reset: bool
 ) -> dict[str, Tensor]:
-    """One mini-batch: K steps of theta on f(theta) + (lambda / 2) |theta - w|^2 + (c2 / 2) |theta|^2, then one of w."""
+    """One mini-batch: K steps of theta on f(theta) + (lambda / 2) |theta - w|^2 + (c2 / 2) |theta|^2, then one of w.
+
+    The gradients, written out: theta <- theta - eta_p (grad f(theta) + lambda (theta - w) + c2 theta), K times, and then
+    w <- w - eta lambda (w - theta), where lambda (w - theta) is the gradient in w of the envelope's (lambda / 2) |theta - w|^2.
+    """
     theta, pull = (w if reset else theta), (eta_p * lam) * w
     for _ in range(K):
         pulled = torch.add(pull, theta, alpha=1 - eta_p * (lam + c2))
@@ -58,6 +62,10 @@ class PFedMe(FedAvg):
     theta_reset: Literal["round", "batch"] = hyper("round", "theta starts from w once a round, or anew for every batch")
     # In the authors' code and in PFLlib theta_i shares its memory with the model that w_i then overwrites: PFLlib so tested w_i.
     evaluate: Literal["theta", "w"] = hyper("theta", "the personal model: theta_i, or w_i as PFLlib tested in 2022")
+    # Algorithm 1 averages uniformly; the FedALA paper's protocol weights by sample count.
+    aggregation: Literal["weighted", "uniform"] = hyper(
+        "weighted", "mean over the cohort by sample count, or uniform", added=True
+    )
 
     def check(self, train: TrainSpec) -> Iterator[str]:
         step = train.lr * self.lam
@@ -78,7 +86,7 @@ class PFedMe(FedAvg):
         w = fed.rows(s.start, S)
         constants = {"eta": fed.train.lr, "eta_p": self.eta_p, "lam": self.lam, "c2": self.c2, "K": self.K}
         done = fed.train_by(moreau, w, S, carry={"theta": w, "w": w}, given={**constants, "reset": self.theta_reset == "batch"})
-        mean = fed.mean(fed.collect(done["w"], S), S)
+        mean = fed.mean(fed.collect(done["w"], S), S, self.aggregation)
         return replace(
             s,
             w=(1 - self.beta) * s.w + self.beta * mean,
