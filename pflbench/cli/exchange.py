@@ -17,7 +17,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import error, message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter
 from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ def export(
     methods: MethodsFilter = [],  # noqa: B006
     datasets: DatasetsFilter = [],  # noqa: B006
     partitions: PartitionsFilter = [],  # noqa: B006
-    runs: Annotated[
-        list[str], typer.Option("--run", metavar="RUN", help="Only this one, by number or (beginning of) key; repeatable.")
-    ] = [],  # noqa: B006
+    runs: RunsFilter = [],  # noqa: B006
     status: Annotated[list[str], typer.Option("--status", metavar="STATUS", help="Only these; repeatable. Default: all.")] = [],  # noqa: B006
     db: o.Db = o.DEFAULT_DB,
 ) -> None:

@@ -70,7 +70,7 @@ def _presets() -> Iterable[str]:
     return PRESETS
 
 
-def _models() -> Iterable[str]:
+def models() -> Iterable[str]:
     from pflbench.models import MODELS
 
     return MODELS
@@ -152,7 +152,7 @@ Datasets = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="NAME", autocompletion=completion(_models), help="Default: the paper's model for the dataset."),
+    typer.Option(metavar="NAME", autocompletion=completion(models), help="Default: the paper's model for the dataset."),
 ]
 Set = Annotated[
     list[str],

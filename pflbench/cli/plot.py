@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,20 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, uncollected, write_figure
+from pflbench.cli.reports import (
+    ClientsFilter,
+    DatasetsFilter,
+    MethodsFilter,
+    ModelsFilter,
+    PartitionsFilter,
+    RoundsFilter,
+    RunsFilter,
+    Status,
+    WhereFilter,
+    call,
+    uncollected,
+    write_figure,
+)
 from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -33,6 +47,11 @@ def plot(
     methods: MethodsFilter = [],  # noqa: B006
     datasets: DatasetsFilter = [],  # noqa: B006
     partitions: PartitionsFilter = [],  # noqa: B006
+    models: ModelsFilter = [],  # noqa: B006
+    clients: ClientsFilter = [],  # noqa: B006
+    rounds: RoundsFilter = [],  # noqa: B006
+    run: RunsFilter = [],  # noqa: B006
+    where: WhereFilter = [],  # noqa: B006
     status: Status = [],  # noqa: B006
     x: Annotated[str | None, typer.Option("--x", metavar="round|seconds", help="curves: the x axis. Default: round.")] = None,
     band: Annotated[str | None, typer.Option(metavar="minmax|std", help="curves: the band over seeds. Default: minmax.")] = None,
@@ -62,6 +81,8 @@ def plot(
 ) -> None:
     """Draw a figure, write it to a file, with its caption in a text file beside it, and print the file's name."""
     from pflbench.report import PLOTS
+    from pflbench.report.narrow import Part
+    from pflbench.report.style import SUFFIXES
 
     if name not in PLOTS:
         raise unknown("plot", name, PLOTS)
@@ -79,10 +100,16 @@ def plot(
         "tolerance": tolerance,
     }
     target = output or Path(f"{name}.png")
+    if target.suffix.lower() not in SUFFIXES:
+        raise unknown("figure format", target.suffix or target.name, SUFFIXES)
+    part = Part(models, clients, rounds, run, where)
     with opened(db) as engine:
+        these = part.of(engine)
         if surface:
-            _compute_surface(name, engine, given, data_dir)
-        drawing = call(f"plot {name}", PLOTS[name], engine, given)
+            _compute_surface(name, these, given, data_dir)
+        drawing = call(f"plot {name}", PLOTS[name], these, given)
+    if part.words:
+        drawing = replace(drawing, notes=(*drawing.notes, f"Filtered: {part.words}."))
     write_figure(drawing, target)
 
 

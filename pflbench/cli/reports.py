@@ -16,7 +16,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import command_line, message, stdout
-from pflbench.errors import UserError
+from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -43,6 +43,23 @@ DatasetsFilter = Annotated[
 PartitionsFilter = Annotated[
     list[str],
     typer.Option("--partition", "-p", metavar="NAME", help="Only these, as the report names them, e.g. 'Dir(0.1)'; repeatable."),
+]
+ModelsFilter = Annotated[
+    list[str], typer.Option("--model", metavar="NAME", autocompletion=o.completion(o.models), help="Only these; repeatable.")
+]
+ClientsFilter = Annotated[list[int], typer.Option("--clients", metavar="N", help="Only runs with so many clients; repeatable.")]
+RoundsFilter = Annotated[list[int], typer.Option("--rounds", metavar="N", help="Only runs of so many rounds; repeatable.")]
+RunsFilter = Annotated[
+    list[str], typer.Option("--run", metavar="RUN", help="Only this one, by number or (beginning of) key; repeatable.")
+]
+WhereFilter = Annotated[
+    list[str],
+    typer.Option(
+        "--where",
+        metavar="METHOD.NAME=VALUE",
+        autocompletion=o.complete_setting,
+        help="Of this method only runs with this hyperparameter, e.g. fedala.p=2; repeatable.",
+    ),
 ]
 Status = Annotated[
     list[str],
@@ -87,6 +104,27 @@ def call(command: str, entry: Entry, engine: Engine, given: dict[str, Any]) -> A
             flag = "--" + name.removesuffix("s" if name not in ("status", "references") else "")
             raise UserError(f"{flag} does not belong to `pflbench {command}`.", "Leave it out.")
     return function(engine, **chosen)
+
+
+def table_format(format: str | None, output: Path | None) -> str:
+    """The format of a table: as asked for, else as the file's suffix says, else text.
+
+    Raises UserError for an unknown one, and where the two contradict each other.
+    """
+    from pflbench.report.render import FORMATS, SUFFIXES
+
+    if format is not None and format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    if output is None:
+        return format or "text"
+    said = SUFFIXES.get(output.suffix.lower())
+    if format is None and said is None:
+        raise UserError(f"The name {output} does not say a format.", f"Let it end in {', '.join(SUFFIXES)}, or add --format.")
+    if format is not None and said not in (None, format):
+        raise UserError(
+            f"--format {format} contradicts the name {output}, which says {said}.", "Leave out one of them, or change the name."
+        )
+    return format or said or "text"
 
 
 def write_table(found: Grid, format: str, output: Path | None) -> None:

@@ -14,7 +14,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
 from pflbench.cli.db import opened
 from pflbench.cli.progress import Series, data_view, follow, series_view
-from pflbench.cli.reports import MethodsFilter, PartitionsFilter, write_figure, write_table
+from pflbench.cli.reports import MethodsFilter, PartitionsFilter, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
 from pflbench.report import papermap
@@ -97,7 +97,9 @@ def reproduce(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="A .png, .pdf or .svg file for the figure; any other for the table."),
+        typer.Option(
+            "--output", "-o", help="For the figure a .png, .pdf or .svg file, for the table .txt, .md, .tex, .csv or .json."
+        ),
     ] = None,
     device: o.Device = "auto",
     engine: o.Engine = "auto",
@@ -195,22 +197,19 @@ class _Targets:
 
 def _targets(goal: Goal, format: str | None, output: Path | None) -> _Targets:
     """Raises UserError for what does not fit the result, before anything is run for it."""
-    from pflbench.report.render import FORMATS
     from pflbench.report.style import SUFFIXES
 
     if format is not None and goal.table is None:
         raise UserError(f"There is no table '{goal.name}' to format.", "Leave out --format and --json, or list with --dry-run.")
-    if format is not None and format not in FORMATS:
-        raise unknown("format", format, FORMATS)
     # Of another scale it is another figure.
     own = "" if goal.scale.name == "full" else f"-{goal.scale.name}"
     name = goal.printed.lower().replace(" ", "") or goal.name
     figure = Path(f"{name}{own}.png")
     if output is None or (drawn := output.suffix.lower() in SUFFIXES and goal.figure is not None):
-        return _Targets(format or "text", None, output or figure)
+        return _Targets(table_format(format, None), None, output or figure)
     if goal.table is None and not drawn:
         raise unknown("figure format", output.suffix or output.name, SUFFIXES)
-    return _Targets(format or "text", output, figure)
+    return _Targets(table_format(format, output), output, figure)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,21 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, Status, call, uncollected, write_table
+from pflbench.cli.reports import (
+    ClientsFilter,
+    DatasetsFilter,
+    MethodsFilter,
+    ModelsFilter,
+    PartitionsFilter,
+    RoundsFilter,
+    RunsFilter,
+    Status,
+    WhereFilter,
+    call,
+    table_format,
+    uncollected,
+    write_table,
+)
 from pflbench.errors import unknown
 
 
@@ -51,6 +66,11 @@ def table(
     methods: MethodsFilter = [],  # noqa: B006
     datasets: DatasetsFilter = [],  # noqa: B006
     partitions: PartitionsFilter = [],  # noqa: B006
+    models: ModelsFilter = [],  # noqa: B006
+    clients: ClientsFilter = [],  # noqa: B006
+    rounds: RoundsFilter = [],  # noqa: B006
+    run: RunsFilter = [],  # noqa: B006
+    where: WhereFilter = [],  # noqa: B006
     status: Status = [],  # noqa: B006
     select: Annotated[
         str | None,
@@ -88,15 +108,18 @@ def table(
             "-f",
             metavar="FORMAT",
             autocompletion=o.completion(_formats),
-            help="text, markdown, latex, csv or json.",
+            help="text, markdown, latex, csv or json. Default: by the suffix of the file, else text.",
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file: .txt, .md, .tex, .csv or .json. Default: stdout.")
+    ] = None,
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
     """Print a table: methods x settings, mean and population std over seeds; or one of the papers', beside their values."""
     from pflbench.report import TABLES
+    from pflbench.report.narrow import Part
 
     if name not in TABLES:
         raise unknown("table", name, TABLES)
@@ -113,8 +136,12 @@ def table(
         "test": test,
         "against": against,
     }
+    written = table_format("json" if as_json else format, output)
+    part = Part(models, clients, rounds, run, where)
     with opened(db) as engine:
-        found = call(f"table {name}", TABLES[name], engine, given).grid()
+        found = call(f"table {name}", TABLES[name], part.of(engine), given).grid()
     if runs:
         found = found.with_runs()
-    write_table(found, "json" if as_json else format or "text", output)
+    if part.words:
+        found = replace(found, notes=(*found.notes, f"Filtered: {part.words}."))
+    write_table(found, written, output)

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError, unknown
-from pflbench.report import labels, looks
+from pflbench.report import labels, looks, paper
 from pflbench.report.looks import Look
 from pflbench.store import read
 from pflbench.store.read import Result, Select
@@ -43,7 +43,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """A method with one set of hyperparameters; `label` names those in which rows of the same method differ."""
+    """A method with one set of hyperparameters; `label` names those in which rows of the same method differ.
+
+    Where they differ in more than one, it names what is not the paper's value.
+    """
 
     method: str
     label: str
@@ -210,13 +213,30 @@ def _rows(results: Iterable[Result]) -> tuple[Row, ...]:
     rows = []
     for method in sorted(variants, key=labels.method_rank):
         ordered = sorted(variants[method].values(), key=lambda v: (v[0], json.dumps(v[1], sort_keys=True)))
-        apart = labels.telling_apart([{**hyper, "version": version} for version, hyper, _ in ordered])
+        apart = _departing(method, [{**hyper, "version": version} for version, hyper, _ in ordered])
         title = labels.method_title(method)
         for i, ((version, hyper, adapted), differing) in enumerate(zip(ordered, apart, strict=True)):
             extra = ", ".join(labels.words(k, v) for k, v in differing.items())
             label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if adapted else "")
             rows.append(Row(method, label, version, hyper, i, drawn[method, i], adapted))
     return tuple(rows)
+
+
+def _departing(method: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What tells these rows of a method apart. If it is more than one thing, of each row what is not usual.
+
+    Usual is the paper's value, else the commonest, and the newest version.
+    """
+    apart = labels.telling_apart(rows)
+    everywhere = {key for key in apart[0] if all(key in row for row in apart)}
+    if len({key for row in apart for key in row}) < 2:
+        return apart
+    printed = paper.hyperparameters(method)
+    usual = {}
+    for key in everywhere:
+        values = [row[key] for row in apart]
+        usual[key] = max(values) if key == "version" else printed.get(key, max(values, key=values.count))
+    return [{key: value for key, value in row.items() if key not in usual or value != usual[key]} for row in apart]
 
 
 def _row_key(method: str, version: int, hyperparameters: dict[str, Any]) -> str:

@@ -143,3 +143,4 @@ FORMATS: dict[str, Callable[[Grid, int | None], str]] = {
     "csv": _csv,
     "json": _json,
 }
+SUFFIXES = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
