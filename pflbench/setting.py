@@ -46,12 +46,12 @@ _kept: dict[tuple[DataSpec, PartitionSpec, Path], Setting] = {}
 def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data.Progress | None) -> Setting:
     if isinstance(spec, Pfllib):
         arrays, partition = _pfllib(spec)
-        return Setting(arrays, partition, _record(source, spec, arrays, partition))
+        return Setting(arrays, partition, _record(source, spec, arrays, partition, len(arrays.y)))
     arrays = data.load(source, data_root, progress)
     held = _train_size(source, arrays) if spec.central_test else len(arrays.y)
     partition = make(spec, arrays.y[:held], len(arrays.classes))
     central = np.arange(held, len(arrays.y)) if spec.central_test else None
-    return Setting(arrays, partition, _record(source, spec, arrays, partition), central)
+    return Setting(arrays, partition, _record(source, spec, arrays, partition, held), central)
 
 
 def _train_size(source: DataSpec, arrays: Arrays) -> int:
@@ -71,7 +71,8 @@ def _pfllib(spec: Pfllib) -> tuple[Arrays, Partition]:
     return Arrays(x, y, tuple(str(k) for k in range(classes))), partition
 
 
-def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Partition) -> PartitionRecord:
+def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Partition, samples: int) -> PartitionRecord:
+    """samples: how many there were to deal out."""
     train, test = partition.counts(arrays.y, len(arrays.classes))
     indices = {f"train_{i}": part for i, part in enumerate(partition.train)}
     indices |= {f"test_{i}": part for i, part in enumerate(partition.test)}
@@ -85,6 +86,7 @@ def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Pa
         train_counts=train,
         test_counts=test,
         indices=indices,
+        left_out=samples - int(train.sum() + test.sum()),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,8 @@ from pflbench.errors import UserError
 
 if TYPE_CHECKING:
     from pflbench.plan import Request
+    from pflbench.store.read import PartitionInfo
+    from pflbench.store.records import PartitionRecord
 
 # A class is a column up to here; more do not fit a screen, and each client holds few of them.
 MOST_COLUMNS = 20
@@ -77,7 +78,7 @@ def _made(request: Request) -> list[dict[str, Any]]:
     for spec in plan(replace(request, methods=("local",))):
         with data_view() as progress:
             record = load_setting(spec, request.data_dir, progress).record
-        shown.append(_plain(record.dataset, record.label, record.hash, record.classes, record.train_counts, record.test_counts))
+        shown.append(_plain(record, record.train_counts, record.test_counts))
     return shown
 
 
@@ -88,18 +89,21 @@ def _stored(stored: str | None, run: str | None, db: str) -> dict[str, Any]:
         found = read.partition(engine, stored) if stored is not None else read.run(engine, str(run), last=1).partition
     if found is None:
         raise UserError(f"Run {run} has no partition yet.", "It is stored when the run starts.")
-    return _plain(found.dataset, found.label, found.hash, found.classes, found.train, found.test)
+    return _plain(found, found.train, found.test)
 
 
-def _plain(dataset: str, label: str, hash: str, classes: Sequence[str], train: Any, test: Any) -> dict[str, Any]:
+def _plain(one: PartitionRecord | PartitionInfo, train: Any, test: Any) -> dict[str, Any]:
     """train, test: sample counts [clients, classes]."""
     counts = {name: [[int(n) for n in client] for client in side] for name, side in (("train", train), ("test", test))}
-    return {"dataset": dataset, "partition": label, "hash": hash, "classes": list(classes), **counts}
+    said = {"dataset": one.dataset, "partition": one.label, "hash": one.hash, "left_out": one.left_out}
+    return {**said, "classes": list(one.classes), **counts}
 
 
 def _print(shown: dict[str, Any]) -> None:
     """Train and test samples together, as in the paper's figures; the totals apart."""
     message(f"{shown['dataset']}, {shown['partition']}, {len(shown['train'])} clients, hash {shown['hash'][:16]}")
+    if shown["left_out"]:
+        message(f"{shown['left_out']:,} samples are left out: no client holds them.")
     names = shown["classes"]
     wide = len(names) > MOST_COLUMNS
     rows = []

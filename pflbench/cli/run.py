@@ -185,11 +185,16 @@ def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
     from pflbench.setting import load_setting
 
+    notes: dict[str, None] = {}  # in order, each once
     for spec in {(spec.data, spec.partition, spec.method.name): spec for spec in specs}.values():
         with data_view(quiet) as progress:
             setting = load_setting(spec, data_dir, progress)
         if setting.central is not None:
             _require_global_model(spec, setting)
+        if left_out := setting.record.left_out:
+            notes[f"{spec.partition.label} of {spec.data.label} leaves {left_out:,} samples out: no client holds them."] = None
+    for note in notes:
+        message(f"Note: {note}")
 
 
 def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:

@@ -15,7 +15,7 @@ from pflbench.cli.db import opened
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.store.read import RunDetail
+    from pflbench.store.read import PartitionInfo, RunDetail
 
 app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
 
@@ -183,7 +183,7 @@ def _fields(detail: RunDetail) -> list[tuple[str, object]]:
         ("dataset", info.dataset),
         (
             "partition",
-            f"{info.partition}, {info.clients} clients" + (f", hash {detail.partition.hash[:16]}" if detail.partition else ""),
+            f"{info.partition}, {info.clients} clients" + (_of_partition(detail.partition) if detail.partition else ""),
         ),
         ("model", info.model if detail.parameters is None else f"{info.model} ({detail.parameters:,} parameters)"),
         ("seed", info.seed),
@@ -198,3 +198,8 @@ def _fields(detail: RunDetail) -> list[tuple[str, object]]:
     if detail.artifacts:
         fields.append(("artifacts", ", ".join(sorted({a.name for a in detail.artifacts}))))
     return fields
+
+
+def _of_partition(partition: PartitionInfo) -> str:
+    left_out = f", {partition.left_out:,} samples left out" if partition.left_out else ""
+    return f", hash {partition.hash[:16]}{left_out}"

@@ -109,4 +109,7 @@ def _circles(ax: Axes, partition: PartitionInfo) -> None:
 
 def caption(chosen: Sequence[PartitionInfo]) -> str:
     named = "; ".join(f"{labels.label_title(p.dataset)} {p.label} ({p.hash[:8]})" for p in chosen)
-    return f"Samples per client and class: the area of a circle is the number of training and test samples. {named}."
+    missing = "".join(
+        f" {p.left_out:,} samples of {labels.label_title(p.dataset)} {p.label} are left out." for p in chosen if p.left_out
+    )
+    return f"Samples per client and class: the area of a circle is the number of training and test samples. {named}.{missing}"

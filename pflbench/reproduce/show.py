@@ -53,7 +53,7 @@ def partitions(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress
             continue
         counts = (np.asarray(side, dtype=np.int64) for side in (made.train_counts, made.test_counts))
         found[made.hash] = PartitionInfo(
-            0, made.hash, made.scheme, made.label, made.dataset, made.spec, tuple(made.classes), *counts
+            0, made.hash, made.scheme, made.label, made.dataset, made.spec, tuple(made.classes), *counts, made.left_out
         )
     if not found:
         raise refused[0]

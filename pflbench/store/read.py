@@ -73,6 +73,7 @@ class PartitionInfo:
     classes: tuple[str, ...]
     train: Counts
     test: Counts
+    left_out: int | None = None
 
 
 @dataclass(frozen=True)
@@ -383,11 +384,11 @@ def floats(rows: Sequence[Any], width: int) -> np.ndarray[Any, np.dtype[np.float
 def _partition_query() -> Any:
     return select(
         Partition.id, Partition.hash, Partition.scheme, Partition.label, Partition.dataset, Partition.spec,
-        Partition.classes, Partition.train_counts, Partition.test_counts,
+        Partition.classes, Partition.train_counts, Partition.test_counts, Partition.left_out,
     )  # fmt: skip
 
 
 def _partition(row: Sequence[Any]) -> PartitionInfo:
-    id, hash, scheme, label, dataset, spec, classes, train, test = row
+    id, hash, scheme, label, dataset, spec, classes, train, test, left_out = row
     counts = [np.array(c, dtype=np.int64).reshape(-1, len(classes)) for c in (train, test)]
-    return PartitionInfo(id, hash, scheme, label, dataset, spec, tuple(classes), *counts)
+    return PartitionInfo(id, hash, scheme, label, dataset, spec, tuple(classes), *counts, left_out)

@@ -61,6 +61,7 @@ class PartitionRecord:
     train_counts: NDArray[Any] | Sequence[Sequence[int]]
     test_counts: NDArray[Any] | Sequence[Sequence[int]]
     indices: Mapping[str, NDArray[Any]] | None = None
+    left_out: int | None = None
 
 
 @dataclass(frozen=True)

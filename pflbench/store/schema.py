@@ -48,6 +48,7 @@ class Partition(Base):
     classes: Mapped[list[str]] = mapped_column(JSON)  # class names, in label order
     train_counts: Mapped[list[list[int]]] = mapped_column(JSON)  # [client][class]
     test_counts: Mapped[list[list[int]]] = mapped_column(JSON)
+    left_out: Mapped[int | None]  # samples that were to be dealt out, but no client holds; null: not known
     indices: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[str] = mapped_column(String(20), default=now)
 

@@ -91,11 +91,16 @@ def save_partition(engine: Engine, record: PartitionRecord) -> int:
         "train_counts": train.tolist(),
         "test_counts": test.tolist(),
         "indices": pack_indices(record.indices) if record.indices is not None else None,
+        "left_out": record.left_out,
     }
     try:
         with writing(engine) as connection:
             known = connection.execute(found).scalar()
-            return known if known is not None else _inserted(connection, insert(Partition).values(values))
+            if known is None:
+                return _inserted(connection, insert(Partition).values(values))
+            unknown = update(Partition).where(Partition.id == known, Partition.left_out.is_(None))
+            connection.execute(unknown.values(left_out=record.left_out))
+            return int(known)
     except IntegrityError:  # a database without SQLite's single writer: another process was faster
         with writing(engine) as connection:
             return int(connection.execute(found).scalar_one())
