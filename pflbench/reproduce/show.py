@@ -51,10 +51,9 @@ def partitions(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress
         except UserError as error:
             refused.append(error)
             continue
-        counts = (np.asarray(side, dtype=np.int64) for side in (made.train_counts, made.test_counts))
-        found[made.hash] = PartitionInfo(
-            0, made.hash, made.scheme, made.label, made.dataset, made.spec, tuple(made.classes), *counts, made.left_out
-        )
+        train, test = (np.asarray(side, dtype=np.int64) for side in (made.train_counts, made.test_counts))
+        named = (made.hash, made.scheme, made.label, made.dataset, dict(made.spec), tuple(made.classes))
+        found[made.hash] = PartitionInfo(0, *named, train, test, made.left_out)
     if not found:
         raise refused[0]
     return list(found.values())

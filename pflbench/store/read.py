@@ -391,4 +391,4 @@ def _partition_query() -> Any:
 def _partition(row: Sequence[Any]) -> PartitionInfo:
     id, hash, scheme, label, dataset, spec, classes, train, test, left_out = row
     counts = [np.array(c, dtype=np.int64).reshape(-1, len(classes)) for c in (train, test)]
-    return PartitionInfo(id, hash, scheme, label, dataset, spec, tuple(classes), *counts, left_out)
+    return PartitionInfo(id, hash, scheme, label, dataset, spec, tuple(classes), counts[0], counts[1], left_out)
