@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pflbench.engine import convolution, rng
+from pflbench.engine import convolution, rng, threads
 from pflbench.engine.batched import BatchedExecutor
 from pflbench.engine.batches import Plan
 from pflbench.engine.capture import capture
@@ -150,14 +150,15 @@ def require_arithmetic(device: torch.device, dtype: str) -> None:
 
 @contextmanager
 def exact_arithmetic(device: torch.device, dtype: str = "float32") -> Iterator[None]:
-    """On a GPU float32 means float32, and the same command gives the same numbers: cuDNN's defaults promise neither.
+    """The same command gives the same numbers, and on a GPU float32 means float32: the defaults promise neither.
 
     dtype "tf32": products of matrices and convolutions take 10 bits of each factor's fraction. Raises UserError on a CPU.
     """
     require_arithmetic(device, dtype)
     tf32 = dtype == "tf32"
     if device.type == "cpu":
-        yield
+        with threads.one_thread():
+            yield
         return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")

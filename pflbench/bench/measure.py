@@ -40,7 +40,6 @@ def measure(
     limits = ceilings.measure(device)
     of_method = {spec.method.name: floor.floors(floor.work(spec, setting), limits) for spec in specs}
     with exact_arithmetic(device, specs[0].train.dtype), _memory_errors(device), ExitStack() as held:
-        held.enter_context(_threads_kept())
         running = [_Running(spec, setting, device, way) for spec in specs for way in ways]
         for one in running:
             held.callback(one.close)
@@ -50,8 +49,8 @@ def measure(
             if progress is not None:
                 progress("rounds", done + 1, len(turns))
         steps = {f"{one.method} {one.way.name}": told for one in running if (told := one.arm.steps())}
+        described = {**environment.describe(), "torch_threads": torch.get_num_threads(), "command": command, "steps": steps}
     arms = tuple(one.record(of_method[one.method]) for one in running)
-    described = {**environment.describe(), "torch_threads": torch.get_num_threads(), "command": command, "steps": steps}
     if device.type == "cuda":
         described["cuda"] = torch.version.cuda
     return Measurement(_device_name(device), _work(specs[0], setting, share), asdict(limits), arms, described, name)
@@ -63,16 +62,11 @@ class _Running:
     def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, way: Way) -> None:
         self.spec, self.device, self.way = spec, device, way
         self.method = spec.method.name
-        before = torch.get_num_threads()
         self.arm = arm(way, spec, setting, device)
-        # The loop executor keeps one thread to an operation for as long as it lives; the others of this process want more.
-        self.threads = torch.get_num_threads()
-        torch.set_num_threads(before)
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.peak = 0
 
     def round(self, timed: bool) -> None:
-        torch.set_num_threads(self.threads)
         self._reset_peak()
         seconds = self.arm.round()
         if timed:
@@ -96,15 +90,6 @@ class _Running:
     def _peak(self) -> int:
         on_gpu = self.device.type == "cuda"
         return torch.cuda.max_memory_allocated(self.device) if on_gpu else environment.peak_resident_memory()
-
-
-@contextmanager
-def _threads_kept() -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pflbench.engine import threads
 from pflbench.engine.batches import Plan
 from pflbench.engine.executor import (
     ALL,
@@ -165,19 +166,14 @@ class LoopExecutor:
         self.samples = samples
         self.loss = loss
         self.workers = count
-        self._threads_before = torch.get_num_threads()
-        if count > 1:
-            # Clients side by side take all cores; threads inside an operation would only compete with them.
-            torch.set_num_threads(1)
         self._workers: SimpleQueue[_Worker] = SimpleQueue()
         for _ in range(count):
             self._workers.put(_Worker(flat, samples, loss))
-        self._pool = ThreadPoolExecutor(count) if count > 1 else None
+        self._pool = ThreadPoolExecutor(count, initializer=threads.begin) if count > 1 else None
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(self._threads_before)
 
     def _each(self, plan: Plan, task: Callable[[_Worker, int], None]) -> None:
         """Runs task(worker, position) for every client of the plan, longest first so that the cores finish together."""
@@ -192,8 +188,9 @@ class LoopExecutor:
 
         order = np.argsort([-int(s.sum()) for s in plan.sizes], kind="stable").tolist()
         if self._pool is None:
-            for position in order:
-                run(position)
+            with threads.one_thread():
+                for position in order:
+                    run(position)
             return
         futures = [self._pool.submit(run, position) for position in order]
         try:

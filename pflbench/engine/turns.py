@@ -12,6 +12,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from pflbench.engine import threads
+
 
 @dataclass(frozen=True)
 class Said:
@@ -103,6 +105,7 @@ class Turn:
             self._change.notify_all()
 
     def _run(self) -> None:
+        threads.begin()
         error: BaseException | None = None
         try:
             with closing(self._work):
