@@ -38,8 +38,8 @@ class Footprint:
     engine: str
     clients: int  # computed at a time
     data: int  # the samples and labels
-    models: int  # what the method keeps, of this round and of the last one; the cohort's models before and after training
-    batch_norm: int  # buffers, of this round and of the last one
+    models: int  # what the method keeps, as often as it is there at a time; the cohort's models before and after training
+    batch_norm: int  # buffers, as often
     copies: int  # models and gradients of the clients computed at a time
     activations: int  # of a training step of theirs
     evaluation: int  # a batch of all of them
@@ -82,8 +82,10 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     # Model and gradient, and what a captured step keeps of them.
     copies = 2 + (COPIES if engine == "batched" and makes_programs(how.capture, place) else 0)
     free = None if device is None else memory.free(device)
-    data, held = samples.x.nbytes + samples.y.nbytes, 2 * kept + 2 * cohort * row
-    buffers = 2 * fed.size * fed.dtype.itemsize * fed.flat.buffer_size
+    # Of this round and of the last one, and what those outside the cohort are tested with.
+    states = 3 if spec.train.initialised == "all" else 2
+    data, held = samples.x.nbytes + samples.y.nbytes, states * kept + 2 * cohort * row
+    buffers = states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size
     if engine == "loop":
         clients = min(cohort, (how.workers or cores()) if place == "cpu" else 1)
     else:

@@ -13,7 +13,7 @@ import numpy as np
 import sqlalchemy
 import torch
 
-from pflbench import central, checkpoint, environment, methods
+from pflbench import central, checkpoint, environment, evaluation, methods
 from pflbench.account import Account
 from pflbench.checkpoint import Checkpoints, Snapshot
 from pflbench.engine.federation import Federation
@@ -187,11 +187,13 @@ class _Loop:
             cost, seen = self._cost(now_t, received, update.seconds, len(S)), now_t.ledger.artifacts
         following = self._at(t + 1, row=t)
         S = following.cohort(t + 1)
+        # Kept only for those that are tested without being in the cohort: states are large.
+        before = state if self.spec.train.initialised == "all" else None
         with self._clock() as receive:
             state = self.method.receive(following, state, S)
         self.account.note(following.ledger.notes)
         evaluated = t % self.spec.train.eval_every == 0 or t == self.spec.train.rounds
-        results = self._evaluate(following, state, S) if evaluated else {}
+        results = self._evaluate(following, before, state, S) if evaluated else {}
         # What reception of round t + 1 shows was seen at this E1.
         artifacts = {**seen, **following.ledger.artifacts}
         write.write_round(self.store, self.run_id, RoundRecord(round=t, **cost, **results, artifacts=artifacts))
@@ -242,12 +244,11 @@ class _Loop:
             "peak_memory": self._peak_memory(),
         }
 
-    def _evaluate(self, fed: Federation, state: Any, S: torch.Tensor) -> dict[str, Any]:
-        """E1: what clients would use now, each on its own test data (methods.md 0.2, 2.1)."""
-        who = S if self.spec.train.evaluate == "participants" else torch.arange(fed.size, device=fed.device)
+    def _evaluate(self, fed: Federation, before: Any, state: Any, S: torch.Tensor) -> dict[str, Any]:
+        """E1's columns. The time that takes includes initialising those who are only tested."""
         with self._clock() as evaluate:
-            scores = fed.evaluate(self.method.deployed(state), who, self.method.slot)
-            series = {name: fed.evaluate(models, who, slot) for name, (models, slot) in self.method.series(state).items()}
+            series = evaluation.evaluate(self.method, fed, before, state, S)
+            scores = series.pop(evaluation.HEADLINE)
             on_central = central.evaluate(self.method, fed, state, self.central_samples)
         if not scores:
             return {"seconds_evaluate": evaluate.seconds, "series": on_central}

@@ -137,6 +137,9 @@ class TrainSpec(Spec):
     join_ratio: float = Field(1.0, gt=0, le=1)
     eval_every: int = Field(1, ge=1)
     evaluate: Literal["participants", "all"] = "participants"
+    # Of those that are tested, who was initialised in the same round: follows from the two above. Runs of everyone that lack it
+    # are older: some methods then tested clients outside the cohort with what these had trained last.
+    initialised: Annotated[Literal["participants", "all"], ADDED] = "participants"
     drop_last: Literal["auto", "always", "never"] = "auto"
     bn_buffers: Literal["local", "average", "reset"] = "local"
     dtype: Literal["float32", "float64", "tf32"] = "float32"  # tf32: float32, but for the factors of products
@@ -148,11 +151,14 @@ class TrainSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _all_are_participants(cls, values: Any) -> Any:
-        # With everyone in the cohort the two rules are one: it must not split keys.
-        if isinstance(values, dict) and values.get("join_ratio", 1.0) == 1 and values.get("evaluate") in (None, "participants"):
-            return {**values, "evaluate": "all"}
-        return values
+    def _follows(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        everyone_joins, evaluate = values.get("join_ratio", 1.0) == 1, values.get("evaluate")
+        if everyone_joins and evaluate in (None, "participants"):
+            evaluate = "all"  # the two rules are one: it must not split keys
+        initialised = "all" if evaluate == "all" and not everyone_joins else "participants"
+        return {**values, **({"evaluate": evaluate} if evaluate else {}), "initialised": initialised}
 
 
 class MethodSpec(Spec):

@@ -18,7 +18,7 @@ from pflbench.engine.federation import Federation
 from pflbench.errors import Diverged, UserError
 from pflbench.methods.fedfomo import FedFomo, fomo_weights
 from pflbench.methods.local import Local
-from pflbench.spec import MethodSpec, TrainSpec
+from pflbench.spec import MethodSpec
 
 engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 
@@ -318,13 +318,6 @@ def test_weights_are_observed_in_the_chosen_rounds():
     assert weights[outside].isnan().all()
     close(weights[S].sum(1), torch.ones(len(S)).double())
     close(weights[S] @ state.theta, received.start[S])
-
-
-def test_who_is_tested_with_an_old_aggregate_is_said():
-    settings = {"rounds": 1, "lr": 0.1, "join_ratio": 0.5, "evaluate": "all"}
-    assert list(FedFomo().check(TrainSpec(**settings))) == []
-    (warning,) = FedFomo(evaluate="aggregated").check(TrainSpec(**settings))
-    assert "aggregated when they last took part" in warning
 
 
 @pytest.mark.parametrize("wrong", [{"M": 0}, {"M": "some"}, {"val_ratio": 1}, {"epsilon": 0}, {"evaluate": "both"}])

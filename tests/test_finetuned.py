@@ -13,6 +13,7 @@ from toy import q2, rounds
 
 from pflbench import methods
 from pflbench.errors import UserError
+from pflbench.evaluation import HEADLINE, evaluate
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedprox import FedProx
 from pflbench.methods.finetuned import FedAvgC, FedProxC
@@ -147,10 +148,9 @@ def test_without_its_term_fedprox_c_is_fedavg_c(engine):
     close(train(FedProxC(mu=0, **few), federation(engine=engine)).w, train(FedAvgC(**few), federation(engine=engine)).w)
 
 
-@pytest.mark.parametrize("evaluate", ["participants", "all"])
 @pytest.mark.parametrize("bn_buffers", ["local", "average", "reset"])
-def test_a_copy_for_the_test_alone_leaves_fedavg_s_training_as_it_is(evaluate, bn_buffers):
-    settings = {"join_ratio": 0.5, "evaluate": evaluate, "bn_buffers": bn_buffers}
+def test_a_copy_for_the_test_alone_leaves_fedavg_s_training_as_it_is(bn_buffers):
+    settings = {"join_ratio": 0.5, "bn_buffers": bn_buffers}
     fed, plain = federation("batchnorm", **settings), federation("batchnorm", **settings)
     state = train(FedAvgC(finetune_epochs=2, finetune_affects_upload=False), fed)
     close(state.w, train(FedAvg(), plain).w)
@@ -163,14 +163,14 @@ def test_who_is_only_tested_is_fine_tuned_but_carries_nothing_into_training():
     method = FedAvgC(finetune_epochs=2)
     state = train(method, fed, 2)
     now, S = fed.at(4), fed.cohort(4)
-    outside = [i for i in range(fed.size) if i not in S.tolist()]
-    before = fed.buffers["model"].clone()
     received = method.receive(now, state, S)
-    assert (received.theta[outside] - state.theta[outside]).abs().amax(1).min() > 0
-    assert torch.equal(fed.buffers["model"], before)
-    others = method.receive(now, state, fed.nobody_left_out())
-    close(received.theta, others.theta)
-    assert now.ledger.traffic.params_down.sum() == fed.flat.size * (len(S) + fed.size)
+    before = {slot: rows.clone() for slot, rows in fed.buffers.items()}
+    tested = evaluate(method, now, state, received, S)
+    assert all(torch.equal(fed.buffers[slot], rows) for slot, rows in before.items())
+    assert now.ledger.traffic.params_down.sum() == fed.flat.size * len(S)
+    everyone = fed.nobody_left_out()
+    tuned = method.receive(now, state, everyone)
+    assert tested[HEADLINE].loss == pytest.approx(now.evaluate(tuned.theta, everyone, method.slot).loss)
     assert list(method.check(fed.train)) == [
         "clients outside the cohort are fine-tuned too, only to be tested (evaluate=participants would spare that)."
     ]
@@ -189,10 +189,9 @@ def test_buffers_that_are_reset_then_see_fine_tuning_and_training():
     assert local.buffers["finetuned"][:, counter].tolist() == [3 * (3 + 1) * 4 + 3 * 4] * 2
 
 
-@pytest.mark.parametrize("evaluate", ["participants", "all"])
 @pytest.mark.parametrize("name", ["fedavg-c", "fedprox-c"])
-def test_communication(name, evaluate):
-    fed = federation(join_ratio=0.5, evaluate=evaluate).at(1)
+def test_communication(name):
+    fed = federation(join_ratio=0.5).at(1)
     method, S = methods.load(name)(finetune_epochs=1), fed.cohort(1)
     method.update(fed, method.receive(fed, method.init(fed), S), S)
     expected = np.zeros((fed.size, 4), dtype=np.int64)

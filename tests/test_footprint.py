@@ -65,6 +65,17 @@ def test_every_method_has_an_estimate_also_for_a_gpu_that_is_not_here():
         assert not found.problem()
 
 
+def test_what_is_only_tested_is_kept_once_more():
+    """All models of FedALA's clients, its weights and flags: beside those of this and the last round, in a copy for the test."""
+    found = [
+        footprint(spec, load_setting(spec, Path("data")), Execution(engine="batched")).models
+        for evaluate in ("participants", "all")
+        for spec in specs("fedala", clients=12, join_ratio=0.5, evaluate=evaluate)
+    ]
+    P, head = 64 * 64 + 64 + 64 * 10 + 10, 64 * 10 + 10
+    assert found[1] - found[0] == 4 * P * (1 + 12) + 12 * (4 * head + 2)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "apple", "fedamp"])
 def test_the_estimate_is_close_to_what_a_round_takes(name):
     (spec,) = specs(name, clients=12)

@@ -123,16 +123,19 @@ def test_together_as_alone(name: str, store: Engine) -> None:
     assert_the_same(store, 2)
 
 
-@pytest.mark.parametrize("name", ["partialfed", "per-fedavg", "fedphp"])
-def test_partial_participation(name: str, store: Engine) -> None:
+@pytest.mark.parametrize(
+    ("name", "evaluate"), [("partialfed", "participants"), ("per-fedavg", "participants"), ("fedphp", "all"), ("fedala", "all")]
+)
+def test_partial_participation(name: str, evaluate: str, store: Engine) -> None:
     """The cohorts differ, and so do their clients' numbers of steps."""
-    specs = seeds(name, 2, join_ratio=0.5, batch_size=20)
+    specs = seeds(name, 2, join_ratio=0.5, batch_size=20, evaluate=evaluate)
     packed(specs, store)
     alone(specs, store)
     cohorts = rows(
         store, "SELECT seed, round, client FROM client_round JOIN run ON id = run_id WHERE attempt = 1 ORDER BY 1, 2, 3"
     )
-    assert len({(t, client) for seed, t, client in cohorts if seed == 0} ^ {(t, c) for seed, t, c in cohorts if seed == 1}) > 2
+    differ = {(t, client) for seed, t, client in cohorts if seed == 0} ^ {(t, c) for seed, t, c in cohorts if seed == 1}
+    assert len(differ) > 2 if evaluate == "participants" else not differ
     assert_the_same(store, 2)
 
 

@@ -9,6 +9,7 @@ from toy import q2
 
 from pflbench import methods
 from pflbench.errors import UserError
+from pflbench.evaluation import evaluate
 from pflbench.methods.fedala import FedALA
 from pflbench.spec import MethodSpec, TrainSpec
 
@@ -38,6 +39,31 @@ def test_without_a_rate_a_method_that_starts_from_what_it_received_is_itself(nam
     a, b = train(plain, federation(engine=engine)), train(make(f"{name}+ala", eta=0), federation(engine=engine))
     expected, actual = plain.deployed(a), make(f"{name}+ala").deployed(b)
     torch.testing.assert_close(actual, expected.expand_as(actual), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedala", *(n for n in methods.names(with_ala=True) if n.endswith("+ala"))])
+def test_without_a_rate_all_tests_are_those_of_the_method_itself(name):
+    """Of a client outside the cohort, too: whoever is tested has been initialised at that moment."""
+    base = "fedavg" if name == "fedala" else name.removesuffix("+ala")
+    a, b = (series(method) for method in (make(base, **methods.PLACEMENT[base]), make(name, eta=0)))
+    assert [moment.keys() for moment in a] == [moment.keys() for moment in b]
+    for plain, mixed in ((of_a[key], of_b[key]) for of_a, of_b in zip(a, b, strict=True) for key in of_a):
+        assert mixed.clients.tolist() == plain.clients.tolist() == list(range(6))
+        assert mixed.correct.tolist() == plain.correct.tolist()
+        assert mixed.loss == pytest.approx(plain.loss, abs=1e-9)
+
+
+def series(method, rounds=3):
+    """The scores of every E1, of all clients."""
+    fed = federation(join_ratio=0.34, evaluate="all", n=(12, 5, 9, 7, 6, 8))
+    state, seen = method.init(fed), []
+    for t in range(1, rounds + 2):
+        now, before = fed.at(t), state
+        S = now.cohort(t)
+        state = method.receive(now, before, S)
+        seen.append(evaluate(method, now, before, state, S))
+        state = method.update(now, state, S)
+    return seen
 
 
 @pytest.mark.parametrize("executor", ["loop", "batched"])

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "engine": {"spec", "errors", "models"},
     "methods": {"engine", "spec", "errors"},
     # Ships with the package, since third parties test with it: it drives methods as `run` does, on data of its own.
-    "contract": {"methods", "engine", "models", "checkpoint", "spec", "errors"},
+    "contract": {"methods", "engine", "models", "checkpoint", "evaluation", "spec", "errors"},
     "store": {"spec", "errors"},
     "report": {"store", "errors"},
     "site": {"report", "store", "errors"},
@@ -44,6 +44,7 @@ MAY_IMPORT = {
         "execution",
         "account",
         "central",
+        "evaluation",
         "checkpoint",
         "environment",
         "spec",
@@ -53,6 +54,7 @@ MAY_IMPORT = {
     # Several runs at once: `run` makes each of them.
     "packing": {"run", "engine", "store", "setting", "execution", "footprint", "spec", "errors"},
     "central": {"methods", "engine", "errors"},
+    "evaluation": {"methods", "engine"},
     "execution": {"engine", "models", "setting", "follow", "spec", "errors"},
     "follow": {"spec", "errors"},
     # What a run would need, without running it: it makes the method's state on tensors without data.
@@ -60,7 +62,7 @@ MAY_IMPORT = {
     # Between run and report: it trains nothing, and computes what one figure needs beyond what runs leave behind.
     "surface": {"report", "store", "engine", "execution", "setting", "spec", "errors"},
     # Runs methods' rounds outside the database, as `run` does inside, and keeps what they cost.
-    "bench": {"engine", "methods", "partition", "setting", "execution", "environment", "store", "spec", "errors"},
+    "bench": {"engine", "methods", "partition", "setting", "execution", "evaluation", "environment", "store", "spec", "errors"},
     # Says which runs a table needs and how they stand; the command line makes them.
     "reproduce": {"report", "store", "plan", "data", "setting", "surface", "follow", "spec", "errors"},
     "plan": {"data", "partition", "models", "methods", "spec", "errors"},

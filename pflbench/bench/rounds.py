@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 
+from pflbench import evaluation
 from pflbench.bench.clock import synchronised
 from pflbench.engine.federation import Federation
 from pflbench.methods.base import Method
@@ -14,7 +15,7 @@ from pflbench.partition import Partition
 from pflbench.setting import Setting
 
 RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
-"""Of a round, in order: download and local initialisation, test on every client, local training and aggregation."""
+"""Of a round, in order: download and local initialisation, test, local training and aggregation."""
 
 UNTIMED = 2  # rounds before those that are measured: in the second, ALA has its initial stage
 
@@ -33,13 +34,12 @@ class Course:
         """The next round, each phase of it within `within(phase)`."""
         self.t += 1
         fed, method = self.fed.at(self.t), self.method
-        S = fed.cohort(self.t)
+        S, before = fed.cohort(self.t), self.state
         with within(RECEPTION):
-            self.state = method.receive(fed, self.state, S)
+            self.state = method.receive(fed, before, S)
         with within(EVALUATION):
-            tested = {"": (method.deployed(self.state), method.slot), **method.series(self.state)}
-            for models, slot in tested.values():
-                fed.evaluate(models, fed.evaluated(S), slot)
+            evaluation.evaluate(method, fed, before, self.state, S)
+        del before
         with within(UPDATE):
             fed.reset_buffers(S, method.shared_slots)
             self.state = method.update(fed, self.state, S)

@@ -263,7 +263,7 @@ Evaluate = Annotated[
     typer.Option(
         metavar="participants|all",
         autocompletion=_one_of("participants", "all"),
-        help="Whom to evaluate when --join-ratio is below 1. Default: participants.",
+        help="Whom to evaluate when --join-ratio is below 1; all: the others as if they had joined. Default: participants.",
         rich_help_panel=TRAINING,
     ),
 ]

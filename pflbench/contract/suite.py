@@ -21,6 +21,7 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.packed import Pack
 from pflbench.engine.programs import MIXED
 from pflbench.errors import Diverged
+from pflbench.evaluation import HEADLINE, evaluate
 from pflbench.methods.base import Method
 from pflbench.methods.placement import PLACEMENT
 from pflbench.spec import MethodSpec
@@ -143,6 +144,36 @@ class Contract:
             for field, value in tensors(after).items():
                 if value.dim() and value.shape[0] == fed.size:
                     assert torch.equal(value[outside], tensors(before)[field][outside]), field
+
+    def test_all_are_tested_at_one_moment_and_nobody_keeps_a_trace_of_it(self, name: str) -> None:
+        """Outside the cohort a client is tested as if it were in it, and afterwards is what it was."""
+        settings: dict[str, Any] = {"n": (12, 5, 9, 7, 6, 8), "join_ratio": 0.34}
+        fed, method = federation("batchnorm", evaluate="all", **settings), make(name)
+        everyone, state = torch.arange(fed.size), method.init(fed)
+        for t in (1, 2, 3):
+            now, before = fed.at(t), state
+            S = now.cohort(t)
+            state = method.receive(now, before, S)
+            together = now.aside()
+            all_received = method.receive(together, before, everyone)
+            counted, seen = now.ledger.traffic.by_client(), set(now.ledger.artifacts)
+            scores = evaluate(method, now, before, state, S)[HEADLINE]
+            assert (now.ledger.traffic.by_client() == counted).all(), "being tested is no traffic of the round"
+            assert set(now.ledger.artifacts) == seen, "nor is it observed"
+            assert scores.clients.tolist() == everyone.tolist()
+            outside = [i for i in everyone.tolist() if i not in S.tolist()]
+            for where, rows, clients in ((now, state, S.tolist()), (together, all_received, outside)):
+                expected = where.evaluate(method.deployed(rows), everyone, method.slot)
+                assert scores.correct[clients].tolist() == expected.correct[clients].tolist()
+                assert scores.loss[clients] == pytest.approx(expected.loss[clients], abs=1e-9)
+            if t == 3:
+                break
+            state = method.update(now, state, S)
+        untested = federation("batchnorm", **settings)
+        assert_same(state, train(method, untested, 2))
+        assert fed.buffers.keys() == untested.buffers.keys()
+        for slot, rows in untested.buffers.items():
+            assert torch.equal(fed.buffers[slot], rows), f"BatchNorm buffers of '{slot}'"
 
     def test_a_state_is_never_changed_in_place(self, name: str) -> None:
         """It may be the last whole round, which an interrupted run goes on from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,12 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.order)
+
+    @classmethod
+    def through(cls, orders: Iterable[np.ndarray], size: int) -> Plan:
+        """Each client's given samples once, in that order, so many at a time."""
+        order = tuple(orders)
+        return cls(order, tuple(batch_sizes(len(mine), size, "never", 1) for mine in order))
 
     def take(self, clients: Sequence[int]) -> Plan:
         """The plan of some of the cohort's clients, by position."""
@@ -40,15 +46,14 @@ class Plan:
 
     def of_size(self, size: int) -> Plan:
         """The same samples in the same order, so many at a time."""
-        return Plan(self.order, tuple(batch_sizes(len(order), size, "never", 1) for order in self.order))
+        return Plan.through(self.order, size)
 
     def once(self, batch_size: int) -> tuple[Plan, Plan]:
         """Every sample of each client once, and this plan's batches as positions among those."""
         found = [np.unique(order, return_inverse=True) for order in self.order]
         starts = np.cumsum([0, *(len(samples) for samples, _ in found)])
-        sizes = (batch_sizes(len(samples), batch_size, "never", 1) for samples, _ in found)
         positions = tuple(start + at for start, (_, at) in zip(starts, found, strict=False))
-        return Plan(tuple(samples for samples, _ in found), tuple(sizes)), Plan(positions, self.sizes)
+        return Plan.through((samples for samples, _ in found), batch_size), Plan(positions, self.sizes)
 
     def padded(self) -> tuple[np.ndarray, np.ndarray]:
         """Indices [C, steps, batch] and sizes [C, steps]: where there is nothing, 0 and the client's own first sample."""

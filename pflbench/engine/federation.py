@@ -73,6 +73,13 @@ class Federation:
         now.t, now.ledger = t, Ledger(Traffic(self.size))
         return now
 
+    def aside(self) -> Federation:
+        """The same federation in the same round, in which nothing is counted or kept: BatchNorm buffers are a copy, too."""
+        now = self.at(self.t)
+        now.observing, now.followed = False, None
+        now.buffers = {slot: rows.clone() for slot, rows in self.buffers.items()}
+        return now
+
     def initialising(self, by: Initialise) -> Federation:
         """The same federation in the same round, in which `load` does what is given, and `uploads` keeps what is collected."""
         now = copy.copy(self)
@@ -99,10 +106,6 @@ class Federation:
         """S_t: int(rho * N) clients."""
         size = int(self.train.join_ratio * self.size)
         return torch.from_numpy(rng.cohort(self.seed, t, self.candidates(), size)).to(self.device)
-
-    def evaluated(self, S: Tensor) -> Tensor:
-        """The clients that E1 will test: the cohort or everyone (methods.md 2.2)."""
-        return S if self.train.evaluate == "participants" else self.nobody_left_out()
 
     def rows(self, models: Tensor, S: Tensor) -> Tensor:
         """The models of S, [c, P], of one for all [P] or of one for each [N, P]."""
@@ -227,7 +230,7 @@ class Federation:
         which of the clients' models this is: each has its own BatchNorm buffers and batch order; into: where the new buffers go,
         if not back. Raises Diverged if a client ends with a non-finite parameter.
         """
-        plan = plan or self.batches(S, epochs, purpose=_purpose(slot))
+        plan = self.batches(S, epochs, purpose=_purpose(slot)) if plan is None else plan
         lr, buffers = self.train.lr, self._buffers(slot)[S]
         if correct is None and objective is None and head.possible(self.flat, columns, plan):
             done = head.sgd(self.executor, self.flat, rows, buffers, plan, lr)
@@ -258,7 +261,7 @@ class Federation:
         slots: the clients' models whose gradients the step takes, `grad(w, of=k)` being that of slots[k]. Returns the new carry.
         Raises Diverged for a non-finite value in it.
         """
-        plan = plan or self.batches(S, purpose=_purpose(slots[0]), parts=parts)
+        plan = self.batches(S, purpose=_purpose(slots[0]), parts=parts) if plan is None else plan
         buffers = torch.stack([self._buffers(slot)[S] for slot in slots], dim=1)
         done = self.executor.walk(step, rows, carry, given or {}, buffers, plan, each=each, parts=parts)
         for value in (done.loss.unsqueeze(-1), *done.carry.values()):
@@ -321,10 +324,9 @@ class Federation:
             rows = models
         else:
             rows = models[clients]
-        orders = tuple(self.test_indices[c] for c in clients.tolist())
-        sizes = tuple(_evaluation_sizes(o) for o in orders)
-        correct, loss = self.executor.evaluate(rows, self._buffers(slot)[clients], Plan(orders, sizes))
-        total = np.array([len(o) for o in orders], dtype=np.int64)
+        plan = Plan.through((self.test_indices[c] for c in clients.tolist()), EVALUATION_BATCH)
+        correct, loss = self.executor.evaluate(rows, self._buffers(slot)[clients], plan)
+        total = np.array([len(mine) for mine in plan.order], dtype=np.int64)
         return Scores(clients.cpu().numpy(), correct.cpu().numpy(), total, loss.cpu().numpy())
 
     def evaluate_central(self, model: Tensor, samples: np.ndarray, slot: str = "model") -> tuple[float, float]:
@@ -332,9 +334,9 @@ class Federation:
 
         Its BatchNorm buffers are the mean of all clients', by sample count.
         """
-        pieces = tuple(np.array_split(samples, -(-len(samples) // (8 * EVALUATION_BATCH))))  # for all cores to share
+        pieces = np.array_split(samples, -(-len(samples) // (8 * EVALUATION_BATCH)))  # for all cores to share
         buffers = self.mean(self._buffers(slot), torch.arange(self.size, device=self.device))
-        plan = Plan(pieces, tuple(_evaluation_sizes(piece) for piece in pieces))
+        plan = Plan.through(pieces, EVALUATION_BATCH)
         correct, loss = self.executor.evaluate(model.expand(len(plan), -1), buffers.expand(len(plan), -1), plan)
         return int(correct.sum()) / len(samples), float(loss.sum()) / len(samples)
 
@@ -351,8 +353,7 @@ class Federation:
         full = [mine[: len(mine) // B * B] for mine in samples]
         tail = [mine[len(mine) // B * B :] for mine in samples]
         for pieces in (full, tail):
-            plan = Plan(tuple(pieces), tuple(_evaluation_sizes(piece) for piece in pieces))
-            _, summed = self.executor.evaluate(models, buffers, plan)
+            _, summed = self.executor.evaluate(models, buffers, Plan.through(pieces, EVALUATION_BATCH))
             of_batch = np.array([B if pieces is full else max(len(piece), 1) for piece in pieces])
             total += summed / torch.from_numpy(of_batch * np.maximum(batches, 1)).to(self.device)
         return total.to(self.dtype)
@@ -393,7 +394,3 @@ class Federation:
 
 def _purpose(slot: str) -> str:
     return "batches" if slot == "model" else f"batches/{slot}"
-
-
-def _evaluation_sizes(order: np.ndarray) -> np.ndarray:
-    return np.diff(np.append(np.arange(0, len(order), EVALUATION_BATCH), len(order)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,14 @@ class Scores:
     correct: np.ndarray
     total: np.ndarray
     loss: np.ndarray
+
+    @classmethod
+    def joined(cls, groups: Sequence[Scores]) -> Scores:
+        """Of several groups of clients, ascending."""
+        if len(groups) == 1:
+            return groups[0]
+        order = np.argsort(np.concatenate([group.clients for group in groups]))
+        return cls(*(np.concatenate(values)[order] for values in zip(*(vars(group).values() for group in groups), strict=True)))
 
     def __bool__(self) -> bool:
         """Whether there was anything to test on."""

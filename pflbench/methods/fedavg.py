@@ -14,7 +14,9 @@ from pflbench.methods.base import Method, method
 @dataclass(frozen=True)
 class FedAvgState:
     w: Tensor  # [P] the global model
-    start: Tensor  # what clients have after reception: [P], all the same, or [N, P]
+    # What clients have after reception: [P], all the same, or [N, P] where ALA is plugged in. Without ALA it is w: this field
+    # and `fed.load` are here for the plug-in alone.
+    start: Tensor
 
 
 @method

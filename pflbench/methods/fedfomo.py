@@ -5,7 +5,6 @@ Zhang, Sapra, Fidler, Yeung, Alvarez; ICLR 2021, Algorithm 1; methods.md 1.11.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -17,7 +16,6 @@ from torch import Tensor
 from pflbench.engine.federation import Federation
 from pflbench.methods.attention import distances
 from pflbench.methods.base import Method, hyper, method
-from pflbench.spec import TrainSpec
 
 Number = Annotated[int, Field(ge=1)] | Literal["all"]
 
@@ -56,10 +54,6 @@ class FedFomo(Method):
     val_ratio: float = hyper(0.2, "share of the training samples, the last ones, that validates instead", ge=0, lt=1)
     epsilon: float = hyper(1e-5, "added to the distance by which the loss's decrease is divided", gt=0)
     evaluate: Literal["own", "aggregated"] = hyper("own", "test the model before a round's aggregation, or as the paper after it")
-
-    def check(self, train: TrainSpec) -> Iterator[str]:
-        if self.evaluate == "aggregated" and train.join_ratio < 1 and train.evaluate == "all":
-            yield "clients outside the cohort are tested with what they aggregated when they last took part."
 
     def init(self, fed: Federation) -> FedFomoState:
         theta, identity = fed.everyone(fed.initial()), torch.eye(fed.size, dtype=fed.dtype, device=fed.device)

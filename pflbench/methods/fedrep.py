@@ -50,8 +50,7 @@ class FedRep(Method):
 
     def receive(self, fed: Federation, s: FedRepState, S: Tensor) -> FedRepState:
         phi = fed.load(fed.send(s.phi, S), S, rest=s.theta[S, fed.flat.head])
-        E = fed.evaluated(S)  # those outside the cohort are tested with the newest representation, too
-        return replace(s, theta=s.theta.index_copy(0, E, torch.cat([fed.rows(phi, E), s.theta[E, fed.flat.head]], dim=1)))
+        return replace(s, theta=s.theta.index_copy(0, S, torch.cat([fed.rows(phi, S), s.theta[S, fed.flat.head]], dim=1)))
 
     def update(self, fed: Federation, s: FedRepState, S: Tensor) -> FedRepState:
         base = self.shared(fed)

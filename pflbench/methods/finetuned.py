@@ -55,9 +55,8 @@ class FedAvgC(FedAvg):
 
     def receive(self, fed: Federation, s: FineTunedState, S: Tensor) -> FineTunedState:
         fed.send(s.w, S)
-        A = fed.evaluated(S)
         tune = self._for_epochs if self.finetune_stop == "epochs" else self._until_converged
-        return replace(s, theta=s.theta.index_copy(0, A, tune(fed, s, A)))
+        return replace(s, theta=s.theta.index_copy(0, S, tune(fed, s, S)))
 
     def train(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
         if not self.finetune_affects_upload:
@@ -76,20 +75,20 @@ class FedAvgC(FedAvg):
 
     # BatchNorm's buffers of the copy are kept apart: a client that is only tested must not carry them into its training.
 
-    def _for_epochs(self, fed: Federation, s: FineTunedState, A: Tensor) -> Tensor:
-        plan = fed.batches(A, self.finetune_epochs, purpose="batches/finetuned")
-        return fed.sgd(fed.rows(s.w, A), A, plan=plan, slot=_first_slot(fed), into="finetuned", **self.penalty(s))
+    def _for_epochs(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
+        plan = fed.batches(S, self.finetune_epochs, purpose="batches/finetuned")
+        return fed.sgd(fed.rows(s.w, S), S, plan=plan, slot=_first_slot(fed), into="finetuned", **self.penalty(s))
 
-    def _until_converged(self, fed: Federation, s: FineTunedState, A: Tensor) -> Tensor:
-        plan = fed.batches(A, self.finetune_cap, purpose="batches/finetuned")
-        hat_A, live = fed.rows(s.w, A).clone(), torch.arange(len(A), device=fed.device)
-        last = hat_A.new_full((len(A), WINDOW), torch.nan)
+    def _until_converged(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
+        plan = fed.batches(S, self.finetune_cap, purpose="batches/finetuned")
+        hat_S, live = fed.rows(s.w, S).clone(), torch.arange(len(S), device=fed.device)
+        last = hat_S.new_full((len(S), WINDOW), torch.nan)
         epochs = torch.zeros(fed.size, dtype=torch.int64, device=fed.device)
         for k, epoch in enumerate(_epochs(plan, self.finetune_cap)):
             before = "finetuned" if k else _first_slot(fed)
             steps = epoch.take(live.tolist())
-            done = fed.fit(hat_A[live], A[live], plan=steps, slot=before, into="finetuned", **self.penalty(s))
-            hat_A[live], epochs[A[live]] = done.rows, k + 1
+            done = fed.fit(hat_S[live], S[live], plan=steps, slot=before, into="finetuned", **self.penalty(s))
+            hat_S[live], epochs[S[live]] = done.rows, k + 1
             # ALA compares the losses of the last batch, always the same one; here batches are shuffled: the mean loss.
             last[live] = torch.cat([last[live, 1:], done.loss.unsqueeze(1)], dim=1)
             if k >= WINDOW:
@@ -97,7 +96,7 @@ class FedAvgC(FedAvg):
             if len(live) == 0:
                 break
         fed.ledger.observe("finetune_epochs", epochs)
-        return hat_A
+        return hat_S
 
 
 @method

@@ -78,8 +78,8 @@ class PerFedAvg(FedAvg):
         return PerFedAvgState(**vars(super().init(fed)), adapted=fed.everyone(fed.initial()))
 
     def receive(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> PerFedAvgState:
-        start, A = fed.load(fed.send(s.w, S), S), fed.evaluated(S)
-        return replace(s, start=start, adapted=s.adapted.index_copy(0, A, self._adapt(fed, fed.rows(start, A), A)))
+        start = fed.load(fed.send(s.w, S), S)
+        return replace(s, start=start, adapted=s.adapted.index_copy(0, S, self._adapt(fed, fed.rows(start, S), S)))
 
     def update(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> PerFedAvgState:
         w_S = fed.collect(self.train(fed, s, S), S)
@@ -108,17 +108,17 @@ class PerFedAvg(FedAvg):
         alpha, beta = (fed.train.lr if isinstance(rate, str) else rate for rate in (self.alpha, self.beta))
         return alpha, beta
 
-    def _adapt(self, fed: Federation, rows: Tensor, A: Tensor) -> Tensor:
+    def _adapt(self, fed: Federation, rows: Tensor, S: Tensor) -> Tensor:
         """One step with alpha on a random train batch; test2022: then one with beta, and on test batches."""
         alpha, beta = self._rates(fed)
         if self.adapt_on == "train":
-            rates, plan = [alpha], fed.batches(A, 1, purpose="batches/adapted")
+            rates, plan = [alpha], fed.batches(S, 1, purpose="batches/adapted")
         else:
             # The reference fails for a client that has a single test batch; here it takes the first step only.
-            tests = [fed.test_indices[client] for client in A.tolist()]
-            rates, plan = [alpha, beta], fed.batches(A, 1, purpose="batches/adapted", samples=tests, drop_last="never")
-        each = {"rate": rows.new_tensor(rates).view(1, -1, 1).expand(len(A), -1, -1)}
-        return fed.train_by(descend, rows, A, carry={"w": rows}, each=each, plan=_first(plan, len(rates)), into=("adapted",))["w"]
+            tests = [fed.test_indices[client] for client in S.tolist()]
+            rates, plan = [alpha, beta], fed.batches(S, 1, purpose="batches/adapted", samples=tests, drop_last="never")
+        each = {"rate": rows.new_tensor(rates).view(1, -1, 1).expand(len(S), -1, -1)}
+        return fed.train_by(descend, rows, S, carry={"w": rows}, each=each, plan=_first(plan, len(rates)), into=("adapted",))["w"]
 
 
 def _first(plan: Plan, steps: int) -> Plan:

@@ -60,6 +60,7 @@ _ITEMS = {
     "train.join_ratio": "join ratio {}",
     "train.eval_every": "evaluated every {} rounds",
     "train.evaluate": "{} evaluated",
+    "train.initialised": "{} initialised",
     "train.bn_buffers": "BN buffers {}",
     "train.dtype": "{}",
     "version": "v{}",

@@ -34,7 +34,7 @@ class Base(DeclarativeBase):
 
 
 class Partition(Base):
-    """Which client holds which samples. `indices` is a zlib-compressed .npz of train_0, test_0, train_1, ..."""
+    """Which client holds which samples. `indices` is a compressed .npz (a zip) of train_0, test_0, train_1, ..."""
 
     __tablename__ = "partition"
 
