@@ -20,6 +20,10 @@ class UserError(Exception):
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
 
+class NothingYet(UserError):
+    """There are no results of this kind yet. The command line adds what they take."""
+
+
 class Diverged(UserError):
     """A client produced a non-finite value. The engine names the client, the round loop adds method and round."""
 

@@ -6,8 +6,10 @@ Nothing is loaded or trained here. Own data and PFLlib folders are only hashed, 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,6 +50,12 @@ _CLASSES: dict[str, Callable[..., PartitionSpec]] = {
     "dirichlet": Dirichlet,
     "iid": IID,
     "groups": Groups,
+}
+# Label -> scheme, the option that stands in brackets, and its type.
+_LABELLED: dict[str, tuple[str, str, Callable[[str], float]]] = {
+    "Dir": ("dirichlet", "beta", float),
+    "Pathological": ("pathological", "classes_per_client", int),
+    "Groups": ("groups", "groups", int),
 }
 _PARTITION_OPTIONS = tuple(dict.fromkeys(option for options in SCHEMES.values() for option in options))
 _TRAIN_OPTIONS = (
@@ -119,6 +127,20 @@ def plan(request: Request) -> list[RunSpec]:
     ]
     warnings(specs)
     return specs
+
+
+def partition_options(label: str) -> dict[str, Any]:
+    """The fields of a Request that ask for a partition by its label: "Dir(0.1)", "Pathological(2)", "Groups(5)", "IID".
+
+    Raises UserError for another label.
+    """
+    if label.casefold() == "iid":
+        return {"partition": "iid"}
+    for title, (scheme, option, read) in _LABELLED.items():
+        if match := re.fullmatch(rf"{title}\((\d+(?:\.\d+)?)\)", label, re.IGNORECASE):
+            with suppress(ValueError):
+                return {"partition": scheme, option: read(match[1])}
+    raise UserError(f"Unknown partition '{label}'.", "Write Dir(0.1), Pathological(2), Groups(5) or IID.")
 
 
 def warnings(specs: Sequence[RunSpec]) -> list[str]:

@@ -24,7 +24,10 @@ RANKED = ("fedprox", "fedprox+ala", "ditto", "ditto+ala", "fedrep", "fedrep+ala"
 OPTIONS: dict[str, Any] = {"ranks": {"methods": RANKED, "partitions": ("Dir(0.1)",)}}
 # Where the runs of a paper's table are, in terms of the columns of `Raw.runs`; the rest is as in the table's title.
 PLACES = {
-    "heterogeneity": "dataset == 'tiny' and model == 'cnn' and beta in (0.01, 0.5) or dataset == 'agnews' and beta == 1",
+    # Dir(0.1) is of Table 2: shown beside the others.
+    "heterogeneity": "dataset == 'tiny' and model == 'cnn' and beta in (0.01, 0.5) or dataset == 'agnews' and beta == 1"
+    " or dataset in ('tiny', 'agnews') and model in ('cnn', 'fasttext') and beta == 0.1 and not method.str.endswith('+ala')"
+    " and (method != 'fedala' or p == 1 and s == 80 and adapt == 1)",
     "scalability": "dataset == 'cifar100' and beta == 0.1 and clients in (50, 100) and ratio == 1",
     "applicability": "dataset in ('tiny', 'cifar100') and model == 'cnn' and beta == 0.1 and method.str.endswith('+ala')",
     "hyperparameters": "dataset == 'tiny' and model == 'resnet18' and beta == 0.1 and method == 'fedala'",
@@ -35,7 +38,7 @@ PLACES = {
 }
 # For a run there, the file with the paper's value and what the line's setting says. clients: the paper's, not the run's.
 LINES: dict[str, Callable[[Any], tuple[str, dict[str, object]]]] = {
-    "heterogeneity": lambda run: ("table4", {"beta": run.beta, "clients": 20}),
+    "heterogeneity": lambda run: ("table2" if run.beta == 0.1 else "table4", {"beta": run.beta, "clients": 20}),
     "scalability": lambda run: ("table4", {"beta": 0.1, "clients": run.clients}),
     "applicability": lambda run: ("table4", {"plugin": "ALA", "clients": 20}),
     "hyperparameters": lambda run: usual(run) or ("table1", {"s": run.s, "p": int(run.p)}),

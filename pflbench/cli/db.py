@@ -31,6 +31,22 @@ def opened(db: str, *, create: bool = False) -> Iterator[Engine]:
             engine.dispose()  # the last connection to close leaves one file, without a write-ahead log beside it
 
 
+@contextmanager
+def opened_if_there(db: str) -> Iterator[Engine | None]:
+    """The database, None where there is none yet."""
+    from sqlalchemy import make_url
+
+    from pflbench.store.db import to_url
+    from pflbench.store.failures import sqlite_path
+
+    path = sqlite_path(make_url(to_url(db)))
+    if path is not None and not path.exists():
+        yield None
+        return
+    with opened(db) as engine:
+        yield engine
+
+
 @app.command()
 def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Bring the schema to the newest revision. Opening a database does this by itself; here it is only that."""

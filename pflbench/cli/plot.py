@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.db import opened
+from pflbench.cli.db import opened, opened_if_there
+from pflbench.cli.progress import data_view
 from pflbench.cli.reports import (
     ClientsFilter,
     DatasetsFilter,
@@ -21,6 +22,7 @@ from pflbench.cli.reports import (
     Status,
     WhereFilter,
     call,
+    leading,
     uncollected,
     write_figure,
 )
@@ -28,6 +30,8 @@ from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+
+    from pflbench.report import style
 
 NAMES = (
     "curves, distribution, overhead, scalability, heterogeneity, fairness, ranks, attention, ala-weights, ala-convergence, "
@@ -103,7 +107,10 @@ def plot(
     if target.suffix.lower() not in SUFFIXES:
         raise unknown("figure format", target.suffix or target.name, SUFFIXES)
     part = Part(models, clients, rounds, run, where)
-    with opened(db) as engine:
+    if name == "distribution" and not part.words and (drawn := _of_data(given, db, data_dir)) is not None:
+        write_figure(drawn, target)
+        return
+    with leading("plot", name, db, data_dir), opened(db) as engine:
         these = part.of(engine)
         if surface:
             _compute_surface(name, these, given, data_dir)
@@ -111,6 +118,40 @@ def plot(
     if part.words:
         drawing = replace(drawing, notes=(*drawing.notes, f"Filtered: {part.words}."))
     write_figure(drawing, target)
+
+
+def _of_data(given: dict[str, Any], db: str, data_dir: Path) -> style.Drawing | None:
+    """The one figure that needs no run: drawn from data and partition where the database has not stored what is asked for."""
+    from pflbench.report import distribution
+
+    if any(value not in (None, []) for option, value in given.items() if option not in ("datasets", "partitions")):
+        return None  # which will be refused
+    missing: UserError | None = None
+    with opened_if_there(db) as engine:
+        if engine is not None:
+            try:
+                distribution.choose(engine, given["datasets"], given["partitions"])
+            except UserError as nothing:
+                missing = nothing
+            else:
+                return None
+    if missing is not None and missing.__cause__ is not None:
+        raise missing  # the database cannot be read
+
+    from pflbench.plan import Request, partition_options, plan
+    from pflbench.reproduce.show import partitions
+
+    try:
+        labels = [partition_options(text) for text in given["partitions"]] or [{}]
+    except UserError as no_label:
+        raise missing or no_label from None
+    asked = [Request(("local",), tuple(given["datasets"]), data_dir, **options) for options in labels]
+    with data_view() as progress:
+        made = distribution.drawing(partitions([spec for request in asked for spec in plan(request)], data_dir, progress))
+    if given["datasets"]:
+        return made
+    more = "The FedALA paper's: pflbench reproduce figure6, to figure9. Others: -d NAME -p 'Dir(0.1)', also Pathological(2), IID."
+    return replace(made, notes=(*made.notes, more))
 
 
 def _compute_surface(name: str, engine: Engine, given: dict[str, Any], data_dir: Path) -> None:

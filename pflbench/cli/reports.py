@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import command_line, message, stdout
-from pflbench.errors import UserError, unknown
+from pflbench.cli.console import command_line, duration, message, stdout
+from pflbench.cli.db import opened_if_there
+from pflbench.errors import NothingYet, UserError, unknown
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from pflbench.report import Entry
     from pflbench.report.grid import Grid
+    from pflbench.report.papermap import Kind
     from pflbench.report.style import Drawing
 
 
@@ -125,6 +127,22 @@ def table_format(format: str | None, output: Path | None) -> str:
             f"--format {format} contradicts the name {output}, which says {said}.", "Leave out one of them, or change the name."
         )
     return format or said or "text"
+
+
+@contextmanager
+def leading(kind: Kind, name: str, db: str, data_dir: Path = o.DEFAULT_DATA) -> Iterator[None]:
+    """Where there is nothing yet, the error says what it takes: of which paper it is, how many runs, how long, the command."""
+    try:
+        yield
+    except NothingYet as nothing:
+        from pflbench.reproduce.need import command, need
+
+        with opened_if_there(db) as engine:
+            words, left = need(kind, name, engine, data_dir)
+        times = [f"{scale} about {duration(seconds)}" for scale, seconds in left.items() if seconds]
+        known = ", ".join([*times, "smoke about a minute"]) + ("" if times else ", the rest not known before a first run")
+        takes = f"{words[0].upper()}{words[1:]}; {known}: {command(kind, name)}."
+        raise UserError(nothing.message, f"{takes} {nothing.hint}".rstrip()) from None
 
 
 def write_table(found: Grid, format: str, output: Path | None) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
-from pflbench.cli.db import opened
+from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.progress import Series, data_view, follow, series_view
 from pflbench.cli.reports import MethodsFilter, PartitionsFilter, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
@@ -132,13 +132,13 @@ def reproduce(
     targets = [_targets(one, form, output) for one in asked]
     wanted = [one.wanted(data_dir, seeds) for one in asked]
     if dry_run:
-        with _read(db) as results:
+        with opened_if_there(db) as results:
             _list([_look(one, runs, results, data_dir, quiet) for one, runs in zip(asked, wanted, strict=True)], as_json)
         return
 
     whole = True
     # A figure of data alone makes no database.
-    with _read(db) if all(one.untrained for one in asked) else opened(db, create=True) as results:
+    with opened_if_there(db) if all(one.untrained for one in asked) else opened(db, create=True) as results:
         for one, runs, target in zip(asked, wanted, targets, strict=True):
             outlook = _look(one, runs, results, data_dir, quiet)
             with _reported(len(asked) > 1) as possible:
@@ -161,7 +161,7 @@ def _overview(scale: str, db: str, data_dir: Path, as_json: bool) -> None:
     """Every table and figure of the papers: its command, its runs, the time left, on stdout."""
     from pflbench.reproduce.overview import overview
 
-    with _read(db) as results:
+    with opened_if_there(db) as results:
         found = overview(results, scale, data_dir)
     if as_json:
         print_json([one.record() for one in found])
@@ -210,22 +210,6 @@ def _targets(goal: Goal, format: str | None, output: Path | None) -> _Targets:
     if goal.table is None and not drawn:
         raise unknown("figure format", output.suffix or output.name, SUFFIXES)
     return _Targets(table_format(format, output), output, figure)
-
-
-@contextmanager
-def _read(db: str) -> Iterator[sqlalchemy.Engine | None]:
-    """The database, None where there is none yet."""
-    from sqlalchemy import make_url
-
-    from pflbench.store.db import to_url
-    from pflbench.store.failures import sqlite_path
-
-    path = sqlite_path(make_url(to_url(db)))
-    if path is not None and not path.exists():
-        yield None
-        return
-    with opened(db) as engine:
-        yield engine
 
 
 def _look(goal: Goal, wanted: Sequence[Wanted], engine: sqlalchemy.Engine | None, data_dir: Path, quiet: bool) -> Outlook:

@@ -21,6 +21,7 @@ from pflbench.cli.reports import (
     Status,
     WhereFilter,
     call,
+    leading,
     table_format,
     uncollected,
     write_table,
@@ -138,7 +139,7 @@ def table(
     }
     written = table_format("json" if as_json else format, output)
     part = Part(models, clients, rounds, run, where)
-    with opened(db) as engine:
+    with leading("table", name, db), opened(db) as engine:
         found = call(f"table {name}", TABLES[name], part.of(engine), given).grid()
     if runs:
         found = found.with_runs()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
+from pflbench.errors import NothingYet
 from pflbench.report import labels, style
 from pflbench.report.collect import Arranged, Row, Setting, collect
 from pflbench.store import observed
@@ -74,7 +74,7 @@ def with_arrays(engine: Engine, found: Arranged, names: Sequence[str], command: 
         if name is not None
     ]
     if not seen:
-        raise UserError(
+        raise NothingYet(
             f"None of these {len(runs)} runs kept {' or '.join(names)}.",
             f"Make one that does: {command} (with --force, should it be finished already).",
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import labels, looks, paper
 from pflbench.report.looks import Look
 from pflbench.store import read
@@ -111,7 +111,7 @@ def matching(
     """The runs of any status that pass the filters, which are those of `collect`. Raises UserError where none does."""
     present = {"method": read.distinct(engine, "method"), "dataset": read.distinct(engine, "dataset")}
     if not present["method"]:
-        raise UserError("There are no runs in this database yet.", _FIRST_RUN)
+        raise NothingYet("There are no runs in this database yet.", _FIRST_RUN)
     found = read.results(
         engine,
         select,

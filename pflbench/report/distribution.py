@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
+from pflbench.errors import NothingYet, UserError
 from pflbench.report import labels, style
 from pflbench.report.looks import COLOURS
 from pflbench.store import read
@@ -48,7 +48,7 @@ def choose(engine: Engine, datasets: Sequence[str], partitions: Sequence[str]) -
     """The partitions meant by these filters, all for none. Raises UserError if there are no such partitions."""
     stored = read.partitions(engine)
     if not stored:
-        raise UserError(
+        raise NothingYet(
             "There are no partitions in this database yet.",
             "A run stores its partition: pflbench run -m fedavg -d digits",
         )

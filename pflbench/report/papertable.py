@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import accuracy, blocks, labels, paper, tables
 from pflbench.report import cell as cellular
 from pflbench.report import select as selection
@@ -99,9 +99,11 @@ def build(
         raise unknown("value of --paper", paper, accuracy.PAPER)
     wanted = stats.Wanted(std, ci, test, against)
     chosen = selection.parse(select) if isinstance(select, str) else select
-    declared = _filtered(declared or tables.TABLES[name], methods, datasets, partitions)
+    planned = declared or tables.TABLES[name]
+    declared = _filtered(planned.with_beside(), methods, datasets, partitions)
     found, left = _collected(engine, name, declared, chosen, status)
     parts = [part for place in declared.places for part in _parts(declared, place, found, chosen, wanted)]
+    parts = [part for part in parts if part.place not in planned.beside or any(part.cells)]
     parts = _compared(declared, parts, wanted)
     cells = [cell for part in parts for cell in part.cells if cell]
     notes = [
@@ -112,7 +114,7 @@ def build(
         selection.sentence(chosen),
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
         *_paper_notes(declared, parts, paper),
-        *_missing(declared, parts),
+        *_missing(declared, parts, planned.beside),
         *_hidden(parts, declared, found),
         *left,
     ]
@@ -167,9 +169,9 @@ def _present(engine: Engine, column: Any, wanted: Collection[str]) -> list[str]:
 
 
 def _nothing(name: str, declared: Declared) -> UserError:
-    first = next((cell for cell in declared.needed if cell.known), None)
+    first = next((cell for cell in declared.needed if cell.known and cell.place not in declared.beside), None)
     hint = f"A first part of it: {first.command}" if first else "pflbench does not have its datasets."
-    return UserError(f"Nothing of the table '{name}' ({declared.source}) was run yet.", hint)
+    return NothingYet(f"Nothing of the table '{name}' ({declared.source}) was run yet.", hint)
 
 
 def _place(spec: dict[str, Any], declared: Declared) -> Place | None:
@@ -279,15 +281,16 @@ def _paper_notes(declared: Declared, parts: Sequence[Part], shown: accuracy.Pape
     return notes + cellular.difference_notes(cells)
 
 
-def _missing(declared: Declared, parts: Sequence[Part]) -> list[str]:
+def _missing(declared: Declared, parts: Sequence[Part], beside: Collection[Place]) -> list[str]:
     """What of the table was not run, and the command for the first of it."""
+    cells = [planned for planned in declared.cells if planned.place not in beside]
     run = {(line, part.place) for part in parts for line, cell in zip(declared.lines, part.cells, strict=True) if cell}
-    missing = [planned for planned in declared.cells if (planned.line, planned.place) not in run]
+    missing = [planned for planned in cells if (planned.line, planned.place) not in run]
     notes = []
     if missing:
         first = next((planned for planned in missing if planned.known), None)
         todo = f"; next: {first.command}" if first else ""
-        notes.append(f"Not run: {len(missing)} of {len(declared.cells)} cells{todo}.")
+        notes.append(f"Not run: {len(missing)} of {len(cells)} cells{todo}.")
     foreign = dict.fromkeys(planned.place.dataset for planned in missing if not planned.known)
     return notes + [f"pflbench does not have the dataset {name}." for name in foreign]
 

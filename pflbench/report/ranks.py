@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
+from pflbench.errors import NothingYet
 from pflbench.report import select as selection
 from pflbench.report.collect import Row, Setting, collect
 from pflbench.report.grid import Column, Entry, Grid
@@ -105,7 +105,7 @@ def build(
     rows = range(len(found.rows))
     full = [j for j in range(len(found.settings)) if all((i, j) in found.cells for i in rows)]
     if len(rows) < 3 or len(full) < 2:
-        raise UserError(
+        raise NothingYet(
             f"Ranks need three rows with runs in the same two settings; here are {len(rows)} with {len(full)}.",
             "Choose methods that were run in the same settings with -m: `pflbench table accuracy` shows which.",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pflbench.errors import UserError
+from pflbench.errors import NothingYet
 from pflbench.report import labels, style
 from pflbench.report.chosen import protocol
 from pflbench.report.collect import Arranged, Row
@@ -67,7 +67,7 @@ def sweeps(found: Arranged, key: str, command: str) -> list[Sweep]:
     every = [_sweep(found, group) for group in groups.values() if len(group) > 1]
     made = [sweep for sweep in every if _rows(found, sweep)]
     if not made:
-        raise UserError(
+        raise NothingYet(
             f"No method has runs in two settings that differ in {key.rpartition('.')[2]} and in nothing else.",
             f"Make them: {command}.",
         )

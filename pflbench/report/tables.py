@@ -86,6 +86,7 @@ class Planned:
 class Declared:
     """A table. same: of a place, what must agree beside dataset, model and partition for a run to be shown there at all.
 
+    beside: places that belong to another table of the paper, and stand between the others where there are runs of them.
     leader: the method whose ranking counts in the verdict (methods.md 6), if any. extra: columns beside the accuracy.
     """
 
@@ -96,6 +97,15 @@ class Declared:
     same: tuple[Literal["clients", "join_ratio"], ...] = ()
     leader: str | None = "fedala"
     extra: Literal["improvement", "weights"] | None = None
+    beside: tuple[Place, ...] = ()
+
+    def with_beside(self) -> Declared:
+        """The same with those places among its own, by dataset, partition and clients."""
+        if not self.beside:
+            return self
+        order = list(dict.fromkeys(place.dataset for place in self.places))
+        places = sorted((*self.places, *self.beside), key=lambda p: (order.index(p.dataset), p.partition, p.clients))
+        return replace(self, places=tuple(places))
 
     @cached_property
     def cells(self) -> tuple[Planned, ...]:
@@ -191,6 +201,7 @@ TABLES = {
         "FedALA paper, Table 4",
         _lines(*METHODS),
         (_dirichlet("tiny", "cnn", 0.01), _dirichlet("tiny", "cnn", 0.5), _dirichlet("agnews", "fasttext", 1.0)),
+        beside=(_TINY, _AGNEWS),
     ),
     "scalability": Declared(
         "Scalability",

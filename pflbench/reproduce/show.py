@@ -52,8 +52,9 @@ def partitions(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress
             refused.append(error)
             continue
         train, test = (np.asarray(side, dtype=np.int64) for side in (made.train_counts, made.test_counts))
-        named = (made.hash, made.scheme, made.label, made.dataset, dict(made.spec), tuple(made.classes))
-        found[made.hash] = PartitionInfo(0, *named, train, test, made.left_out)
+        found[made.hash] = PartitionInfo(
+            0, made.hash, made.scheme, made.label, made.dataset, dict(made.spec), tuple(made.classes), train, test, made.left_out
+        )
     if not found:
         raise refused[0]
     return list(found.values())

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 
-from pflbench.errors import UserError
+from pflbench.errors import NothingYet, UserError
 from pflbench.store import reference
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, place, sqlite_path
 from pflbench.store.failures import friendly as friendly
@@ -384,7 +384,7 @@ def _require_place(url: URL, create: bool) -> None:
 
 
 def _missing(url: URL) -> UserError:
-    return UserError(f"No results yet: there is no database at {place(url)}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
+    return NothingYet(f"No results yet: there is no database at {place(url)}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
 
 
 def _some(names: list[str]) -> str:
