@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from golden.raw import METHODS, Raw, cells, printed, unpack
+from golden.raw import METHODS, PAPER, Raw, cells, printed, unpack
 from scipy.stats import friedmanchisquare, rankdata
 from sqlalchemy import Engine
 
@@ -24,6 +25,8 @@ RANKED = ("fedprox", "fedprox+ala", "ditto", "ditto+ala", "fedrep", "fedrep+ala"
 OPTIONS: dict[str, Any] = {"ranks": {"methods": RANKED, "partitions": ("Dir(0.1)",)}}
 # Where the runs of a paper's table are, in terms of the columns of `Raw.runs`; the rest is as in the table's title.
 PLACES = {
+    "table2": "beta == 0.1 and dataset in ('cifar100', 'tiny', 'agnews') and not method.str.endswith('+ala') "
+    "and (method != 'fedala' or p == 1 and s == 80 and adapt == 1)",
     # Dir(0.1) is of Table 2: shown beside the others.
     "heterogeneity": "dataset == 'tiny' and model == 'cnn' and beta in (0.01, 0.5) or dataset == 'agnews' and beta == 1"
     " or dataset in ('tiny', 'agnews') and model in ('cnn', 'fasttext') and beta == 0.1 and not method.str.endswith('+ala')"
@@ -38,6 +41,7 @@ PLACES = {
 }
 # For a run there, the file with the paper's value and what the line's setting says. clients: the paper's, not the run's.
 LINES: dict[str, Callable[[Any], tuple[str, dict[str, object]]]] = {
+    "table2": lambda run: ("table2", {"beta": 0.1, "clients": 20}),
     "heterogeneity": lambda run: ("table2" if run.beta == 0.1 else "table4", {"beta": run.beta, "clients": 20}),
     "scalability": lambda run: ("table4", {"beta": 0.1, "clients": run.clients}),
     "applicability": lambda run: ("table4", {"plugin": "ALA", "clients": 20}),
@@ -137,6 +141,27 @@ def test_what_was_not_run_is_said(made: Callable[[str], Grid]) -> None:
     records = [record for record in made("heterogeneity").records if not record["runs"]]
     assert {(record["verdict"], record["mean"]) for record in records} == {("not run", None)}
     assert {record["paper_mean"] is not None for record in records} == {True}
+
+
+def test_table_2_has_the_rows_and_columns_of_the_papers(made: Callable[[str], Grid]) -> None:
+    """Its order is that of the CSV file, with MNIST's practical setting, which stands in Table 7, before the others."""
+    with (PAPER / "table2.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    grid = made("table2")
+    assert grid.labels == tuple(dict.fromkeys(line["method"] for line in lines))
+    places = dict.fromkeys((line["setting"].partition(";")[0], line["dataset"], line["backbone"]) for line in lines)
+    printed = [(scenario.removeprefix("scenario="), dataset, model) for scenario, dataset, model in places]
+    printed.insert(3, ("practical", "MNIST", ""))
+    shown = dict.fromkeys(
+        ("pathological" if "Pathological" in column.head[1] else "practical", column.head[0])
+        for column in grid.columns
+        if len(column.head) > 1
+    )
+    assert list(shown) == list(dict.fromkeys(place[:2] for place in printed))
+    heads = [column.head for column in grid.columns]
+    assert all(heads[j + 1 : j + 3] == [("paper",), ("verdict",)] for j, head in enumerate(heads) if len(head) > 1)
+    verdicts = {entry.text for column in grid.columns if column.head == ("verdict",) for entry in column.entries}
+    assert verdicts == {"not run", "protocol differs"}
 
 
 def test_improvement_by_ala(made: Callable[[str], Grid], raw: Raw) -> None:

@@ -362,3 +362,21 @@ def test_a_method_with_ala_stands_after_all_methods_under_its_name(engine: Engin
         add_run(engine, spec(name), [0.1, 0.5])
     assert [row.label for row in build(engine).rows] == ["FedALA", "FedDeper", "FedProx+ALA", "Ditto+ALA"]
     assert [row.label for row in build(engine, methods=["ditto+ala"]).rows] == ["Ditto+ALA"]
+
+
+def test_pathological_settings_come_first_and_the_verdict_stands_beside_the_papers_value(engine: Engine) -> None:
+    pathological = {"scheme": "pathological", "classes_per_client": 2, "clients": 20}
+    groups = {"scheme": "groups", "groups": 5, "clients": 20}
+    for dataset, rate in (("cifar10", 0.005), ("mnist", 0.1)):
+        for partition in (groups, None, pathological):
+            add_seeds(engine, [0.9], dataset=dataset, lr=rate, partition=partition)
+    grid = build(engine).grid()
+    assert [", ".join(column.head) for column in grid.columns] == [
+        "MNIST, Pathological(2)", "paper", "verdict", "Cifar10, Pathological(2)", "paper", "verdict",
+        "MNIST, Dir(0.1)", "paper", "verdict", "Cifar10, Dir(0.1)", "paper", "verdict",
+        "MNIST, Groups(5)", "Cifar10, Groups(5)",
+    ]  # fmt: skip
+    # FedAvg of Table 2: 97.93 and 55.09; of Table 7: 98.81; of Table 2: 59.16.
+    assert [column.entries[0].text for column in grid.columns if column.head == ("verdict",)] == ["differs"] * 4
+    hidden = build(engine, paper="never").grid()
+    assert not [column for column in hidden.columns if column.head in (("paper",), ("verdict",))]

@@ -71,11 +71,11 @@ def test_json_names_the_runs_and_the_protocol(table: Table) -> None:
 def test_markdown_cells(table: Table) -> None:
     lines = [line for line in render(table.grid(), "markdown").splitlines() if line.startswith("|")]
     head, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert head == ["Method", "MNIST<br>Dir(0.1)", "paper", "Cifar10<br>Dir(0.1)"]
-    assert rule == ["---", "---:", "---:", "---:"]
+    assert head == ["Method", "MNIST<br>Dir(0.1)", "paper", "verdict", "Cifar10<br>Dir(0.1)"]
+    assert rule == ["---", "---:", "---:", "---:", "---:"]
     assert rows == [
-        ["FedAvg", "98.70 ± 0.20", "98.81 ± 0.01 (-0.11)", "60.00 ± 0.00"],
-        ["Ditto", "**99.50 ± 0.10**", "99.64 ± 0.00 (-0.14)", "-"],
+        ["FedAvg", "98.70 ± 0.20", "98.81 ± 0.01 (-0.11)", "open", "60.00 ± 0.00"],
+        ["Ditto", "**99.50 ± 0.10**", "99.64 ± 0.00 (-0.14)", "open", "-"],
     ]
 
 
@@ -87,7 +87,7 @@ def test_latex_is_a_booktabs_table_of_the_same_cells(table: Table) -> None:
     assert body is not None
     rows = [line.removesuffix(r" \\").split(" & ") for line in body.group(1).splitlines()]
     assert all(len(row) == len(columns.group(1)) for row in rows)
-    assert rows[1] == ["Ditto", r"\textbf{99.50 $\pm$ 0.10}", r"99.64 $\pm$ 0.00 (-0.14)", "-"]
+    assert rows[1] == ["Ditto", r"\textbf{99.50 $\pm$ 0.10}", r"99.64 $\pm$ 0.00 (-0.14)", "open", "-"]
     assert r"\caption{Accuracy. Accuracy in \%, pooled" in text
     assert text.count("{") == text.count("}")
 

@@ -60,8 +60,8 @@ def table(
         typer.Argument(
             metavar="TABLE",
             autocompletion=o.completion(_tables),
-            help="accuracy, overhead, ranks; of the papers: heterogeneity, scalability, applicability, hyperparameters, range, "
-            "participation, elastic, ablation.",
+            help="accuracy, overhead, ranks; of the papers: table2, heterogeneity, scalability, applicability, hyperparameters, "
+            "range, participation, elastic, ablation.",
         ),
     ] = "accuracy",
     methods: MethodsFilter = [],  # noqa: B006

@@ -31,6 +31,7 @@ TABLES = {
     "accuracy": Entry("Accuracy of each method in each setting, mean and std over seeds", "pflbench.report.accuracy:build"),
     "overhead": Entry("Time, communication and memory of each method", "pflbench.report.overhead:build"),
     "ranks": Entry("Average ranks of the methods over all settings", "pflbench.report.ranks:build"),
+    "table2": Entry("Table 2: accuracy in the paper's settings, run or not", "pflbench.report.papertable:build", ("accuracy",)),
     **{
         name: Entry(title, "pflbench.report.papertable:build", (name,))
         for name, title in {

@@ -17,7 +17,7 @@ from pflbench.report import select as selection
 from pflbench.report import statistics as stats
 from pflbench.report.cell import Cell as Cell
 from pflbench.report.collect import Row, Setting, collect
-from pflbench.report.grid import Column, Grid
+from pflbench.report.grid import Column, Entry, Grid
 from pflbench.store.read import Result, Select
 
 Paper = Literal["auto", "always", "never"]
@@ -49,7 +49,7 @@ class Table:
     notes: tuple[str, ...]
 
     def grid(self) -> Grid:
-        """A column per setting and, after it, one with the paper's values where it has any."""
+        """A column per setting and, after it, the paper's values and the verdict where it has any."""
         settings = [
             {"title": s.title, "protocol": s.protocol, "partition": s.partition, "spec": _shared(s.spec)} for s in self.settings
         ]
@@ -208,6 +208,7 @@ def _columns(table: Table) -> list[Column]:
         columns.append(Column(setting.head, tuple(cellular.ours(cell, len(numbers) > 1) for cell in cells)))
         if any(cell and cell.paper for cell in cells):
             columns.append(Column(("paper",), tuple(cellular.papers(cell and cell.paper, cell) for cell in cells)))
+            columns.append(Column(("verdict",), tuple(Entry((cell and cell.verdict) or "") for cell in cells)))
         if table.wanted.test is not None:
             columns.append(cellular.p_column(cells, table.wanted.test))
     return columns

@@ -187,8 +187,16 @@ def _settings(results: Iterable[Result]) -> tuple[Setting, ...]:
         head = (labels.dataset_title(r.spec), r.partition_label)
         by_head[head].append(Setting(r.protocol, r.partition, head, r.spec))
     settings = [setting for same in by_head.values() for setting in _with_distinct_heads(same)]
-    settings.sort(key=lambda s: (labels.rank(labels.DATASETS, s.spec["data"]["name"]), s.head[0], s.spec["model"], s.head))
+    settings.sort(key=_place)
     return tuple(settings)
+
+
+def _place(setting: Setting) -> tuple[Any, ...]:
+    """As in the paper's Table 2: pathological settings, then practical ones, then others; each by dataset."""
+    spec = setting.spec
+    kind = spec["partition"].get("kind", spec["partition"]["scheme"])
+    kinds = labels.rank(("pathological", "dirichlet"), kind)
+    return (kinds, labels.rank(labels.DATASETS, spec["data"]["name"]), setting.head[0], spec["model"], setting.head)
 
 
 def _with_distinct_heads(settings: Sequence[Setting]) -> list[Setting]:

@@ -83,7 +83,7 @@ def build(
     partitions: Iterable[str] = (),
     select: Select | str = "best",
     status: Collection[str] = ("finished",),
-    paper: accuracy.Paper = "auto",
+    paper: accuracy.Paper = "always",
     std: stats.Std = "population",
     ci: float | None = None,
     test: stats.Test | None = None,
@@ -91,9 +91,9 @@ def build(
 ) -> Table:
     """The table `name` of `tables.TABLES`, of its rows and columns those that the filters name.
 
-    declared: another declaration in its place, as of a part of it. paper: 'never' leaves out the paper's values; else they are
-    shown, marked where the protocol differs. The rest is as for `accuracy.build`. Raises UserError for unknown names and where
-    nothing of the table was run.
+    declared: another declaration in its place, as of a part of it. paper: 'always' marks the paper's values where the protocol
+    differs, 'auto' leaves them out there, 'never' everywhere. The rest is as for `accuracy.build`. Raises UserError for unknown
+    names and where nothing of the table was run.
     """
     if paper not in accuracy.PAPER:
         raise unknown("value of --paper", paper, accuracy.PAPER)
@@ -315,7 +315,10 @@ def _columns(table: Table, part: Part) -> list[Column]:
     cells = zip(part.cells, part.verdicts, strict=True)
     columns = [Column(part.head, tuple(cellular.ours(c, len(counts) > 1) if c or verdict else Entry("") for c, verdict in cells))]
     if table.paper != "never":
-        printed = tuple(cellular.papers(value, cell) for value, cell in zip(part.references, part.cells, strict=True))
+        printed = tuple(
+            cellular.papers(None if table.paper == "auto" and cell and cell.differences else value, cell)
+            for value, cell in zip(part.references, part.cells, strict=True)
+        )
         columns += [Column(("paper",), printed), Column(("verdict",), tuple(Entry(text or "") for text in part.verdicts))]
     if table.wanted.test is not None:
         columns.append(cellular.p_column(part.cells, table.wanted.test))
