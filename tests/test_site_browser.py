@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 
@@ -61,12 +62,83 @@ def test_it_loads_without_the_network_and_draws_its_figures(tab: Tab, file: str)
     plots = tab.page.locator("#content .plot")
     assert plots.count() > 2
     expect(tab.page.locator("#content .plot .main-svg").first).to_be_visible()
-    tab.page.wait_for_function(
-        "[...document.querySelectorAll('#content .plot')].every((plot) => plot.querySelector('.main-svg'))"
-    )
+    expect(tab.page.locator("#content .plot:not(:has(.main-svg))")).to_have_count(0)
     assert tab.requests == [file]
     names = tab.page.locator("#figures-curves .legendtext").all_text_contents()
     assert {"Local", "FedAvg", "Ditto"} <= set(names)
+
+
+WIDTHS = (400, 1100, 1900)  # pixels: a telephone, a laptop, a wide screen
+BOXES = """(plot) => ['.modebar', '.legend .bg', '.nsewdrag', '.xtitle', '.ytitle', '.scrollbar'].map((part) => {
+    const { left, top, right, bottom } = plot.querySelector(part)?.getBoundingClientRect() ?? {};
+    return right > left ? [left, top, right, bottom] : null;
+})"""
+
+
+def apart(one: list[float], other: list[float]) -> bool:
+    """Boxes as left, top, right, bottom."""
+    return one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] + 1 or other[3] <= one[1] + 1
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_toolbar_the_legend_and_the_axes_are_apart(tab: Tab, file: str, width: int) -> None:
+    tab.page.set_viewport_size({"width": WIDTHS[-1], "height": 800})
+    tab.page.goto(file)
+    expect(tab.page.locator("#content .plot:not(:has(.main-svg))")).to_have_count(0)
+    tab.page.set_viewport_size({"width": width, "height": 800})  # after drawing: a window may change
+    plots = tab.page.locator("#content .plot")
+    expect(plots.first.locator(".main-svg").first).to_have_css("width", re.compile(rf"{plots.first.bounding_box()['width']:.0f}"))  # type: ignore[index]
+    tab.page.wait_for_timeout(300)
+    legends = 0
+    for plot in plots.all():
+        plot.hover()
+        toolbar, legend, axes, x, y, scrollbar = plot.evaluate(BOXES)
+        assert toolbar is not None
+        assert scrollbar is None, "a legend that has to be scrolled"
+        assert axes[3] - axes[1] > 150, "the legend took the figure's room"
+        there = [box for box in (legend, axes, x, y) if box is not None]
+        assert all(apart(toolbar, box) for box in there)
+        if legend is not None:
+            legends += 1
+            assert all(apart(legend, box) for box in (axes, x, y) if box is not None)
+    assert legends > 1
+
+
+def test_without_the_means_to_unpack_there_are_the_tables_and_a_word(browser: Browser, file: str) -> None:
+    context = browser.new_context()
+    context.add_init_script("delete globalThis.DecompressionStream")
+    tab = Tab(context)
+    tab.page.goto(file)
+    expect(tab.page.locator("#lacking")).to_contain_text("pflbench plot")
+    tab.page.locator("#data-accuracy thead th").nth(1).get_by_role("button").click()
+    assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+    tab.page.locator("#line-1 a").click()
+    expect(tab.page.locator("#run h1")).to_contain_text("Run 1")
+    assert tab.errors == []
+    context.close()
+
+
+def test_without_scripts_there_are_the_tables_and_a_word(browser: Browser, file: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(file)
+    expect(page.locator("noscript p")).to_contain_text("Without JavaScript")
+    expect(page.locator("#data-accuracy")).to_be_visible()
+    context.close()
+
+
+def test_a_wide_table_takes_the_width_of_the_window(tab: Tab, file: str) -> None:
+    """And scrolls in its own box only where that is not enough; the page never does."""
+    for width in WIDTHS:
+        tab.page.set_viewport_size({"width": width, "height": 800})
+        tab.page.goto(file)
+        table, box, page = tab.page.evaluate(
+            """() => { const table = document.querySelector('#data-overhead');
+            return [table.offsetWidth, table.parentElement.clientWidth, document.documentElement.scrollWidth]; }"""
+        )
+        assert page <= width
+        assert box >= min(table, width - 60)
+    assert table > 1056, "wider than the text"
 
 
 def test_heads_sort_by_number_and_back_by_keyboard(tab: Tab, file: str) -> None:
@@ -139,7 +211,7 @@ def test_the_theme_is_that_of_the_system_until_the_reader_chooses(tab: Tab, file
     tab.page.locator("#figures-curves .xtitle").first.wait_for()
     dark = (paper(), ink())
     tab.page.get_by_role("button", name="Switch to light colours").click()
-    tab.page.wait_for_function(f"getComputedStyle(document.querySelector('#figures-curves .xtitle')).fill !== '{dark[1]}'")
+    expect(tab.page.locator("#figures-curves .xtitle").first).not_to_have_css("fill", dark[1])
     light = (paper(), ink())
     assert contrast(*dark) > 7
     assert contrast(*light) > 7

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError, unknown
+from pflbench.report import scales
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,24 +127,18 @@ def values(ax: Axes, of: Sequence[float]) -> None:
 
 def costs(ax: Axes, of: Sequence[float]) -> None:
     """An x axis for costs: logarithmic with round numbers, and with a place for 0 where something costs nothing."""
-    some = [value for value in of if value > 0]
-    if not some:
+    scale = scales.of_costs(of)
+    if scale is None:
         ax.set_xlim(-0.05, 1)
         return
-    low, high = min(some), max(some)
-    free = min(of) == 0
+    free = scale.nothing is not None
     if free:
-        ax.set_xscale("symlog", linthresh=low / 2, linscale=0.5)
+        ax.set_xscale("symlog", linthresh=scale.low / 2, linscale=0.5)
     else:
         ax.set_xscale("log")
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
-        at = [tick for decade in decades for step in steps if low / 1.5 <= (tick := step * 10.0**decade) <= 1.5 * high]
-        if len(at) + free > 2:
-            break
-    ax.set_xticks([0.0] * free + at, ["0"] * free + [f"{value:g}" for value in at])
+    ax.set_xticks([0.0] * free + [*scale.ticks], ["0"] * free + [f"{tick:g}" for tick in scale.ticks])
     ax.set_xticks([], minor=True)
-    ax.set_xlim(-low / 8 if free else low / 1.5, 1.5 * high)
+    ax.set_xlim(-scale.low / 8 if free else scale.low / 1.5, scale.end)
 
 
 def key(figure: Figure, looks: Sequence[dict[str, Any]], texts: Sequence[str], columns: int) -> None:

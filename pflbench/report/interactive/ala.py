@@ -58,7 +58,7 @@ def _convergence(panel: ala_convergence.Panel, client: int, notes: tuple[str, ..
         panel.of.title,
         f"{ala_convergence.caption([panel], client)} {protocol([panel.of.setting])}",
         lines,
-        f.layout(x, f.axis(f"Loss of client {client}"), legend=[f"round {t}" for t in panel.losses]),
+        f.layout(x, f.axis(f"Loss of client {client}"), legend=True),
         notes=notes,
         runs=[panel.of.run.id],
     )
@@ -100,7 +100,7 @@ def _weights(panel: ala_weights.Panel, notes: tuple[str, ...]) -> Interactive:
         f"{panel.of.title}: {panel.layer}",
         f"{ala_weights.caption([panel.of])} {protocol([panel.of.setting])}",
         lines,
-        f.layout(f.axis("Weight", range=[0, 1]), y, legend=[f"round {t}" for t in panel.shares]),
+        f.layout(f.axis("Weight", range=[0, 1]), y, legend=True),
         notes=notes,
         runs=[panel.of.run.id],
     )
@@ -138,7 +138,7 @@ def _losses(panel: objective.Panel, notes: tuple[str, ...]) -> Interactive:
         f.layout(
             f.whole("Round", panel.round[-1], rangemode="tozero"),
             f.axis("Training loss", rangemode="tozero"),
-            legend=list(objective.LOOKS),
+            legend=True,
         ),
         notes=notes,
         runs=[panel.of.run.id],

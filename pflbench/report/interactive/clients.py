@@ -19,7 +19,7 @@ from pflbench.report.interactive.figure import Interactive, Json
 from pflbench.report.looks import COLOURS
 from pflbench.store.read import Floats, PartitionInfo
 
-METHOD, AROUND = 38, 110  # pixels in height: for a method, beside them
+METHOD, LABEL_LINE, AROUND = 38, 18, 110  # pixels in height: for a method, for a line of its name, beside them
 KINDS = ("a client", "quartiles", "median", "worst tenth, mean")
 # In pixels; many classes have little room.
 ROOM, HEIGHTS, LARGEST = (640, 330), (400, 760), 60
@@ -37,14 +37,14 @@ def _fairness(panel: Panel, notes: tuple[str, ...]) -> Interactive:
     names = [f.text(textwrap.fill(group.row.label, fair.LETTERS)).replace("\n", "<br>") for group in panel.groups]
     drawn = (_each_client(panel), _quartiles(panel), _median(panel), _worst(panel))
     traces = [{**trace, "legendgroup": kind, "showlegend": False} for kind, trace in zip(KINDS, drawn, strict=True)]
-    rows = len(panel.groups)
+    rows, lines = len(panel.groups), 1 + max(name.count("<br>") for name in names)
     y = f.axis("", range=[rows - 0.4, -0.6], tickmode="array", tickvals=list(range(rows)), ticktext=names, showgrid=False)
     return f.make(
         "fairness",
         panel.setting.title,
         f"{fair.caption([panel])} {protocol([panel.setting])}",
         [*traces, *map(_key, KINDS, drawn)],
-        f.layout(f.axis("Test accuracy of a client (%)"), y, legend=KINDS, height=AROUND + METHOD * rows),
+        f.layout(f.axis("Test accuracy of a client (%)"), y, legend=True, height=AROUND + max(METHOD, LABEL_LINE * lines) * rows),
         notes=notes,
         runs=[run for group in panel.groups for run in group.runs],
     )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
 from sqlalchemy import Engine
 
 from pflbench.report import heterogeneity as betas
-from pflbench.report import pareto, sweep
+from pflbench.report import pareto, scales, sweep
 from pflbench.report import scalability as clients
 from pflbench.report.chosen import Filters, protocol
 from pflbench.report.collect import Arranged
 from pflbench.report.interactive import figure as f
 from pflbench.report.interactive.figure import Interactive, Json
+from pflbench.report.scales import CostScale
 from pflbench.report.sweep import Measure, Sweep
 
-DECADE = 10  # of the largest to the smallest cost: from here on a logarithmic axis tells more
 SIZES = (9, 14)  # pixels: of a point, of one on the Pareto front
 
 
@@ -31,6 +32,8 @@ def _overhead(panel: pareto.Panel, which: int, notes: tuple[str, ...]) -> Intera
     label = pareto.COSTS[which]
     cost, accuracy = [point.cost[which] for point in panel.points], [point.accuracy for point in panel.points]
     on_front = pareto.front(cost, accuracy)
+    scale = scales.of_costs(cost)
+    at = cost if scale is None else [scale.place(value) for value in cost]
     front: Json = {
         "type": "scatter",
         "mode": "lines",
@@ -38,25 +41,34 @@ def _overhead(panel: pareto.Panel, which: int, notes: tuple[str, ...]) -> Intera
         # As long as nothing better is bought, more cost leaves the accuracy where it is.
         "line": {"shape": "hv", "color": f.GREY, "width": 1.5},
         "hoverinfo": "skip",
-        "x": f.numbers(cost[k] for k in on_front),
+        "x": f.numbers(at[k] for k in on_front),
         "y": f.numbers(accuracy[k] for k in on_front),
     }
-    points = [_point(point, which, k in on_front) for k, point in enumerate(panel.points)]
-    logarithmic = min(cost) > 0 and max(cost) >= DECADE * min(cost)
-    x = f.axis(label, type="log") if logarithmic else f.axis(label, type="linear", rangemode="tozero")
-    names = [*(point.row.label for point in panel.points), "Pareto front"]
+    points = [_point(point, at[k], k in on_front) for k, point in enumerate(panel.points)]
     return f.make(
         "overhead",
         f"{panel.setting.title}: {_without_unit(label)}",
         f"{pareto.caption([panel], pareto.TOLERANCE)} {protocol([panel.setting])}",
         [front, *points],
-        f.layout(x, f.axis("Test accuracy (%)"), legend=names),
+        f.layout(_cost_axis(label, scale), f.axis("Test accuracy (%)"), legend=True),
         notes=notes,
         runs=[run for point in panel.points for run in point.runs],
     )
 
 
-def _point(point: pareto.Point, which: int, on_front: bool) -> Json:
+def _cost_axis(label: str, scale: CostScale | None) -> Json:
+    if scale is None:
+        return f.axis(label, rangemode="tozero")
+    begin = scale.low if scale.nothing is None else scale.nothing
+    # Plotly's own would be digits without their power of ten, and no 0.
+    ticks = dict(zip(scale.ticks, map("{:g}".format, scale.ticks), strict=True))
+    ticks |= {} if scale.nothing is None else {scale.nothing: "0"}
+    span = [math.log10(begin / 1.5), math.log10(scale.end)]
+    return f.axis(label, type="log", range=span, tickvals=f.numbers(ticks), ticktext=list(ticks.values()))
+
+
+def _point(point: pareto.Point, at: float, on_front: bool) -> Json:
+    """at: on the axis of costs."""
     label = f.text(point.row.label)
     seconds, megabytes = point.cost
     told = f"{point.accuracy:.2f} %<br>{seconds:,.1f} s, {megabytes:,.2f} MB<br>{f.of_runs(point.runs)}"
@@ -64,8 +76,8 @@ def _point(point: pareto.Point, which: int, on_front: bool) -> Json:
         "type": "scatter",
         "mode": "markers",
         "name": label,
-        "cliponaxis": False,  # what costs nothing stands on the edge
-        "x": f.numbers([point.cost[which]]),
+        "legendgroup": point.row.label,  # entries in groups stand line by line, others in columns as wide as the longest
+        "x": f.numbers([at]),
         "y": f.numbers([point.accuracy]),
         "marker": {"color": f.colour(point.row), "symbol": f.point_symbol(point.row), "size": SIZES[on_front]},
         "hovertemplate": f"<b>{label}</b><br>{told}<extra></extra>",
@@ -100,7 +112,7 @@ def _sweep(found: Arranged, of: Sweep, measure: Measure, *, name: str, x: str, c
         f"{of.title}: {_without_unit(measure.label)}",
         f"{caption} {common}",
         [_sweep_line(line, of.values, measure) for line in lines],
-        f.layout(across, up, legend=[line.row.label for line in lines]),
+        f.layout(across, up, legend=True),
         notes=found.notes,
         runs=runs,
     )
@@ -114,6 +126,7 @@ def _sweep_line(line: sweep.Line, values: Sequence[float], measure: Measure) -> 
     return {
         "type": "scatter",
         "name": label,
+        "legendgroup": line.row.label,
         "x": f.numbers(line.x),
         "y": f.numbers(line.mean),
         "error_y": {

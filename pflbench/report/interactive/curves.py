@@ -27,7 +27,7 @@ def _figure(panel: Panel, notes: tuple[str, ...]) -> Interactive:
     layout = f.layout(
         f.whole(curves.XS["round"], last, rangemode="tozero"),
         f.axis("Test accuracy (%)"),
-        legend=[line.row.label for line in panel.lines],
+        legend=True,
     )
     return f.make(
         "curves",

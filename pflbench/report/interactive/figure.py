@@ -24,8 +24,7 @@ CLEAR = "rgba(0,0,0,0)"
 GREY = "#888888"
 BAND = 0.18  # opacity
 FEW = 12  # whole numbers that all have room on an axis
-HEIGHT, LEGEND_LINE = 400, 20  # pixels: of a figure without a legend, of a line of the legend
-WIDTH = 720  # pixels that a legend is taken to have; the page decides
+HEIGHT = 400  # pixels
 DIGITS = 6  # of a number: more cannot be seen, and makes pages large
 # As on paper, but for the black that a dark page would swallow.
 COLOURS = {"#000000": "#767676"}
@@ -162,19 +161,18 @@ def whole(title: str, largest: int, **more: Any) -> Json:
     return axis(title, **({"dtick": 1} if largest <= FEW else {}), **more)
 
 
-def layout(x: Json, y: Json, *, legend: Sequence[str] = (), height: int = HEIGHT, **more: Any) -> Json:
-    """legend: its entries; the figure is as much higher as they need."""
-    # 45 pixels for the handle and the space to the next entry, 7 for a letter.
-    rows = math.ceil(sum(45 + 7 * len(entry) for entry in legend) / WIDTH)
+def layout(x: Json, y: Json, *, legend: bool = False, height: int = HEIGHT, **more: Any) -> Json:
+    """height: in pixels, without the legend below the axes: the page makes a figure as much higher as that needs."""
+    below = {"orientation": "h", "x": 0, "xref": "container", "y": 0, "yref": "container", "yanchor": "bottom"}
     return {
-        "height": height + LEGEND_LINE * rows,
+        "height": height,
         "autosize": True,
-        "margin": {"l": 64, "r": 16, "t": 16, "b": 52},
+        "margin": {"l": 64, "r": 16, "t": 8, "b": 52},
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "hovermode": "closest",
-        "showlegend": bool(legend),
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": CLEAR},
+        "showlegend": legend,
+        "legend": {**below, "bgcolor": CLEAR},
         "xaxis": x,
         "yaxis": y,
         **more,

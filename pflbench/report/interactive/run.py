@@ -39,8 +39,7 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
         *(_second(of, others[k % len(others)]) for k, of in enumerate(second)),
         _best(t, best),
     ]
-    names = [trace["name"] for trace in series]
-    layout = f.layout(_rounds(found), f.axis("Test accuracy (%)"), legend=names)
+    layout = f.layout(_rounds(found), f.axis("Test accuracy (%)"), legend=True)
     title = "Accuracy over rounds"
     caption = f"Test accuracy, {POOLED}; round t: after t rounds, before the clients train again. Best: {best:.2f} %, round {t}."
     return f.make(f"run-{run_id}", title, caption, series, layout, runs=[run_id])
@@ -96,7 +95,7 @@ def phases(engine: Engine, run_id: int) -> Interactive | None:
     ends = [(int(found.round[part[0]]), int(found.round[part[-1]])) for part in parts]
     means = np.array([np.nan_to_num(spent[:, part]).mean(axis=1) for part in parts]).T
     areas = [_area(name, ends, of, colour) for name, of, colour in zip(PHASES, means, COLOURS, strict=True)]
-    layout = f.layout(_rounds(found), f.axis("Time per round (s)", rangemode="tozero"), legend=PHASES)
+    layout = f.layout(_rounds(found), f.axis("Time per round (s)", rangemode="tozero"), legend=True)
     several = f" Each point: the mean over up to {len(parts[0])} rounds." if len(parts[0]) > 1 else ""
     caption = f"Seconds that each phase of a round took. Evaluation is not part of the training time.{several}"
     return f.make(f"run-{run_id}", "Seconds by phase", caption, areas, layout, runs=[run_id])

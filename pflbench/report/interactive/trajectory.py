@@ -57,7 +57,7 @@ def _figure(paths: Paths, plane: Plane, surface: Matrix | None, notes: tuple[str
         f.layout(
             f.axis(f"First principal component ({share[0]})", showgrid=False),
             f.axis(f"Second principal component ({share[1]})", showgrid=False),
-            legend=[one.row.label for one in paths.seen],
+            legend=True,
             height=HEIGHT,
             annotations=[
                 label for one, at in zip(paths.seen, plane.at, strict=True) for label in _beginning(one, paths.rounds, at)

@@ -6,6 +6,7 @@
   const json = (id) => (byId(id) ? JSON.parse(byId(id).textContent) : null);
   const PRINTED = 680; // pixels: the width of a page of A4 between its margins
   const POLL = 3000; // milliseconds
+  const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
   // An element with properties and children; text is never read as HTML.
   function el(name, properties = {}, ...children) {
@@ -38,18 +39,21 @@
 
   // ---- Figures
 
+  let before = null; // what printing has changed, while it lasts
+
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
   function themed(spec) {
     const [ink, rule, paper] = ["--ink", "--rule", "--paper"].map(colour);
     const { data, layout: given } = spec;
     const layout = { ...given, paper_bgcolor: paper, plot_bgcolor: paper, autosize: true, uirevision: "kept" };
-    delete layout.width;
+    layout.width = before ? PRINTED : undefined;
     layout.font = { family: getComputedStyle(document.body).fontFamily, size: 13, ...given.font, color: ink };
     layout.hoverlabel = { ...given.hoverlabel, font: { ...given.hoverlabel?.font, family: layout.font.family } };
     const axes = new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))]);
     for (const axis of axes) {
-      layout[axis] = { ...given[axis], gridcolor: rule, zerolinecolor: rule, linecolor: rule, tickcolor: rule };
+      const title = given[axis]?.title && { ...given[axis].title, font: { size: 14, ...given[axis].title.font } };
+      layout[axis] = { ...given[axis], title, gridcolor: rule, zerolinecolor: rule, linecolor: rule, tickcolor: rule };
     }
     for (const control of ["sliders", "updatemenus"]) {
       if (given[control]) layout[control] = given[control].map((one) => ({ ...one, bgcolor: paper, bordercolor: rule, font: { color: ink } }));
@@ -57,26 +61,53 @@
     return { data, layout };
   }
 
+  // plotly.js, as gzip in base64; the same script as if it stood in the page. False where the browser cannot unpack it.
+  async function load() {
+    if (!globalThis.DecompressionStream) return false;
+    const packed = Uint8Array.from(atob(byId("plotly").textContent), (letter) => letter.charCodeAt(0));
+    const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    document.head.append(el("script", { textContent: await new Response(unpacked).text() }));
+    byId("plotly").remove();
+    return true;
+  }
+
+  const loaded = () => globalThis.Plotly !== undefined;
+
   function draw(plot) {
     plot.spec ??= json(plot.dataset.spec);
+    if (!loaded()) return;
     const { data, layout } = themed(plot.spec);
-    return Plotly.react(plot, data, layout, { responsive: true, displaylogo: false });
+    const first = !plot.on;
+    layout.height += plot.legend ?? 0;
+    layout.legend = { ...layout.legend, maxheight: plot.legend };
+    Plotly.react(plot, data, layout, CONFIG);
+    if (first) plot.on("plotly_afterplot", () => fit(plot));
+    fit(plot);
+  }
+
+  // The legend stands below the axes. How high it is there only the browser knows, at every width anew; Plotly would take the
+  // room from the axes, and give it a scroll bar.
+  function fit(plot) {
+    const entries = plot.querySelector(".legend .scrollbox")?.getBBox().height;
+    const height = entries ? Math.ceil(entries) + 10 : 0;
+    if (!plot.offsetWidth || height === (plot.legend ?? 0)) return;
+    plot.legend = height;
+    plot.style.height = `${plot.spec.layout.height + height}px`;
+    draw(plot);
   }
 
   const drawn = () => [...document.querySelectorAll(".plot")].filter((plot) => plot.spec);
   const redraw = () => drawn().forEach(draw);
   // What is hidden does not notice that the window changes.
-  const resize = () => drawn().filter((plot) => plot.offsetWidth).forEach((plot) => Plotly.Plots.resize(plot));
+  const resize = () => drawn().filter((plot) => plot.on && plot.offsetWidth).forEach((plot) => Plotly.Plots.resize(plot));
 
   // One after the other, so that the page answers in between.
   function drawAll() {
     const next = [...document.querySelectorAll("#content .plot")].find((plot) => !plot.spec);
-    if (!next || byId("content").hidden) return;
+    if (!next || !loaded() || byId("content").hidden) return;
     draw(next);
     setTimeout(drawAll);
   }
-
-  let before = null; // what printing has changed, while it lasts
 
   // Paper is white and as wide as it is: figures are drawn for it, tables that are wider made smaller.
   function beforePrint() {
@@ -84,10 +115,7 @@
     before = { theme: root.dataset.theme };
     root.dataset.theme = "light";
     root.classList.add("printing");
-    document.querySelectorAll("#content .plot").forEach((plot) => {
-      draw(plot);
-      Plotly.relayout(plot, { width: PRINTED });
-    });
+    document.querySelectorAll("#content .plot").forEach(draw);
     document.querySelectorAll("#content .scroll > table").forEach((table) => {
       table.style.zoom = Math.min(1, PRINTED / table.offsetWidth);
     });
@@ -342,4 +370,9 @@
   addEventListener("afterprint", afterPrint);
   route();
   if (live) follow();
+  load().catch(() => false).then((done) => {
+    byId("lacking").hidden = done;
+    redraw();
+    drawAll();
+  });
 })();
