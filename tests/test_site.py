@@ -19,11 +19,12 @@ from pathlib import Path
 
 import pytest
 from command import Shell
-from report_database import add_run, spec
+from report_database import add_partition, add_run, spec
 from site_database import MADE, RUNNING, SNEAKY, fill
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
+from pflbench.report import labels
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.interactive import FIGURES
 from pflbench.site import html, page, runs, serve
@@ -312,3 +313,46 @@ def test_serve_command_refuses_what_it_cannot_show(shell: Shell, engine: Engine,
     with sqlite3.connect(tmp_path / "results.db") as connection:
         connection.execute(f"UPDATE {db.VERSION_TABLE} SET version_num = '0001'")
     assert "pflbench db upgrade" in shell.refused("serve", "--db", "results.db")
+
+
+def test_the_contents_name_the_tables_and_figures_of_the_papers(engine: Engine) -> None:
+    built, text = made(engine)
+    contents = re.sub(r"<[^>]+>", " ", text[text.index("<nav") : text.index("</nav>")])
+    assert re.search(r"Accuracy\s+FedALA, Table 2, Table 7\s", contents)
+    assert re.search(r"Overhead\s+FedALA, Table 3\s", contents)
+    assert re.search(
+        r"Samples per client and class of each partition\s+FedALA, Figure 6, Figure 7, Figure 8, Figure 9\s", contents
+    )
+    missing = {(one.kind, one.name): one.source for one in built.missing}
+    assert missing["table", "heterogeneity"] == "FedALA, Table 4"
+    assert missing["plot", "trajectory"] == "FedALA, Figure 4"
+    assert missing["plot", "heterogeneity"] == ""
+
+
+def test_a_page_of_18_runs_of_the_papers_length_is_under_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """18 methods with 2,000 rounds and 20 clients, whose numbers are as long as numbers get; each with a page of its own."""
+    import numpy as np
+
+    monkeypatch.chdir(tmp_path)
+    large = db.connect(db.to_url("large.db"))
+    rng = np.random.default_rng(0)
+    kept = add_partition(large)
+    assert len(labels.METHODS) == 18
+    for method in labels.METHODS:
+        run = add_run(large, spec(method, rounds=2000), [0.1], partition=kept)
+        clients = RoundRecord(
+            1, 0.5, clients=np.arange(20), correct=rng.integers(0, 900, 20), total=np.full(20, 900), loss=rng.random(20)
+        )
+        write.write_round(large, run, clients)
+        values = rng.random((2000, 6)).tolist()
+        columns = "accuracy, test_loss, train_loss, seconds_receive, seconds_update, seconds_evaluate"
+        with sqlite3.connect(str(large.url.database)) as connection:
+            connection.executemany(
+                f"INSERT INTO round (run_id, round, {columns}) VALUES ({', '.join('?' * 8)})",
+                [(run, t, *row) for t, row in enumerate(values[2:], start=2)],
+            )
+    built, text = made(large)
+    assert len(built.pages) == 18
+    assert len(text.encode()) < 3_000_000
+    assert text.count('<script type="application/json" id="run-data-') == 18
+    large.dispose()

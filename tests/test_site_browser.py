@@ -66,6 +66,9 @@ def test_it_loads_without_the_network_and_draws_its_figures(tab: Tab, file: str)
     assert tab.requests == [file]
     names = tab.page.locator("#figures-curves .legendtext").all_text_contents()
     assert {"Local", "FedAvg", "Ditto"} <= set(names)
+    buttons = "(plot) => [...plot.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title)"
+    own = ["Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]
+    assert all(plot.evaluate(buttons) == own for plot in plots.all()), "Plotly's have one that uploads the figure"
 
 
 WIDTHS = (400, 1100, 1900)  # pixels: a telephone, a laptop, a wide screen

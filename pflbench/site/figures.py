@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import Entry, chosen
+from pflbench.report.papermap import sources
 from pflbench.site.filters import Filters, Missing
 
 
@@ -36,6 +37,11 @@ class Group:
     name: str
     title: str
     figures: tuple[Figure, ...]
+
+    @property
+    def source(self) -> str:
+        """Where the papers have it: "FedALA, Figure 4"."""
+        return sources("plot", self.name)
 
     @property
     def runs(self) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from pflbench.report.papermap import sources
+
 
 @dataclass(frozen=True)
 class Filters:
@@ -34,3 +36,7 @@ class Missing:
     title: str
     reason: str
     hint: str
+
+    @property
+    def source(self) -> str:
+        return sources(self.kind, self.name)

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import TABLES
 from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.papermap import sources
 from pflbench.report.render import render
 from pflbench.site.filters import Filters, Missing
 
@@ -48,6 +49,11 @@ class TableView:
     notes: tuple[str, ...]
     runs: tuple[int, ...]
     csv: str
+
+    @property
+    def source(self) -> str:
+        """Where the papers have it: "FedALA, Table 4"."""
+        return sources("table", self.name)
 
 
 def views(engine: Engine, filters: Filters) -> tuple[tuple[TableView, ...], tuple[Missing, ...]]:

@@ -6,7 +6,9 @@
   const json = (id) => (byId(id) ? JSON.parse(byId(id).textContent) : null);
   const PRINTED = 680; // pixels: the width of a page of A4 between its margins
   const POLL = 3000; // milliseconds
-  const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  // Named one by one: among Plotly's own is one that sends the figure to its makers.
+  const BUTTONS = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
+  const CONFIG = { responsive: true, displaylogo: false, modeBarButtons: BUTTONS };
 
   // An element with properties and children; text is never read as HTML.
   function el(name, properties = {}, ...children) {
