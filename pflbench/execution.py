@@ -43,6 +43,7 @@ class Execution:
     convolution: Literal["auto", "grouped", "unfolded"] = "auto"  # batched: see engine.convolution; auto: measured on a GPU
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
+    scale: str | None = None  # of the reproduction that a run is made for, if it is
 
     def engine_on(self, device: str) -> Literal["loop", "batched"]:
         """The executor, on a device such as "cpu" or "cuda:0"."""

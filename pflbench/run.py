@@ -104,7 +104,7 @@ def rounds(
                 found = write.find_run(store, spec.key)
                 assert found is not None
             checkpoints = Checkpoints(where, found.id, owner=f"{found.key}/{found.attempt}/{found.created_at}")
-            described = _begin(store, found, setting, fed, command, methods.record(spec.method.name))
+            described = _begin(store, found, setting, fed, command, how.scale, methods.record(spec.method.name))
             loop = _Loop(spec, method, fed, store, found, checkpoints, checkpoint_every, setting.central, how, described)
             with _marked(store, spec, loop):
                 yield from loop.run()
@@ -324,12 +324,20 @@ def _refuse_changed_file(found: RunRow, spec: RunSpec) -> None:
 
 
 def _begin(
-    store: sqlalchemy.Engine, run: RunRow, setting: Setting, fed: Federation, command: str, plugin: dict[str, str]
+    store: sqlalchemy.Engine,
+    run: RunRow,
+    setting: Setting,
+    fed: Federation,
+    command: str,
+    scale: str | None,
+    plugin: dict[str, str],
 ) -> dict[str, Any]:
     """Marks the run as running. Returns what was written down of where and how it is made, with notes of earlier rounds."""
     device = fed.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else environment.processor()
     described = {**environment.describe(), "command": command, "torch_threads": torch.get_num_threads()}
+    if scale is not None:
+        described["scale"] = scale
     if plugin:
         described["plugin"] = plugin
     if "notes" in run.environment:

@@ -19,10 +19,12 @@ from pflbench.cli.reports import (
     PartitionsFilter,
     RoundsFilter,
     RunsFilter,
+    Smoke,
     Status,
     WhereFilter,
     call,
     leading,
+    seen,
     uncollected,
     write_figure,
 )
@@ -55,6 +57,7 @@ def plot(
     clients: ClientsFilter = [],  # noqa: B006
     rounds: RoundsFilter = [],  # noqa: B006
     run: RunsFilter = [],  # noqa: B006
+    smoke: Smoke = False,
     where: WhereFilter = [],  # noqa: B006
     status: Status = [],  # noqa: B006
     x: Annotated[str | None, typer.Option("--x", metavar="round|seconds", help="curves: the x axis. Default: round.")] = None,
@@ -111,7 +114,7 @@ def plot(
         write_figure(drawn, target)
         return
     with leading("plot", name, db, data_dir), opened(db) as engine:
-        these = part.of(engine)
+        these = part.of(seen(engine, smoke or bool(run)))
         if surface:
             _compute_surface(name, these, given, data_dir)
         drawing = call(f"plot {name}", PLOTS[name], these, given)

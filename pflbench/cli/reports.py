@@ -69,6 +69,16 @@ Status = Annotated[
 ]
 
 
+Smoke = Annotated[bool, typer.Option("--smoke", help="With runs of `reproduce --scale smoke`, which are left out otherwise.")]
+
+
+def seen(engine: Engine, smoke: bool) -> Engine:
+    """The database as reports see it: with smoke runs where they are asked for."""
+    from pflbench.store.only import with_smoke
+
+    return with_smoke(engine) if smoke else engine
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """No search for garbage, neither now nor at the end of the process.

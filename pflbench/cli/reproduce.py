@@ -292,7 +292,7 @@ def _make(
     ahead = [one.wanted.spec for one, _ in outlook.ahead]
     for together in packs(ahead, results, data_dir, how, force=True, also_alike=made):
         (keeps, anew), names = made(together[0]), [standing(spec).wanted.name for spec in together]
-        keeping = replace(how, observe_every=keeps.observe_every, follow=keeps.follow)
+        keeping = replace(how, observe_every=keeps.observe_every, follow=keeps.follow, scale=outlook.goal.scale.name)
         options: dict[str, Any] = {"force": anew, "checkpoint_every": checkpoint_every, "command": command_line()}
         series.begin(*(places[spec.key] for spec in together))
         follow(names, execute_pack(together, results, data_dir, keeping, **options), series_view(names, quiet, series))

@@ -18,10 +18,12 @@ from pflbench.cli.reports import (
     PartitionsFilter,
     RoundsFilter,
     RunsFilter,
+    Smoke,
     Status,
     WhereFilter,
     call,
     leading,
+    seen,
     table_format,
     uncollected,
     write_table,
@@ -71,6 +73,7 @@ def table(
     clients: ClientsFilter = [],  # noqa: B006
     rounds: RoundsFilter = [],  # noqa: B006
     run: RunsFilter = [],  # noqa: B006
+    smoke: Smoke = False,
     where: WhereFilter = [],  # noqa: B006
     status: Status = [],  # noqa: B006
     select: Annotated[
@@ -140,7 +143,7 @@ def table(
     written = table_format("json" if as_json else format, output)
     part = Part(models, clients, rounds, run, where)
     with leading("table", name, db), opened(db) as engine:
-        found = call(f"table {name}", TABLES[name], part.of(engine), given).grid()
+        found = call(f"table {name}", TABLES[name], part.of(seen(engine, smoke or bool(run))), given).grid()
     if runs:
         found = found.with_runs()
     if part.words:

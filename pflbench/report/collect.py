@@ -19,6 +19,7 @@ from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import labels, looks, paper
 from pflbench.report.looks import Look
 from pflbench.store import read
+from pflbench.store.attempts import hidden_smoke
 from pflbench.store.read import Result, Select
 from pflbench.store.schema import STATUSES
 
@@ -90,6 +91,8 @@ def collect(
             "Repeat `pflbench run` to complete them, or show them as they are with --status any.",
         )
     notes = []
+    if hidden := hidden_smoke(engine):
+        notes.append(f"Not counted: {hidden} runs of `reproduce --scale smoke`; --smoke shows them.")
     if left_out:
         notes.append(f"Not counted: {_tally(left_out)}. --status any shows what they have.")
     if partial := [result for result in counted if result.status != "finished"]:
@@ -111,6 +114,8 @@ def matching(
     """The runs of any status that pass the filters, which are those of `collect`. Raises UserError where none does."""
     present = {"method": read.distinct(engine, "method"), "dataset": read.distinct(engine, "dataset")}
     if not present["method"]:
+        if hidden := hidden_smoke(engine):
+            raise NothingYet(f"There are only {hidden} smoke runs in this database.", "--smoke shows them.")
         raise NothingYet("There are no runs in this database yet.", _FIRST_RUN)
     found = read.results(
         engine,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import Engine, func, select
 
 from pflbench.store.costs import costs
+from pflbench.store.only import hides_smoke, is_smoke
 from pflbench.store.read import reading
 from pflbench.store.schema import Round, Run
 
@@ -62,3 +63,11 @@ def speeds(engine: Engine, methods: Collection[str]) -> list[Speed]:
         for id, row in rows.items()
         if id in spent
     ]
+
+
+def hidden_smoke(engine: Engine) -> int:
+    """How many runs of `reproduce --scale smoke` are not seen."""
+    if not hides_smoke(engine):
+        return 0
+    with reading(engine) as c:
+        return int(c.scalar(select(func.count()).select_from(Run).where(is_smoke())) or 0)

@@ -1,14 +1,19 @@
-"""A database of which reports see some runs alone: what they collect, list and draw is restricted in one place."""
+"""A database of which reports see some runs alone: what they collect, list and draw is restricted in one place.
+
+Runs of `reproduce --scale smoke` show that everything works, and nothing about methods: reports see them where they are named, or
+asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import ColumnElement, Engine, select, true
+from sqlalchemy import ColumnElement, Engine, func, select, true
 
 from pflbench.store.schema import Partition, Run
 
-_ONLY = "pflbench_only_runs"
+_ONLY, _SMOKE = "pflbench_only_runs", "pflbench_smoke"
+SMOKE = "smoke"
 
 
 def only(engine: Engine, run_ids: Collection[int]) -> Engine:
@@ -17,9 +22,26 @@ def only(engine: Engine, run_ids: Collection[int]) -> Engine:
 
 
 def visible(engine: Engine) -> ColumnElement[bool]:
-    """Of runs: whether they are among those that the database is restricted to, if it is."""
-    runs = engine.get_execution_options().get(_ONLY)
-    return true() if runs is None else Run.id.in_(runs)
+    """Of runs: whether they are among those that the database is restricted to, if it is; else whether they are no smoke runs."""
+    options = engine.get_execution_options()
+    if (runs := options.get(_ONLY)) is not None:
+        return Run.id.in_(runs)
+    return true() if _SMOKE in options else ~is_smoke()
+
+
+def with_smoke(engine: Engine) -> Engine:
+    """The same database, in which reports see smoke runs as well."""
+    return engine.execution_options(**{_SMOKE: True})
+
+
+def hides_smoke(engine: Engine) -> bool:
+    """Whether smoke runs are not seen."""
+    return not {_ONLY, _SMOKE} & set(engine.get_execution_options())
+
+
+def is_smoke() -> ColumnElement[bool]:
+    """Of runs: whether they were made by `reproduce --scale smoke`."""
+    return func.coalesce(Run.environment["scale"].as_string(), "") == SMOKE
 
 
 def visible_partition(engine: Engine) -> ColumnElement[bool]:
