@@ -22,7 +22,7 @@ from pflbench.store import db
 
 Cells = dict[tuple[int, ...], dict[str, Any]]
 RANKED = ("fedprox", "fedprox+ala", "ditto", "ditto+ala", "fedrep", "fedrep+ala")
-OPTIONS: dict[str, Any] = {"ranks": {"methods": RANKED, "partitions": ("Dir(0.1)",)}}
+OPTIONS: dict[str, Any] = {"ranks": {"methods": RANKED, "partitions": ("Dir(0.1)",)}, "overhead": {"paper": "always"}}
 # Where the runs of a paper's table are, in terms of the columns of `Raw.runs`; the rest is as in the table's title.
 PLACES = {
     "table2": "beta == 0.1 and dataset in ('cifar100', 'tiny', 'agnews') and not method.str.endswith('+ala') "
@@ -242,12 +242,35 @@ def test_overhead(made: Callable[[str], Grid], raw: Raw) -> None:
             expected = means["seconds_round"] / np.mean([costs(raw, run)["seconds_round"] for run in fedavg.index])
         assert record["relative_to_fedavg"] == (None if expected is None else pytest.approx(expected))
     assert any(record["seconds_initial"] > 0 for record in found.values())
-    tiny = raw.where("dataset == 'tiny' and model == 'resnet18'").iloc[0]
-    for method in ("fedavg", "ditto", "fedala"):
-        own, base = (printed("table3", tiny.replace("fedala", name), "time_per_iter_min")[0] for name in (method, "fedavg"))
-        ratios = {record["paper_relative_to_fedavg"] for record in found.values() if record["method"] == method}
-        assert len(ratios) == 1
-        assert ratios.pop() == pytest.approx(own / base)
+    at = set(raw.where("dataset == 'tiny' and model == 'resnet18' and beta == 0.1").index)
+    assert at
+    for ids, record in found.items():
+        run = raw.runs.loc[ids[0]]
+        if not at & set(ids):
+            assert {record[key] for key in record if key.startswith("paper_")} == {None, ()}, ids
+            continue
+        total, initial, each = (
+            60 * printed("table3", run, name)[0]
+            for name in ("total_time_min", "total_time_min_initial_stage", "time_per_iter_min")
+        )
+        assert (record["paper_seconds_total"], record["paper_seconds_initial"]) == (total, initial)
+        assert record["paper_rounds"] == pytest.approx((total - initial) / each)
+        base = 60 * printed("table3", run.replace("fedala", "fedavg"), "time_per_iter_min")[0]
+        assert (record["paper_seconds_round"], record["paper_relative_to_fedavg"]) == (each, pytest.approx(each / base))
+        assert "clients 4 instead of 20" in record["paper_differences"]
+
+
+def test_what_is_sent_is_what_its_formula_says(made: Callable[[str], Grid], raw: Raw) -> None:
+    """FedRep keeps its head, which is 512 x classes and a bias, to itself."""
+    seen = set()
+    for ids, record in records(made("overhead")).items():
+        run = raw.runs.loc[ids[0]]
+        head = 513 * {"tiny": 200, "cifar100": 100}.get(run.dataset, 0)
+        says = {"2 Σ": 2, "3 Σ": 3, "(1 + M) Σ": 1 + run.clients, "2 α_f Σ": 2 * (1 - head / run.parameters)}
+        assert record["multiple"] == pytest.approx(says[record["formula"]]), ids
+        assert record["parameters"] == pytest.approx(says[record["formula"]] * run.parameters)
+        seen.add(record["formula"])
+    assert seen == {"2 Σ", "3 Σ", "(1 + M) Σ", "2 α_f Σ"}
 
 
 def test_ranks(made: Callable[[str], Grid], raw: Raw) -> None:

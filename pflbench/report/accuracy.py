@@ -169,7 +169,7 @@ def _paper_notes(rows: Sequence[Row], settings: Sequence[Setting], cells: Sequen
         + ("; in brackets our mean minus the paper's." if compared else ".")
     ]
     notes += cellular.verdict_notes(cell.verdict for _, _, cell in shown if cell.difference is not None)
-    return notes + cellular.difference_notes(shown)
+    return notes + cellular.difference_notes((row, title, cell.differences) for row, title, cell in shown)
 
 
 def _shared(spec: dict[str, object]) -> dict[str, object]:

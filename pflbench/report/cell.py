@@ -136,17 +136,17 @@ def verdict_notes(verdicts: Iterable[str | None], ranked: bool = True) -> list[s
     return [rule + " open: near enough, but FedALA was not run beside it." * (OPEN in found)]
 
 
-def difference_notes(shown: Iterable[tuple[str, str, Cell]]) -> list[str]:
-    """What sets the runs' protocols apart from the paper's. shown: (row, setting, cell) where the paper's value is shown."""
-    shown = [item for item in shown if item[2].differences]
+def difference_notes(shown: Iterable[tuple[str, str, tuple[str, ...]]]) -> list[str]:
+    """What sets the runs' protocols apart from the paper's. shown: (row, setting, differences) where its value is shown."""
+    shown = [item for item in shown if item[2]]
     # What all methods of a setting have in common is the setting's, the rest is the method's.
     common: dict[str, list[str]] = {}
-    for _, title, cell in shown:
-        common[title] = [d for d in common.get(title, cell.differences) if d in cell.differences]
+    for _, title, differences in shown:
+        common[title] = [d for d in common.get(title, differences) if d in differences]
     where: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
-    for label, title, cell in shown:
+    for label, title, differences in shown:
         where[tuple(common[title])][title] = None
-        where[tuple(d for d in cell.differences if d not in common[title])][label] = None
+        where[tuple(d for d in differences if d not in common[title])][label] = None
     return [f"† protocol differs ({labels.some(list(w))}): {', '.join(d)}." for d, w in where.items() if d]
 
 

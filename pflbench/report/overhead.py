@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
-from pflbench.report import paper as reference
-from pflbench.report.collect import Row, Setting, collect
+from pflbench.errors import UserError, unknown
+from pflbench.report import table3
+from pflbench.report.accuracy import PAPER, Paper
+from pflbench.report.cell import difference_notes
+from pflbench.report.collect import Arranged, Row, Setting, collect
 from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.table3 import Printed
 from pflbench.store.costs import Cost, costs
 from pflbench.store.read import Select
 
@@ -23,12 +26,17 @@ TOLERANCE = 0.5  # points
 
 @dataclass(frozen=True)
 class Cell:
-    """One method in one setting: means over its runs. `relative`: to FedAvg in the same setting; `paper`: that in Table 3."""
+    """One method in one setting: means over its runs. `relative`: to FedAvg in the same setting.
+
+    paper: what Table 3 has of the method, where its setting is the table's; differences: what of the protocol is not.
+    """
 
     cost: dict[str, float | None]
     runs: tuple[int, ...]
     relative: float | None
-    paper: float | None
+    formula: str
+    paper: Printed | None = None
+    differences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Table:
                 tuple(Entry(_text(c, show), runs=c.runs if c and k == 0 else ()) for c in cells),
             )
             for setting, cells in zip(self.settings, zip(*self.cells, strict=True), strict=True)
-            for k, (head, show) in enumerate(_COLUMNS)
+            for k, (head, show) in enumerate(_columns(cells))
         ]
         records = tuple(
             {
@@ -58,7 +66,14 @@ class Table:
                 "hyperparameters": row.hyperparameters,
                 **cell.cost,
                 "relative_to_fedavg": cell.relative,
-                "paper_relative_to_fedavg": cell.paper,
+                "formula": cell.formula,
+                "paper_rounds": cell.paper and cell.paper.rounds,
+                "paper_seconds_total": cell.paper and cell.paper.total,
+                "paper_seconds_initial": cell.paper and cell.paper.initial,
+                "paper_seconds_round": cell.paper and cell.paper.iteration,
+                "paper_relative_to_fedavg": _relative(cell),
+                "paper_multiple": cell.paper and cell.paper.multiple,
+                "paper_differences": cell.differences,
                 "runs": cell.runs,
             }
             for row, cells in zip(self.rows, self.cells, strict=True)
@@ -77,12 +92,16 @@ def build(
     partitions: Iterable[str] = (),
     status: Collection[str] = ("finished",),
     tolerance: float = TOLERANCE,
+    paper: Paper = "auto",
 ) -> Table:
     """Costs of each method in each setting, means over its runs, beside FedAvg's.
 
-    tolerance: a run has converged at the first round within so many points of its best accuracy. Raises UserError for a tolerance
-    below 0 and where there is nothing to show.
+    paper: as of `accuracy.build`; other datasets, models and partitions never have a value. tolerance: a run has converged at the
+    first round within so many points of its best accuracy. Raises UserError for a tolerance below 0 and where there is nothing to
+    show.
     """
+    if paper not in PAPER:
+        raise unknown("value of --paper", paper, PAPER)
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
     found = collect(engine, Select("best"), methods=methods, datasets=datasets, partitions=partitions, status=status)
@@ -94,14 +113,16 @@ def build(
         for place, runs in found.cells.items()
         if any(run.id in spent for run in runs)
     }
-    cells = [[_cell(means, found.rows, i, j) for j in range(len(found.settings))] for i in range(len(found.rows))]
+    places = range(len(found.settings))
+    cells = [[_with_paper(_cell(means, found, i, j), found, i, j, paper) for j in places] for i in range(len(found.rows))]
     notes = (
         "Means over runs that differ in the seed. s/round: median over rounds of reception and update, without evaluation; "
         "x FedAvg: as a multiple of FedAvg's in the same setting.",
         f"Convergence: the first round within {tolerance:g} points of the run's best accuracy; total s: training time up to it, "
         "of which ALA's initial stage.",
-        "Communication of one participant in one round, down and up together: parameters in multiples of the model's size Sigma.",
-        "paper x FedAvg: FedALA paper (AAAI 2023), Table 3, ResNet-18 on Tiny-ImageNet, time per iteration on their GPUs.",
+        "Communication of one participant in one round, down and up together: parameters, and as a multiple of the model's size "
+        "Σ; α_f: the share of the feature extractor, M: the models that a client receives.",
+        *_paper_notes(found, cells),
         *_devices(found.settings),
         *found.notes,
     )
@@ -109,7 +130,24 @@ def build(
 
 
 def _devices(settings: Sequence[Setting]) -> list[str]:
-    return ["Times of different machines do not compare: `pflbench runs show` names the machine of a run."] if settings else []
+    said = ["Times of different machines do not compare.", "`pflbench runs show` names the machine of a run."]
+    return said if settings else []
+
+
+def _paper_notes(found: Arranged, cells: Sequence[Sequence[Cell | None]]) -> list[str]:
+    shown = [
+        (row.label, setting.title, cell.differences)
+        for row, line in zip(found.rows, cells, strict=True)
+        for setting, cell in zip(found.settings, line, strict=True)
+        if cell and cell.paper
+    ]
+    if not shown:
+        return []
+    return [
+        "paper: FedALA paper (AAAI 2023), Table 3, in seconds, on their GPUs: compare the multiples. Its rounds are those that "
+        "its total time, without the initial stage, and its time per iteration imply; M = 20.",
+        *difference_notes(shown),
+    ]
 
 
 def _mean(group: Sequence[Cost]) -> dict[str, float | None]:
@@ -119,15 +157,33 @@ def _mean(group: Sequence[Cost]) -> dict[str, float | None]:
     }
 
 
-def _cell(means: dict[tuple[int, int], Any], rows: Sequence[Row], i: int, j: int) -> Cell | None:
+def _cell(means: dict[tuple[int, int], Any], found: Arranged, i: int, j: int) -> Cell | None:
     if (i, j) not in means:
         return None
     cost, runs = means[i, j]
-    baseline = next((means[k, j][0] for k, row in enumerate(rows) if row.method == BASELINE and (k, j) in means), None)
+    baseline = next((means[k, j][0] for k, row in enumerate(found.rows) if row.method == BASELINE and (k, j) in means), None)
     relative = cost["seconds_round"] / baseline["seconds_round"] if baseline and baseline["seconds_round"] else None
-    paper = reference.seconds_per_iteration()
-    ratio = paper[rows[i].method] / paper[BASELINE] if rows[i].method in paper else None
-    return Cell(cost, runs, relative, ratio)
+    return Cell(cost, runs, relative, table3.formula(found.rows[i].method))
+
+
+def _with_paper(cell: Cell | None, found: Arranged, i: int, j: int, shown: Paper) -> Cell | None:
+    printed = table3.printed().get(found.rows[i].method)
+    if cell is None or printed is None or shown == "never":
+        return cell
+    differences = table3.differences(found.cells[i, j][0].spec)
+    if differences is None or (differences and shown == "auto"):
+        return cell
+    return replace(cell, paper=printed, differences=differences)
+
+
+def _relative(cell: Cell) -> float | None:
+    return cell.paper.iteration / table3.printed()[BASELINE].iteration if cell.paper else None
+
+
+def _columns(cells: Sequence[Cell | None]) -> list[tuple[tuple[str, ...], Any]]:
+    """With the paper's columns beside ours where one of these cells has its values."""
+    compared = any(cell and cell.paper for cell in cells)
+    return [(head, show) for head, show, is_paper in _COLUMNS if compared or not is_paper]
 
 
 def _text(cell: Cell | None, show: Any) -> str:
@@ -142,15 +198,31 @@ def _number(name: str, form: str, scale: float = 1.0) -> Any:
     return show
 
 
-_COLUMNS: tuple[tuple[tuple[str, ...], Any], ...] = (
-    (("best %",), _number("best", ".2f", 100)),
-    (("rounds to", "convergence"), _number("converged", ".0f")),
-    (("total s",), _number("seconds_total", ".1f")),
-    (("of which", "initial"), _number("seconds_initial", ".1f")),
-    (("s/round",), _number("seconds_round", ".3g")),
-    (("x FedAvg",), lambda cell: "-" if cell.relative is None else f"{cell.relative:.2f}"),
-    (("paper", "x FedAvg"), lambda cell: "" if cell.paper is None else f"{cell.paper:.2f}"),
-    (("x Sigma",), _number("multiple", ".4g")),
-    (("MB",), _number("bytes", ".4g", 1e-6)),
-    (("peak", "memory MB"), _number("peak_memory", ".0f", 1e-6)),
+def _paper(of: Any, form: str) -> Any:
+    def show(cell: Cell) -> str:
+        value = of(cell) if cell.paper else None
+        return "" if value is None else format(value, form) + " †" * bool(cell.differences)
+
+    return show
+
+
+# Head, text of a cell, whether it is the paper's.
+_COLUMNS: tuple[tuple[tuple[str, ...], Any, bool], ...] = (
+    (("best %",), _number("best", ".2f", 100), False),
+    (("rounds to", "convergence"), _number("converged", ".0f"), False),
+    (("paper", "rounds"), _paper(lambda cell: cell.paper.rounds, ".0f"), True),
+    (("total s",), _number("seconds_total", ".1f"), False),
+    (("of which", "initial"), _number("seconds_initial", ".1f"), False),
+    (("paper", "total s"), _paper(lambda cell: cell.paper.total, ",.0f"), True),
+    (("paper", "initial"), _paper(lambda cell: cell.paper.initial, ",.0f"), True),
+    (("s/round",), _number("seconds_round", ".3g"), False),
+    (("paper", "s/round"), _paper(lambda cell: cell.paper.iteration, ",.1f"), True),
+    (("x FedAvg",), lambda cell: "-" if cell.relative is None else f"{cell.relative:.2f}", False),
+    (("paper", "x FedAvg"), _paper(_relative, ".2f"), True),
+    (("communi-", "cation"), lambda cell: cell.formula, False),
+    (("x Σ",), _number("multiple", ".4g"), False),
+    (("paper", "x Σ"), _paper(lambda cell: cell.paper.multiple, ".4g"), True),
+    (("para-", "meters"), _number("parameters", ",.0f"), False),
+    (("MB",), _number("bytes", ".4g", 1e-6), False),
+    (("peak", "memory MB"), _number("peak_memory", ".0f", 1e-6), False),
 )

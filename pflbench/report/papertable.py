@@ -278,7 +278,7 @@ def _paper_notes(declared: Declared, parts: Sequence[Part], shown: accuracy.Pape
     cells = [
         (line.label, part.title, cell) for part in parts for line, cell in zip(declared.lines, part.cells, strict=True) if cell
     ]
-    return notes + cellular.difference_notes(cells)
+    return notes + cellular.difference_notes((line, title, cell.differences) for line, title, cell in cells)
 
 
 def _missing(declared: Declared, parts: Sequence[Part], beside: Collection[Place]) -> list[str]:
