@@ -214,6 +214,27 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     assert (rows["ditto+ala"]["improvement"], rows["ditto+ala"]["paper_improvement"]) == (pytest.approx(8.5), 8.60)
 
 
+def test_a_hyperparameter_that_came_later_tells_runs_apart(engine: Engine) -> None:
+    """It is written down only where it is not the default."""
+
+    def gain() -> float | None:
+        table = build("applicability", engine, datasets=["tiny"])
+        return dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))["fedrep+ala"]
+
+    def uniform(method: str) -> RunSpec:
+        (one,) = plan(Request(**planned("applicability", method).options, settings=(f"{method}.aggregation=uniform",)))
+        return one
+
+    with_ala = uniform("fedrep+ala")
+    add_run(engine, with_ala, [0.5])
+    add(engine, planned("applicability", "fedrep"), 36.0)
+    assert gain() is None
+    add_run(engine, uniform("fedrep"), [0.4])
+    assert gain() == pytest.approx(10.0)
+    place = planned("applicability", "fedrep+ala").place
+    assert paper.differences(with_ala.model_dump(mode="json"), Select(), place) == ("aggregation uniform",)
+
+
 def test_the_papers_improvements_are_its_accuracies_differences() -> None:
     for of in DECLARED["applicability"].cells:
         base = planned("applicability", of.line.method.removesuffix("+ala"), dataset=of.place.dataset).reference

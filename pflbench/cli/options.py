@@ -172,7 +172,8 @@ Preset = Annotated[
     typer.Option(
         metavar="NAME",
         autocompletion=completion(_presets),
-        help="A set of hyperparameters, below --set; fedala2022: what PFLlib did when the FedALA paper was written.",
+        help="A set of hyperparameters, below --set; fedala2022: what PFLlib did when the FedALA paper was written; "
+        "heurfedamp2021: the values of HeurFedAMP's authors.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Of initialisation, batches and sampling. Default: 0.")]

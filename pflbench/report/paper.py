@@ -389,7 +389,8 @@ def _balanced(spec: dict[str, Any]) -> bool:
 
 
 def _instead(items: Iterable[tuple[str, Any, Any]]) -> tuple[str, ...]:
-    return tuple(f"{name} {_text(ours)} instead of {_text(paper)}" for name, ours, paper in items if ours != paper)
+    told = (f"{name} {_text(ours)} instead of {_text(paper)}" for name, ours, paper in items if ours != paper)
+    return tuple(text.removesuffix(" instead of absent") for text in told)  # a hyperparameter that came after the paper's
 
 
 def _text(value: Any) -> str:

@@ -233,8 +233,10 @@ def _improvement(found: Arranged, j: int, cell: Cell | None, row: Row | None) ->
     # What ALA itself decides of the method is not the same, nor could it be.
     own = paper.hyperparameters(base)
     decided = {name for name, value in own.items() if paper.hyperparameters(row.method).get(name) != value}
+    mine = {k: v for k, v in row.hyperparameters.items() if k in own or k not in paper.hyperparameters("fedala")}
     for i, other in enumerate(found.rows):
-        same = all(row.hyperparameters.get(k) == v for k, v in other.hyperparameters.items() if k not in decided)
+        # Hyperparameters that came later are there on one side alone.
+        same = all(mine.get(k) == other.hyperparameters.get(k) for k in {*mine, *other.hyperparameters} - decided)
         if other.method == base and same and (i, j) in found.cells:
             values = [100 * run.value for run in found.cells[i, j] if run.value is not None]
             return cell.mean - sum(values) / len(values)
