@@ -200,16 +200,16 @@ def test_all_of_it_from_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "a mix with the global model fits local data less than what was trained"
     )
     assert "--client" in shell.refused("plot", "loss", "--client", "1")
-    assert "see the README" in " ".join(shell("plot", "--help").out.replace("│", " ").split())
+    assert "docs/tables-and-figures.md" in " ".join(shell("plot", "--help").out.replace("│", " ").split())
 
 
-def test_every_plot_is_named_in_the_help_and_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+def test_every_plot_is_named_in_the_help_and_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "tables-and-figures.md").read_text(encoding="utf-8")
     from pflbench.cli.plot import NAMES
 
     for name in PLOTS:
         assert name in NAMES
-        assert f"`plot {name}`" in readme or f"`{name}`" in readme, name
+        assert f"`plot {name}`" in page or f"`{name}`" in page, name
 
 
 def test_they_import_no_more_than_the_others() -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     "curves, distribution, overhead, scalability, heterogeneity, fairness, ranks, attention, ala-weights, ala-convergence, "
-    "trajectory or loss: see the README."
+    "trajectory or loss: see docs/tables-and-figures.md."
 )
 
 
