@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import Executor
+from pflbench.engine.executor import Executor, Given, Grad, Objective, Step, Walked
+
+LARGEST = "largest_gradient"
 
 
 @dataclass(frozen=True)
@@ -31,3 +36,22 @@ class Course:
             base=self.base[at],
             buffers=self.buffers[at],
         )
+
+    def walk(self, step: Step, carry: Mapping[str, Tensor], given: Given, objective: Objective | None) -> Walked:
+        """As the executor's, with the size of the largest gradient [c, 1] in the carry: not finite where one of them was not."""
+        watched = {**carry, LARGEST: self.base.new_zeros(len(self.base), 1)}
+        step = partial(watching, step=step)
+        return self.executor.walk(step, self.base, watched, given, self.buffers, self.plan, self.columns, objective=objective)
+
+
+def watching(grad: Grad, *, step: Step, largest_gradient: Tensor, **rest: Tensor) -> dict[str, Tensor]:
+    """A step that notes the size of the gradients it takes: one that clips may make a valid number of an infinite gradient."""
+    largest = largest_gradient
+
+    def noted(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
+        nonlocal largest
+        G = grad(w, part, of)
+        largest = torch.maximum(largest, G.abs().amax(-1, keepdim=True))
+        return G
+
+    return {**step(noted, **rest), LARGEST: largest}

@@ -300,11 +300,9 @@ class Federation:
     ) -> Walked:
         """An inner loop other than plain SGD: carry <- step(grad, **carry, **given) for every batch; see engine.executor.
 
-        carry: tensors [c, ...]. Raises Diverged for a non-finite loss or carry.
+        carry: tensors [c, ...]. Raises Diverged for a non-finite loss, gradient or carry.
         """
-        done = course.executor.walk(
-            step, course.base, carry, given, course.buffers, course.plan, course.columns, objective=objective
-        )
+        done = course.walk(step, carry, given, objective)
         for value in (done.loss.unsqueeze(-1), *done.carry.values()):
             self._refuse_non_finite(value, course.clients, "an inner loop")
         return done

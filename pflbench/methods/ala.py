@@ -32,13 +32,11 @@ class AlaState:
         return replace(self, trained=self.trained.index_fill(0, S, True))
 
 
-def weight_step(grad: Grad, *, W: Tensor, G_max: Tensor, local: Tensor, received: Tensor, eta: float) -> dict[str, Tensor]:
+def weight_step(grad: Grad, *, W: Tensor, local: Tensor, received: Tensor, eta: float) -> dict[str, Tensor]:
     """One mini-batch of weight learning: eq. 4, then eq. 5 with the clipping of eq. 3. Works on [m] and on [c, m]."""
     difference = received - local
     G = grad(local + difference * W)
-    # Clipping would turn an infinite gradient into a valid weight: its size is carried along so that it is noticed.
-    G_max = torch.maximum(G_max, G.abs().amax(-1, keepdim=True))
-    return {"W": (W - eta * G * difference).clamp(0, 1), "G_max": G_max}
+    return {"W": (W - eta * G * difference).clamp(0, 1)}
 
 
 @method
@@ -135,13 +133,15 @@ class ALA:
                 walked = fed.walk(
                     weight_step,
                     course.take(at),
-                    carry={"W": W[where], "G_max": W.new_zeros(len(at), 1)},
+                    carry={"W": W[where]},
                     given={"local": local[where], "received": received[where, up], "eta": self.eta},
                 )
                 W[where] = walked.carry["W"]
                 epochs[at] += 1
                 last[at] = torch.cat([last[at, 1:], walked.last_loss.double().cpu().unsqueeze(1)], dim=1)
-                means.append(torch.full((fed.size,), torch.nan).index_copy(0, A.cpu()[at], walked.loss.float().cpu()))
+                if fed.observing:
+                    nobody = torch.full((fed.size,), torch.nan, dtype=torch.float32)
+                    means.append(nobody.index_copy(0, A.cpu()[at], walked.loss.float().cpu()))
                 settled = (epochs > WINDOW) & (last.std(dim=1, correction=0) < self.threshold)
                 enough = torch.where(first_stage, settled | (epochs >= self.max_init_epochs), torch.tensor(True))
                 live &= ~(enough & (epochs >= self.min_epochs))
