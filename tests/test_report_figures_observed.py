@@ -62,14 +62,14 @@ def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine
     ax = drawing.figure.axes[0]
     # Within a group the client that one class dominates more comes first: 0 (80 %) before 2 (60 %), 3 (90 %) before 1 (50 %).
     assert [text.get_text() for text in ax.get_xticklabels()] == ["0", "2", "3", "1"]
-    expected = 100 * np.array(
-        [[NAN, 0.6, 0.2, 0.2], [0.75, NAN, 0.25, 0], [0.125, 0, NAN, 0.875], [0, 0, 0, NAN]],
-    )
-    np.testing.assert_allclose(np.ma.filled(ax.images[0].get_array(), NAN), expected)
+    expected = np.array([[NAN, 0.3, 0.1, 0.1], [6, NAN, 2, 0], [0.1, 0, NAN, 0.7], [0, 0, 0, NAN]])
+    np.testing.assert_allclose(np.ma.filled(ax.images[0].get_array(), NAN), expected, atol=1e-300)
+    assert ax.images[0].get_clim() == (0.1, 6)
     own = (0.6 + 0.75 + 0.875) / 3  # client 1 attends to nobody
     # The weights' sums are 0.5, 0, 8 and 0.8. Clients 1 and 3 go together first, then 0 and 2: these are the groups.
-    assert f"weight on others 0.65\non own group {100 * own:.0f} % (by chance 33 %), ARI 1.00" in ax.get_title()
-    strip = drawing.figure.axes[-1]
+    assert f"weight on others 0.65, on own group {100 * own:.0f} % (by chance 33 %), ARI 1.00" in drawing.caption
+    assert ax.get_title() == "FedAMP: MNIST, Pathological(2), after round 1"
+    strip = ax.child_axes[-1]
     assert [text.get_text() for text in strip.get_yticklabels()] == ["0, 1", "2, 3"]
     assert strip.get_ylabel() == "Group: its classes"
 
@@ -87,8 +87,32 @@ def test_negative_weights_are_drawn_about_zero(engine: Engine) -> None:
     p = np.array([[0.2, -0.1, 0.3, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
     add(engine, "apple", [{"relationships": p}], partition=pathological(engine), scheme=PATHOLOGICAL)
     (image,) = attention.plot(engine).figure.axes[0].images
-    assert np.nanmin(image.get_array()) == pytest.approx(-25)
-    assert image.get_clim() == (pytest.approx(-75), pytest.approx(75))
+    assert np.nanmin(image.get_array()) == pytest.approx(-0.1)
+    assert image.get_clim() == (-1, 1)
+    assert float(image.norm(0.0)) == pytest.approx(0.5)
+    assert 0.5 - float(image.norm(-0.1)) == pytest.approx(float(image.norm(0.1)) - 0.5)
+
+
+def shade(engine: Engine) -> tuple[float, str]:
+    """How dark the darkest weight on another client is, 0 being white paper; and what is written over the matrix."""
+    (ax,) = attention.plot(engine).figure.axes
+    image = ax.images[0]
+    colours = image.cmap(image.norm(image.get_array()))[~np.ma.getmaskarray(image.get_array())]
+    return float(1 - colours[:, :3].mean(axis=1).min()), " ".join(text.get_text() for text in ax.texts)
+
+
+@pytest.mark.parametrize(("size", "said"), [(2.7e-101, "below 1e-100"), (0.0, "are 0"), (2e-6, ""), (0.5, "")])
+def test_a_weight_that_is_next_to_nothing_looks_like_it(engine: Engine, size: float, said: str) -> None:
+    """Divided by their sum, these weights were all in the colour of 100 %."""
+    xi = np.array([[1, 0, size, 0], [0, 1, 0, size], [size, 0, 1, 0], [0, size, 0, 1]])
+    add(engine, "fedamp", [{"attention": xi}], partition=pathological(engine), scheme=PATHOLOGICAL)
+    dark, words = shade(engine)
+    if said:
+        assert dark < 0.01
+        assert words.replace("\n", " ").endswith(said)
+    else:
+        assert words == ""
+        assert 0.3 < dark < 0.5 if size < 1e-5 else dark > 0.6
 
 
 def test_the_round_can_be_chosen(engine: Engine) -> None:
@@ -97,7 +121,7 @@ def test_the_round_can_be_chosen(engine: Engine) -> None:
     assert "after round 2" in attention.plot(engine).figure.axes[0].get_title()
     early = attention.plot(engine, round=0).figure.axes[0]
     assert "after round 0" in early.get_title()
-    assert np.nanmax(early.images[0].get_array()) == pytest.approx(100 / 3)
+    assert np.nanmax(early.images[0].get_array()) == pytest.approx(0.25)
     with pytest.raises(UserError, match=r"(?s)after round 1\..*kept after: 0, 2"):
         attention.plot(engine, round=1)
 
@@ -120,7 +144,7 @@ def test_histograms_are_of_each_layers_weights_without_idle_clients(engine: Engi
     blocks = [[0, 2, 4], [1, 0, 2]]
     add(engine, "fedala", [{}, {"ala_weights": weights, "ala_blocks": blocks}])
     output, fc = ala_weights.plot(engine).figure.axes
-    assert (output.get_title(), fc.get_title()) == ("output", "fc")
+    assert (output.get_title(), fc.get_title()) == ("(a) output", "(b) fc")
     (drawn,) = fc.patches
     expected = np.zeros(20)
     expected[[0, 6]] = 25, 75

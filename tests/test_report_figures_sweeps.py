@@ -98,7 +98,8 @@ def test_scalability_is_over_settings_that_differ_in_the_clients_alone(engine: E
     (bars,) = accuracy.collections
     np.testing.assert_allclose([segment[:, 1] for segment in bars.get_segments()], [[60, 80], [50, 70]])
     assert [text.get_text() for text in accuracy.get_xticklabels()] == ["20", "50"]
-    assert accuracy.get_title() == "MNIST, Dir(0.1), lr 0.1"
+    assert accuracy.get_title() == "MNIST, Dir(0.1)"
+    assert "MNIST, Dir(0.1), lr 0.1" in drawing.caption
     assert "left out: Ditto" in drawing.caption
     assert drawing.runs == (1, 2, 3, 4)
     assert "20 clients" not in drawing.protocol
@@ -194,4 +195,5 @@ def test_all_texts_stay_inside(engine: Engine) -> None:
         for ax in figure.axes:
             around = ax.get_tightbbox(renderer)
             assert figure.bbox.x0 <= around.x0 < around.x1 <= figure.bbox.x1, report.__name__
-            assert legend.y1 <= around.y0 < around.y1 <= figure.bbox.y1, report.__name__
+            assert figure.bbox.y0 <= around.y0 < around.y1 <= figure.bbox.y1, report.__name__
+            assert not legend.overlaps(around), report.__name__

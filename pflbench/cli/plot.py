@@ -47,6 +47,18 @@ def _plots() -> list[str]:
     return list(PLOTS)
 
 
+def _widths() -> list[str]:
+    from pflbench.report.layout import WIDTHS
+
+    return list(WIDTHS)
+
+
+def _legends() -> list[str]:
+    from pflbench.report.layout import LEGENDS
+
+    return list(LEGENDS)
+
+
 @uncollected()
 def plot(
     name: Annotated[str, typer.Argument(metavar="PLOT", autocompletion=o.completion(_plots), help=NAMES)],
@@ -80,6 +92,21 @@ def plot(
     surface: Annotated[
         bool, typer.Option("--surface", help="trajectory: compute the loss surface, which takes minutes, and keep it.")
     ] = False,
+    width: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WIDTH",
+            autocompletion=o.completion(_widths),
+            help="one-column (3.3 in), two-column (6.9 in) or inches. Default: as the panels need.",
+        ),
+    ] = None,
+    font_size: Annotated[float, typer.Option("--font-size", metavar="POINTS", help="Of the text, at print size.")] = 7,
+    title: Annotated[
+        bool, typer.Option(" /--no-title", show_default=False, help="Without titles, for a document with a caption of its own.")
+    ] = True,
+    legend: Annotated[
+        str, typer.Option(metavar="PLACE", autocompletion=o.completion(_legends), help="auto, inside, right, below or none.")
+    ] = "auto",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .png, .pdf or .svg file. Default: the plot's name, .png.")
     ] = None,
@@ -87,12 +114,13 @@ def plot(
     data_dir: o.DataDir = o.DEFAULT_DATA,
 ) -> None:
     """Draw a figure, write it to a file, with its caption in a text file beside it, and print the file's name."""
-    from pflbench.report import PLOTS
+    from pflbench.report import PLOTS, layout
     from pflbench.report.narrow import Part
     from pflbench.report.style import SUFFIXES
 
     if name not in PLOTS:
         raise unknown("plot", name, PLOTS)
+    page = layout.Page.of(width, font_size, title, legend)
     given: dict[str, Any] = {
         "methods": methods,
         "datasets": datasets,
@@ -110,14 +138,18 @@ def plot(
     if target.suffix.lower() not in SUFFIXES:
         raise unknown("figure format", target.suffix or target.name, SUFFIXES)
     part = Part(models, clients, rounds, run, where)
-    if name == "distribution" and not part.words and (drawn := _of_data(given, db, data_dir)) is not None:
-        write_figure(drawn, target)
-        return
+    if name == "distribution" and not part.words:
+        with layout.on(page):
+            drawn = _of_data(given, db, data_dir)
+        if drawn is not None:
+            write_figure(drawn, target)
+            return
     with leading("plot", name, db, data_dir), opened(db) as engine:
         these = part.of(seen(engine, smoke or bool(run)))
         if surface:
             _compute_surface(name, these, given, data_dir)
-        drawing = call(f"plot {name}", PLOTS[name], these, given)
+        with layout.on(page):
+            drawing = call(f"plot {name}", PLOTS[name], these, given)
     if part.words:
         drawing = replace(drawing, notes=(*drawing.notes, f"Filtered: {part.words}."))
     write_figure(drawing, target)

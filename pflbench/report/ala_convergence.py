@@ -15,7 +15,8 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style
-from pflbench.report.chosen import Filters, Observed, cut, one_per_line, protocol, spread, with_arrays
+from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
+from pflbench.report.layout import Sheet, lettered
 from pflbench.report.looks import MARKERS
 from pflbench.store import observed
 from pflbench.store.read import Floats
@@ -67,7 +68,7 @@ def plot(
 def caption(panels: Sequence[Panel], client: int) -> str:
     return (
         f"Loss of client {client} over the epochs of weight learning in ALA, by round; mean over the mini-batches of an epoch, "
-        f"each before its step: {'; '.join(panel.of.title for panel in panels)}. In the first round shown with more epochs the "
+        f"each before its step: {lettered([panel.of.title for panel in panels])}. In the first round shown with more epochs the "
         "weights are learned until they converge (initial stage)."
     )
 
@@ -85,24 +86,20 @@ def panel(engine: Engine, of: Observed, client: int) -> Panel:
 
 
 def _draw(panels: Sequence[Panel]) -> Figure:
-    from matplotlib.ticker import MaxNLocator
-
     columns = min(len(panels), 2)
-    width = style.COLUMN if columns == 1 else style.PAGE
     rounds = sorted({t for panel in panels for t in panel.losses})
     looks: dict[int, dict[str, Any]] = {
         t: {"color": colour, "marker": MARKERS[k % len(MARKERS)]}
         for k, (t, colour) in enumerate(zip(rounds, style.shades(len(rounds)), strict=True))
     }
-    texts, per_line, below = style.legend([f"round {t}" for t in rounds], width)
-    several = len({panel.of.row.label for panel in panels}) > 1
-    figure, axes = style.grid(len(panels), columns, width, 1.7, titles=1 + several, below=below)
-    for k, (ax, panel) in enumerate(zip(axes, panels, strict=True)):
+    sheet = Sheet(len(panels), columns, 1.7)
+    for k, (ax, panel) in enumerate(zip(sheet.axes, panels, strict=True)):
         for t, losses in panel.losses.items():
             ax.plot(np.arange(1, len(losses) + 1), losses, markevery=max(1, len(losses) // 10), **looks[t])
-        ax.set_title(f"{panel.of.row.label}\n{panel.of.setting.title}" if several else panel.of.setting.title)
-        ax.set_xlabel("Weight-learning epoch" if k + columns >= len(panels) else "")
-        ax.set_ylabel("Local loss" if k % columns == 0 else "")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    style.key(figure, list(looks.values()), texts, per_line)
-    return figure
+        style.losses(ax, np.concatenate(list(panel.losses.values())).tolist())
+        style.whole(ax.xaxis)
+        ax.set_xlabel("Weight-learning epoch" if sheet.bottom(k) else "")
+        ax.set_ylabel("Local loss" if sheet.left(k) else "")
+    sheet.name(observed_titles([panel.of for panel in panels]))
+    sheet.key(list(looks.values()), [f"round {t}" for t in rounds])
+    return sheet.finish()

@@ -11,7 +11,8 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style
-from pflbench.report.chosen import Filters, Observed, cut, one_per_line, protocol, spread, with_arrays
+from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
+from pflbench.report.layout import COLUMN, PAGE, Sheet, lettered
 from pflbench.store import observed
 from pflbench.store.read import Floats
 
@@ -60,7 +61,8 @@ def plot(
     runs = tuple(sorted(one.run.id for one in seen))
     with style.context():
         figure = _draw(drawn)
-        return style.Drawing(figure, caption(seen), (*found.notes, *notes), runs, protocol([one.setting for one in seen]))
+        said = f"{caption(seen)} Panels: {lettered([panel.layer for panel in drawn])}." if len(drawn) > 1 else caption(seen)
+        return style.Drawing(figure, said, (*found.notes, *notes), runs, protocol([one.setting for one in seen]))
 
 
 def caption(seen: Sequence[Observed]) -> str:
@@ -99,12 +101,10 @@ def _draw(panels: Sequence[Panel]) -> Figure:
     rounds = sorted({t for panel in panels for t in panel.shares})
     colours = dict(zip(rounds, style.shades(len(rounds)), strict=True))
     columns = min(len(panels), 2)
-    width = style.COLUMN if len(panels) <= 2 else style.PAGE
-    texts, per_line, below = style.legend([f"round {t}" for t in rounds], width)
     several = len({panel.of.title for panel in panels}) > 1
-    figure, axes = style.grid(len(panels), columns, width, 1.4, titles=1 + several, below=below)
+    sheet = Sheet(len(panels), columns, 1.4, width=COLUMN if len(panels) <= 2 else PAGE)
     edges = np.linspace(0, 1, BINS + 1)
-    for k, (ax, panel) in enumerate(zip(axes, panels, strict=True)):
+    for k, (ax, panel) in enumerate(zip(sheet.axes, panels, strict=True)):
         for t, shares in panel.shares.items():
             # Where there is none, the line goes below the axis: a logarithm has no 0.
             ax.stairs(np.maximum(shares, 1e-9), edges, color=colours[t], linewidth=0.9)
@@ -113,8 +113,9 @@ def _draw(panels: Sequence[Panel]) -> Figure:
         ax.set_yticks([], minor=True)
         ax.set_ylim(0.5 * min(shares[shares > 0].min() for shares in panel.shares.values()), 150)
         ax.set_xlim(0, 1)
-        ax.set_title(f"{panel.of.title}\n{panel.layer}" if several else panel.layer)
-        ax.set_xlabel("Weight" if k + columns >= len(panels) else "")
-        ax.set_ylabel("Share of weights (%)" if k % columns == 0 else "")
-    style.key(figure, [{"color": colours[t]} for t in rounds], texts, per_line)
-    return figure
+        ax.set_xlabel("Weight" if sheet.bottom(k) else "")
+        ax.set_ylabel("Share of weights (%)" if sheet.left(k) else "")
+    of = observed_titles([panel.of for panel in panels])
+    sheet.name([f"{title}: {panel.layer}" if several else panel.layer for title, panel in zip(of, panels, strict=True)])
+    sheet.key([{"color": colours[t]} for t in rounds], [f"round {t}" for t in rounds])
+    return sheet.finish()

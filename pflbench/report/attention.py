@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,9 +12,10 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style
-from pflbench.report.chosen import Filters, Observed, cut, one_per_line, protocol, with_arrays
+from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, with_arrays
+from pflbench.report.layout import Sheet, lettered, small
 from pflbench.store import observed, read
-from pflbench.store.read import Integers, PartitionInfo
+from pflbench.store.read import Floats, Integers, PartitionInfo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +25,8 @@ Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 ARRAYS = ("attention", "fomo_weights", "relationships")  # [N, N], row i: what client i takes of each client's model
 COMMAND = "pflbench run -m fedamp -m apple --partition groups --observe-every 10"
-LEFT, RIGHT, STRIP = 0.72, 0.5, 0.07
+FLOOR = 1e-6  # of a weight: with less, nobody gets anything of another's model
+DIAGONAL = "#bbbbbb"
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,14 @@ class Groups:
 
 @dataclass(frozen=True)
 class Panel:
-    """shares [N, N]: of client i's weights on others the part on client j, NaN on the diagonal; clients in `order`."""
+    """weights [N, N]: of client i on client j's model; shares: their parts of the sum of their sizes. NaN on the diagonal.
+
+    Clients in `order`.
+    """
 
     seen: Observed
     round: int
+    weights: Matrix
     shares: Matrix
     groups: Groups
     order: Integers
@@ -81,11 +88,16 @@ def plot(
 
 def shares(weights: Matrix) -> Matrix:
     """Each row without its diagonal (NaN), divided by the sum of its sizes; a row of zeros stays one."""
-    others = weights.astype(np.float64)
-    np.fill_diagonal(others, np.nan)
+    others = _without_own(weights)
     total = np.nansum(np.abs(others), axis=1, keepdims=True)
     made: Matrix = others / np.where(total > 0, total, 1)
     return made
+
+
+def _without_own(weights: Matrix) -> Matrix:
+    others: Matrix = weights.astype(np.float64)
+    np.fill_diagonal(others, np.nan)
+    return others
 
 
 def groups(partition: PartitionInfo) -> Groups:
@@ -124,7 +136,7 @@ def panel(engine: Engine, of: Observed, t: int) -> Panel:
     attends = ~np.isnan(made).all(axis=1) & (np.nansum(np.abs(made), axis=1) > 0)
     inside = float(np.nansum(np.abs(made) * same, axis=1)[attends].mean()) if attends.any() else 0.0
     chance = float(((same.sum(axis=1) - 1) / max(1, len(same) - 1)).mean())
-    return Panel(of, t, made, held, order, total, inside, chance, recovered(made, held.of))
+    return Panel(of, t, _without_own(weights), made, held, order, total, inside, chance, recovered(made, held.of))
 
 
 def recovered(shares: Matrix, groups: Integers) -> float:
@@ -152,42 +164,65 @@ def measured(panel: Panel) -> str:
     return f"weight on others {panel.total:.2g}, {own}, ARI {panel.rand:.2f}"
 
 
+def scale(weights: Floats) -> tuple[float, float]:
+    """The sizes between which weights are told apart, by their logarithm.
+
+    From the smallest above FLOOR to the largest, 1 at least: little has the colour of little, even where nobody has more.
+    """
+    sizes = np.abs(weights[np.isfinite(weights)])
+    high = max(1.0, sizes.max(initial=0))
+    seen = sizes[sizes >= FLOOR]
+    low = 10.0 ** math.floor(math.log10(seen.min())) if len(seen) else FLOOR
+    return min(low, high / 10), high
+
+
+def nothing(weights: Matrix) -> str | None:
+    """In words, that no client draws on another by as much as FLOOR."""
+    most = float(np.nanmax(np.abs(weights), initial=0))
+    if most >= FLOOR:
+        return None
+    return f"all weights on others\nbelow 1e{math.ceil(math.log10(most))}" if most else "all weights on others\nare 0"
+
+
 def _draw(panels: Sequence[Panel]) -> Figure:
-    columns = min(len(panels), 2)
-    width = style.COLUMN if columns == 1 else style.PAGE
-    side = (width - LEFT - RIGHT - (columns - 1) * (LEFT + RIGHT)) / columns
-    figure, axes = style.grid(len(panels), columns, width, side, titles=4, below=0, left=LEFT, right=RIGHT, gap=LEFT + RIGHT)
-    for k, (ax, panel) in enumerate(zip(axes, panels, strict=True)):
+    sheet = Sheet(len(panels), min(len(panels), 2), 0.0, cell=2.6, square=True)
+    for k, (ax, panel) in enumerate(zip(sheet.axes, panels, strict=True)):
         _draw_matrix(ax, panel)
         _draw_groups(ax, panel)
-        head = f"{panel.seen.row.label}, after round {panel.round}"
-        ax.set_title("\n".join((head, panel.seen.setting.title, *measured(panel).split(", ", 1))))
-        ax.set_xlabel("Client whose model is drawn on" if k + columns >= len(panels) else "")
-    return figure
+        ax.set_xlabel("Client whose model is drawn on" if sheet.bottom(k) else "")
+    of = observed_titles([panel.seen for panel in panels], named=True)
+    sheet.name([f"{title}, after round {panel.round}" for title, panel in zip(of, panels, strict=True)])
+    return sheet.finish()
 
 
 def _draw_matrix(ax: Axes, panel: Panel) -> None:
-    drawn = 100 * panel.shares[np.ix_(panel.order, panel.order)]
-    most = float(np.nanmax(np.abs(drawn), initial=0)) or 1.0
-    negative = bool((drawn < 0).any())
-    image = ax.imshow(
-        drawn,
-        cmap="PuOr_r" if negative else "viridis",
-        vmin=-most if negative else 0,
-        vmax=most,
-        aspect="auto",
-        interpolation="nearest",
-    )
-    ax.set_facecolor("#bbbbbb")  # the diagonal
-    box = ax.get_position()
-    beside = ax.figure.add_axes((box.x1 + 0.06 / _width(ax), box.y0, STRIP / _width(ax), box.height))
-    bar = ax.figure.colorbar(image, cax=beside)
-    bar.set_label("Share of a client's weights on others (%)", size=6, labelpad=1)
-    bar.ax.tick_params(labelsize=6, pad=1)
+    from matplotlib import colormaps
+    from matplotlib.colors import LogNorm, Normalize, SymLogNorm
+
+    drawn = np.ma.masked_invalid(panel.weights[np.ix_(panel.order, panel.order)])
+    low, high = scale(drawn.compressed())
+    norm: Normalize
+    if (drawn < 0).any():
+        colours, norm = colormaps["PuOr_r"], SymLogNorm(low, linscale=0.5, vmin=-high, vmax=high)
+    else:
+        # The more, the darker: what is below the scale is white.
+        colours, norm = colormaps["viridis_r"].with_extremes(under="white"), LogNorm(low, high, clip=False)
+        drawn = np.ma.array(np.maximum(drawn.data, np.finfo(float).tiny), mask=drawn.mask)  # a logarithm has no 0
+    image = ax.imshow(drawn, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    ax.set_facecolor(DIAGONAL)
+    bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.035, 1)), extend="min" if (drawn < low).any() else "neither")
+    if (drawn >= 0).all():
+        ticks = [10.0**k for k in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
+        bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    bar.set_label("Weight on the other's model", size=small(), labelpad=1)
+    bar.ax.tick_params(labelsize=small(), pad=1)
+    bar.ax.tick_params(which="minor", length=0)
     ax.grid(visible=False)
     every = max(1, len(drawn) // 10)
     ax.set_xticks(range(0, len(drawn), every), [str(client) for client in panel.order[::every]])
     ax.set_yticks([])
+    if said := nothing(panel.weights):
+        ax.text(0.5, 0.5, said, transform=ax.transAxes, ha="center", va="center", bbox={"facecolor": "white", "linewidth": 0.5})
 
 
 def _draw_groups(ax: Axes, panel: Panel) -> None:
@@ -196,31 +231,24 @@ def _draw_groups(ax: Axes, panel: Panel) -> None:
     starts = np.flatnonzero(np.diff(sorted_groups, prepend=-1))
     ends = np.append(starts[1:], len(sorted_groups))
     for at in starts[1:] - 0.5:
-        ax.axhline(at, color="white", linewidth=0.6)
-        ax.axvline(at, color="white", linewidth=0.6)
-    box = ax.get_position()
-    strip = ax.figure.add_axes((box.x0 - (STRIP + 0.03) / _width(ax), box.y0, STRIP / _width(ax), box.height))
+        ax.axhline(at, color="#888888", linewidth=0.5)
+        ax.axvline(at, color="#888888", linewidth=0.5)
+    strip = ax.inset_axes((-0.05, 0, 0.035, 1))
     strip.imshow(np.arange(len(starts)).repeat(ends - starts)[:, None] % 2, cmap="gray", vmin=-1, vmax=2, aspect="auto")
     strip.set_xticks([])
     strip.set_yticks((starts + ends - 1) / 2, [panel.groups.names[sorted_groups[at]] for at in starts])
-    strip.tick_params(length=0, labelsize=6, pad=1)
+    strip.tick_params(length=0, labelsize=small(), pad=1)
     strip.set_ylabel("Group: its classes" if panel.groups.true else "Most frequent class", labelpad=1)
     strip.grid(visible=False)
 
 
-def _width(ax: Axes) -> float:
-    return float(ax.figure.get_figure(root=True).get_figwidth())
-
-
 def caption(panels: Sequence[Panel]) -> str:
-    named = "; ".join(
-        f"{panel.seen.title}, after round {panel.round} (their sum: {panel.total:.3g}, median over clients)" for panel in panels
-    )
+    named = lettered([f"{panel.seen.title}, after round {panel.round}: {measured(panel)}" for panel in panels])
     return (
-        "Row i: how client i's weights on other clients' models are divided among them, in percent of the sum of their sizes; "
-        f"the weight on its own model (grey diagonal) left out: {named}. Clients are ordered by the classes that dominate their "
-        "data; lines separate the partition's groups where it has any, else clients with different most frequent classes. On own "
-        "group: mean share on clients of the same group, and what equal weights would give. ARI: adjusted Rand index of these "
-        "groups and of as many clusters of clients, by average linkage of their mean shares on each other (1: the same, 0: as by "
-        "chance)."
+        "Row i: client i's weights on other clients' models, by the logarithm of their sizes; white: less than the scale has; "
+        f"grey: the weight on its own model, and clients without weights. {named}. Weight on others: the sum of the sizes, "
+        "median over clients. Clients are ordered by the classes that dominate their data; lines separate the partition's "
+        "groups where it has any, else clients with different most frequent classes. On own group: mean share of these "
+        "weights on clients of the same group, and what equal weights would give. ARI: adjusted Rand index of these groups and "
+        "of as many clusters of clients, by average linkage of their mean shares on each other (1: the same, 0: as by chance)."
     )

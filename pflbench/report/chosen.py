@@ -105,6 +105,33 @@ def spread(values: Sequence[int], most: int) -> list[int]:
     return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
 
 
+def titles(settings: Sequence[Setting]) -> list[str]:
+    """For panels: dataset and partition, and what tells apart those of these settings that have the same."""
+    made = []
+    for setting in settings:
+        same = [other for other in settings if other.head[:2] == setting.head[:2]]
+        rest = [part for part in setting.head[2:] if not all(part in other.head for other in same)]
+        made.append(", ".join((*setting.head[:2], *rest)))
+    return made
+
+
+def observed_titles(seen: Sequence[Observed], *, named: bool = False) -> list[str]:
+    """As `titles`, with the method where there are several rows, or always; its hyperparameters where nothing else differs."""
+    rows, settings = [one.row for one in seen], titles([one.setting for one in seen])
+    if not named and len({row.label for row in rows}) == 1:
+        return settings
+    alone = len(set(settings)) == len(settings)
+    names = [labels.method_title(row.method) for row in rows] if alone else short(rows)
+    return [f"{name}: {title}" for name, title in zip(names, settings, strict=True)]
+
+
+def short(rows: Sequence[Row]) -> list[str]:
+    """The names of rows: the hyperparameters are told only where a method has several of these."""
+    different = {row.label: row.method for row in rows}
+    several = [method for method in different.values() if list(different.values()).count(method) > 1]
+    return [row.label if row.method in several else labels.method_title(row.method) for row in rows]
+
+
 def protocol(settings: Sequence[Setting]) -> str:
     """What these settings share, for a caption: model, clients and the rest of the training protocol."""
     flat = [labels.flat({key: value for key, value in s.spec.items() if key not in ("method", "seed", "data")}) for s in settings]

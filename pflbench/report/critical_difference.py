@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 
 from pflbench.report import ranks, style
 from pflbench.report.chosen import protocol
+from pflbench.report.layout import COLUMN, PAGE, Sheet, scale
 from pflbench.report.ranks import Ranks
 from pflbench.report.statistics import LEVEL
 from pflbench.store.read import Select
@@ -47,15 +48,15 @@ def plot(
 
 def _draw(table: Ranks) -> Figure:
     """Half of the names stand left of the axis, half right of it, each with its rank."""
-    letters = len(" (99.99)") + max(len(row.label) for row in table.rows)
-    beside = LETTER * letters
-    width = style.COLUMN if style.COLUMN - 2 * beside >= LEAST else max(style.PAGE, 2 * beside + LEAST)
-    figure, (ax,) = style.grid(1, 1, width, 1.0, titles=0, below=0, left=beside, right=beside)
+    beside = LETTER * scale() * (len(" (99.99)") + max(len(row.label) for row in table.rows))
+    width = COLUMN if COLUMN - 2 * beside >= LEAST else max(PAGE, 2 * beside + LEAST)
+    sheet = Sheet(1, 1, 1.0, fixed=True, width=width)
+    (ax,) = sheet.axes
     _diagram(ax, table)
-    _fit(figure, ax)
+    sheet.height = _fit(ax)
     if table.rejected:
         _critical_difference(ax, table)
-    return figure
+    return sheet.finish()
 
 
 def _diagram(ax: Axes, table: Ranks) -> None:
@@ -86,21 +87,18 @@ def _diagram(ax: Axes, table: Ranks) -> None:
         ax.plot([rank], [0], label=name, zorder=4, clip_on=False, **looks[name])
 
 
-def _fit(figure: Figure, ax: Axes) -> None:
-    """A line of text high for each row of the diagram, and no room besides."""
+def _fit(ax: Axes) -> float:
+    """A line of text high for each row of the diagram, and no room besides: inches."""
     from matplotlib.ticker import MaxNLocator
 
     lowest = min(text.get_position()[1] for text in ax.texts)
     ax.set_ylim(lowest - 0.6, ABOVE)
-    inches = LINE * (ABOVE + 0.6 - lowest)
-    figure.set_figheight(inches + 0.1)
-    box = ax.get_position()
-    ax.set_position((box.x0, 0.05 / (inches + 0.1), box.width, inches / (inches + 0.1)))
     ax.margins(x=0)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     ax.tick_params(axis="x", pad=1)
     ax.text(-0.02, 0, "Average rank", transform=ax.get_yaxis_transform(), ha="right", va="center")
     ax.grid(visible=False)
+    return LINE * scale() * (ABOVE + 0.6 - lowest)
 
 
 def _critical_difference(ax: Axes, table: Ranks) -> None:

@@ -13,8 +13,9 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError, unknown
 from pflbench.report import labels, style
 from pflbench.report import references as pfllib
-from pflbench.report.chosen import busiest, protocol
+from pflbench.report.chosen import busiest, protocol, titles
 from pflbench.report.collect import Arranged, Row, Setting, collect
+from pflbench.report.layout import Sheet, lettered
 from pflbench.report.references import ReferenceLine
 from pflbench.store import read
 from pflbench.store.read import Curve, Floats, Select
@@ -143,17 +144,17 @@ def _with_references(engine: Engine, drawn: Sequence[Panel], methods: Sequence[s
 def _draw(drawn: Sequence[Panel], rows: Sequence[Row], x: X) -> Figure:
     columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
     shown = [row for row in rows if any(line.row == row for panel in drawn for line in panel.lines)]
-    width = style.COLUMN if columns == 1 else style.PAGE
-    dashed = {line.label: line.look for panel in drawn for line in panel.references}
-    texts, per_line, below = style.legend([*(row.label for row in shown), *dashed], width)
-    titles = max(len(panel.setting.head) for panel in drawn) - 1
-    figure, axes = style.grid(len(drawn), columns, width, 1.75 if columns < 3 else 1.4, titles=titles, below=below)
-    for k, (ax, panel) in enumerate(zip(axes, drawn, strict=True)):
+    sheet = Sheet(len(drawn), columns, 1.75 if columns < 3 else 1.4)
+    for k, (ax, panel) in enumerate(zip(sheet.axes, drawn, strict=True)):
         _draw_panel(ax, panel)
-        ax.set_xlabel(XS[x] if k + columns >= len(drawn) else "")
-        ax.set_ylabel("Test accuracy (%)" if k % columns == 0 else "")
-    style.key(figure, [*(row.look.line for row in shown), *dashed.values()], texts, per_line)
-    return figure
+        if x == "round":
+            style.whole(ax.xaxis)
+        ax.set_xlabel(XS[x] if sheet.bottom(k) else "")
+        ax.set_ylabel("Test accuracy (%)" if sheet.left(k) else "")
+    sheet.name(titles([panel.setting for panel in drawn]))
+    dashed = {line.label: line.look for panel in drawn for line in panel.references}
+    sheet.key([*(row.look.line for row in shown), *dashed.values()], [*(row.label for row in shown), *dashed])
+    return sheet.finish()
 
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
@@ -168,7 +169,6 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
     for reference in panel.references:
         step = max(1, len(reference.round) // 6)
         ax.plot(reference.round, reference.accuracy, markevery=(step // 2, step), label=reference.label, **reference.look)
-    ax.set_title("\n".join((", ".join(panel.setting.head[:2]), *panel.setting.head[2:])))
     ax.margins(x=0.02)
 
 
@@ -177,7 +177,7 @@ def caption(drawn: Sequence[Panel], x: X, band: Band) -> str:
     runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
     over = "training rounds" if x == "round" else "training time, evaluation excluded"
     shaded = f" Lines: mean; bands: {BANDS[band]} over the runs." if max(counts) > 1 else ""
-    settings = "; ".join(panel.setting.title for panel in drawn)
+    settings = lettered([panel.setting.title for panel in drawn])
     dashed = [line for panel in drawn for line in panel.references]
     others = f" {pfllib.caption(dashed)}" if dashed else ""
     return f"Test accuracy, pooled over clients, over {over}: {settings}. {runs.capitalize()} per method.{shaded}{others}"

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet, UserError
 from pflbench.report import labels, style
+from pflbench.report.layout import DPI, PAGE, Sheet, lettered
 from pflbench.report.looks import COLOURS
 from pflbench.store import read
 from pflbench.store.read import PartitionInfo
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The largest circle of a panel, in widths of a square as large as the room for one client and one class. Larger ones hide
-# their neighbours.
-DIAMETER = 1.1
+# The largest circle of a panel, in the room for one client or one class, whichever is less: larger ones hide their neighbours.
+DIAMETER = 1.15
+LEAST = 5.0  # points: smaller ones are hard to see, and where there are so many most are far smaller than the largest
+MANY = 30  # clients or classes, that take a page's width
 
 
 def plot(engine: Engine, *, datasets: Iterable[str] = (), partitions: Iterable[str] = ()) -> style.Drawing:
@@ -72,43 +74,46 @@ def choose(engine: Engine, datasets: Sequence[str], partitions: Sequence[str]) -
 
 def _draw(chosen: Sequence[PartitionInfo]) -> Figure:
     columns = min(len(chosen), 2)
-    width = style.COLUMN if columns == 1 else style.PAGE
-    height = 1.9 if max(len(p.classes) for p in chosen) <= 30 else 3.2
-    figure, axes = style.grid(len(chosen), columns, width, height, titles=2, below=0)
-    for k, (ax, partition) in enumerate(zip(axes, chosen, strict=True)):
-        _prepare(ax, partition)
+    most = [max(places) for places in zip(*(p.train.shape for p in chosen), strict=True)]
+    many = max(most) > MANY
+    sheet = Sheet(len(chosen), columns, 3.2 if many else 1.9, cell=3.0 if many else 1.6, width=PAGE if many else None)
+    for k, (ax, partition) in enumerate(zip(sheet.axes, chosen, strict=True)):
+        counts = partition.train + partition.test
+        ax.set(xlim=(-0.8, len(counts) - 0.2), ylim=(-0.8, counts.shape[1] - 0.2))
+        for axis, places in zip((ax.xaxis, ax.yaxis), counts.shape, strict=True):
+            style.whole(axis)
+            axis.set_ticks([tick for tick in axis.get_ticklocs() if 0 <= tick < places])
+        ax.set_xlabel(f"Client (largest circle: {counts.max():,} samples)")
+        ax.set_ylabel("Class" if sheet.left(k) else "")
+    sheet.name([f"{labels.label_title(p.dataset)}, {p.label}, {len(p.train)} clients" for p in chosen])
+    figure = sheet.finish()
+    for ax, partition in zip(sheet.axes, chosen, strict=True):
         _circles(ax, partition)
-        ax.set_xlabel("Client" if k + columns >= len(chosen) else "")
-        ax.set_ylabel("Class" if k % columns == 0 else "")
     return figure
-
-
-def _prepare(ax: Axes, partition: PartitionInfo) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    counts = partition.train + partition.test
-    clients, classes = counts.shape
-    for limits, places in ((ax.set_xlim, clients), (ax.set_ylim, classes)):
-        beside = max(0.8, 0.03 * places)
-        limits(-beside, places - 1 + beside)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=2))
-    ax.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=2))
-    title = f"{labels.label_title(partition.dataset)}, {partition.label}, {clients} clients"
-    ax.set_title(f"{title}\nlargest circle: {counts.max():,} samples")
 
 
 def _circles(ax: Axes, partition: PartitionInfo) -> None:
     counts = partition.train + partition.test
     client, label = counts.nonzero()
-    box, (left, right), (low, high) = ax.get_window_extent(), ax.get_xlim(), ax.get_ylim()
-    # In square points, which is what scatter takes: the room there is for one client and one class.
-    room = (72 / ax.figure.dpi) ** 2 * box.width / (right - left) * box.height / (high - low)
-    area = DIAMETER**2 * room * counts[client, label] / counts.max()
-    ax.scatter(client, label, s=area, color=COLOURS[0], alpha=0.75, linewidths=0)
+    box = ax.get_window_extent()
+    points = 72 / DPI
+    widest = diameter(points * box.width, points * box.height, counts.shape)
+    # At the edges there is room for half of the largest circle.
+    for name, places, pixels in (("xlim", len(counts), box.width), ("ylim", counts.shape[1], box.height)):
+        share = widest / 2 / (points * pixels)
+        beside = max(0.6, share * (places - 1) / (1 - 2 * share) + 0.1)
+        ax.set(**{name: (-beside, places - 1 + beside)})
+    ax.scatter(client, label, s=widest**2 * counts[client, label] / counts.max(), color=COLOURS[0], alpha=0.75, linewidths=0)
+
+
+def diameter(width: float, height: float, places: tuple[int, ...]) -> float:
+    """Of the largest circle, in a panel of this size in points, for so many clients and classes."""
+    room = min(width / places[0], height / places[1])
+    return max(DIAMETER * room, min(LEAST, 2 * DIAMETER * room))
 
 
 def caption(chosen: Sequence[PartitionInfo]) -> str:
-    named = "; ".join(f"{labels.label_title(p.dataset)} {p.label} ({p.hash[:8]})" for p in chosen)
+    named = lettered([f"{labels.label_title(p.dataset)} {p.label}, {len(p.train)} clients ({p.hash[:8]})" for p in chosen])
     missing = "".join(
         f" {p.left_out:,} samples of {labels.label_title(p.dataset)} {p.label} are left out." for p in chosen if p.left_out
     )

@@ -13,8 +13,9 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style
-from pflbench.report.chosen import Filters, busiest, protocol
+from pflbench.report.chosen import Filters, busiest, protocol, titles
 from pflbench.report.collect import Arranged, Row, Setting
+from pflbench.report.layout import Sheet, lettered, scale
 from pflbench.store import read
 from pflbench.store.read import Floats, Integers, Result
 
@@ -26,6 +27,7 @@ WORST = 0.1
 LETTERS = 24  # of a method's name in a line
 MOST = 4  # settings below one another
 GREY = "#666666"
+KINDS = ("a client", "quartiles", "median", "worst tenth, mean")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def plot(
 def caption(drawn: Sequence[Panel]) -> str:
     return (
         "Test accuracy of each client after the best round of its run (ticks), quartiles (bar), median and mean of the worst "
-        f"tenth of the clients (markers): {'; '.join(panel.setting.title for panel in drawn)}. Runs that differ in the seed are "
+        f"tenth of the clients (markers): {lettered([panel.setting.title for panel in drawn])}. Runs that differ in the seed are "
         "pooled; median and worst tenth are means over runs."
     )
 
@@ -106,17 +108,13 @@ def _tested(engine: Engine, run: Result) -> read.Clients:
 
 def _draw(drawn: Sequence[Panel]) -> Figure:
     names = [[textwrap.fill(group.row.label, LETTERS) for group in panel.groups] for panel in drawn]
-    left = 0.15 + 0.056 * max(len(line) for panel in names for name in panel for line in name.splitlines())
-    texts, per_line, below = style.legend(["a client", "quartiles", "median", "worst tenth, mean"], style.COLUMN)
     lines = 1 + max(name.count("\n") for panel in names for name in panel)
-    height = (0.06 + 0.11 * lines) * max(map(len, names)) + 0.1
-    titles = max(len(panel.setting.head) for panel in drawn) - 1
-    figure, axes = style.grid(len(drawn), 1, style.COLUMN, height, titles=titles, below=below, left=left)
-    for ax, panel, named in zip(axes, drawn, names, strict=True):
+    height = scale() * ((0.06 + 0.11 * lines) * max(map(len, names)) + 0.1)
+    sheet = Sheet(len(drawn), 1, height, fixed=True)
+    for ax, panel, named in zip(sheet.axes, drawn, names, strict=True):
         _draw_panel(ax, panel)
         ax.set_yticks(range(len(named)), named)
-        ax.set_title("\n".join((", ".join(panel.setting.head[:2]), *panel.setting.head[2:])))
-    axes[-1].set_xlabel("Test accuracy of a client (%)")
+    sheet.axes[-1].set_xlabel("Test accuracy of a client (%)")
     plain: dict[str, Any] = {"color": GREY, "linestyle": ""}
     looks = [
         {**plain, "marker": "|", "markersize": 6},
@@ -124,8 +122,9 @@ def _draw(drawn: Sequence[Panel]) -> Figure:
         {**plain, "marker": "o", "markersize": 5},
         {**plain, "marker": "o", "markersize": 5, "markerfacecolor": "white"},
     ]
-    style.key(figure, looks, texts, per_line)
-    return figure
+    sheet.name(titles([panel.setting for panel in drawn]))
+    sheet.key(looks, KINDS)
+    return sheet.finish()
 
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:

@@ -11,7 +11,8 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style
-from pflbench.report.chosen import Filters, Observed, cut, one_per_line, protocol, spread, with_arrays
+from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
+from pflbench.report.layout import Sheet, lettered
 from pflbench.store import observed, read
 from pflbench.store.read import Floats
 
@@ -60,7 +61,7 @@ def caption(seen: Sequence[Observed]) -> str:
     return (
         "Training loss of the global objective: mean over clients, by their numbers of training samples, on all their training "
         "data, of the local models as trained in a round, and as initialised by ALA before a round's training: "
-        f"{'; '.join(one.title for one in seen)}."
+        f"{lettered([one.title for one in seen])}."
     )
 
 
@@ -83,17 +84,17 @@ def _mean(losses: Floats, samples: np.ndarray[Any, np.dtype[np.int64]]) -> Float
 
 def _draw(panels: Sequence[Panel]) -> Figure:
     columns = min(len(panels), 2)
-    width = style.COLUMN if columns == 1 else style.PAGE
-    texts, per_line, below = style.legend(list(LOOKS), width)
-    figure, axes = style.grid(len(panels), columns, width, 1.7, titles=2, below=below)
-    for k, (ax, panel) in enumerate(zip(axes, panels, strict=True)):
+    sheet = Sheet(len(panels), columns, 1.7)
+    for k, (ax, panel) in enumerate(zip(sheet.axes, panels, strict=True)):
         initialised, trained = LOOKS.values()
         # Row t of the database has the reception of round t + 1.
         ax.plot([t + 1 for t in panel.round], panel.initialised, **initialised)
         ax.plot(panel.round, panel.trained, **trained)
         ax.set_ylim(bottom=0)
-        ax.set_title(f"{panel.of.row.label}\n{panel.of.setting.title}")
-        ax.set_xlabel("Round" if k + columns >= len(panels) else "")
-        ax.set_ylabel("Training loss" if k % columns == 0 else "")
-    style.key(figure, list(LOOKS.values()), texts, per_line)
-    return figure
+        style.losses(ax, [*panel.initialised.tolist(), *panel.trained.tolist()])
+        style.whole(ax.xaxis)
+        ax.set_xlabel("Round" if sheet.bottom(k) else "")
+        ax.set_ylabel("Training loss" if sheet.left(k) else "")
+    sheet.name(observed_titles([panel.of for panel in panels], named=True))
+    sheet.key(list(LOOKS.values()), list(LOOKS))
+    return sheet.finish()

@@ -12,8 +12,9 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style
-from pflbench.report.chosen import Filters, busiest, protocol
+from pflbench.report.chosen import Filters, busiest, protocol, titles
 from pflbench.report.collect import Arranged, Row, Setting
+from pflbench.report.layout import Sheet, lettered
 from pflbench.store.costs import costs
 
 if TYPE_CHECKING:
@@ -98,20 +99,15 @@ def panel(engine: Engine, found: Arranged, column: int, tolerance: float = TOLER
 
 def _draw(drawn: Sequence[Panel], rows: Sequence[Row]) -> Figure:
     shown = [row for row in rows if any(point.row == row for panel in drawn for point in panel.points)]
-    width = style.COLUMN if len(drawn) == 1 else style.PAGE
-    texts, per_line, below = style.legend([*(row.label for row in shown), "Pareto front"], width)
-    titles = max(len(panel.setting.head) for panel in drawn) - 1
-    figure, axes = style.grid(2 * len(drawn), len(drawn), width, 1.5, titles=titles, below=below)
-    for k, ax in enumerate(axes):
+    sheet = Sheet(2 * len(drawn), len(drawn), 1.5, measures=2)
+    for k, ax in enumerate(sheet.axes):
         which, column = divmod(k, len(drawn))
         _draw_panel(ax, drawn[column], which)
-        if which == 0:
-            ax.set_title("\n".join((", ".join(drawn[column].setting.head[:2]), *drawn[column].setting.head[2:])))
         ax.set_xlabel(COSTS[which])
-        ax.set_ylabel("Test accuracy (%)" if column == 0 else "")
-    looks = [row.look.point for row in shown]
-    style.key(figure, [*looks, style.FRONT], texts, per_line)
-    return figure
+        ax.set_ylabel("Test accuracy (%)" if sheet.left(k) else "")
+    sheet.name(titles([panel.setting for panel in drawn]))
+    sheet.key([*(row.look.point for row in shown), style.FRONT], [*(row.label for row in shown), "Pareto front"])
+    return sheet.finish()
 
 
 def _draw_panel(ax: Axes, panel: Panel, which: int) -> None:
@@ -132,6 +128,6 @@ def caption(drawn: Sequence[Panel], tolerance: float) -> str:
     runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
     return (
         f"Best test accuracy over the training time and over the megabytes that one client sends and receives until convergence, "
-        f"the first round within {tolerance:g} points of the best: {'; '.join(panel.setting.title for panel in drawn)}. "
+        f"the first round within {tolerance:g} points of the best: {lettered([panel.setting.title for panel in drawn])}. "
         f"Means over {runs} per method. Grey line and large markers: the Pareto front. Evaluation is not counted as time."
     )

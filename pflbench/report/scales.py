@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+DECADE = 10  # of the largest to the smallest: from here on a logarithmic axis tells more
+MOST = 7  # ticks
+
 
 @dataclass(frozen=True)
 class CostScale:
@@ -32,10 +35,34 @@ def of_costs(costs: Sequence[float]) -> CostScale | None:
         return None
     low, high = min(some), max(some)
     free = min(costs) == 0
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
-        ticks = [tick for decade in decades for step in steps if low / 1.5 <= (tick := step * 10.0**decade) <= 1.5 * high]
-        if len(ticks) + free > 2:
-            break
+    ticks = _round_numbers(low / 1.5, 1.5 * high, 3 - free)
     # As far below the smallest cost as on paper, whose axis is linear for half a decade.
-    return CostScale(low, low / 2 / math.sqrt(10) if free else None, tuple(ticks), 1.5 * high)
+    return CostScale(low, low / 2 / math.sqrt(10) if free else None, ticks, 1.5 * high)
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """A logarithmic axis from low to end with round numbers as ticks."""
+
+    low: float
+    ticks: tuple[float, ...]
+    end: float
+
+
+def of_losses(losses: Sequence[float]) -> LossScale | None:
+    """None where a linear axis shows them as well: where they do not span a decade, or one is 0."""
+    if min(losses, default=0) <= 0 or max(losses) < DECADE * min(losses):
+        return None
+    low, end = min(losses) / 1.3, max(losses) * 1.3
+    ticks = _round_numbers(low, end, 3)
+    return LossScale(low, ticks[:: -(-len(ticks) // MOST)], end)
+
+
+def _round_numbers(low: float, high: float, fewest: int) -> tuple[float, ...]:
+    """Ticks of a logarithmic axis: powers of ten, or more of them where these are few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        ticks = tuple(tick for decade in decades for step in steps if low <= (tick := step * 10.0**decade) <= high)
+        if len(ticks) >= fewest:
+            break
+    return ticks

@@ -1,9 +1,8 @@
-"""How figures are written, and what they have in common. Sizes are in inches at print size: 3.3 is a column, 6.9 a page."""
+"""How figures are written, and what their axes have in common."""
 
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,22 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError, unknown
-from pflbench.report import scales
+from pflbench.report import layout, scales
+from pflbench.report.layout import Page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-COLUMN, PAGE = 3.3, 6.9
-DPI = 300
 # Unasked, a figure has few panels and is quick; what is chosen by name is drawn as long as it fits on a page.
 PANELS_UNASKED, PANELS_CHOSEN = 4, 12
 SUFFIXES = (".png", ".pdf", ".svg")
 FRONT: dict[str, Any] = {"color": "#888888", "linestyle": "-", "linewidth": 0.8}
 _RC: dict[Any, Any] = {
-    "font.size": 7,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
+    "axes.titlepad": 4,
     "axes.titley": 1.0,  # where it would be anyway, without a measurement of all ticks
     "axes.linewidth": 0.6,
     "axes.grid": True,
@@ -56,6 +53,7 @@ class Drawing:
     notes: tuple[str, ...] = field(default=())
     runs: tuple[int, ...] = ()  # the numbers of the runs it shows
     protocol: str = ""  # what these runs have in common
+    page: Page = field(default_factory=layout.page)
 
     def save(self, path: Path, provenance: str = "") -> None:
         """PNG (300 dpi), PDF or SVG by suffix, with the caption and where it comes from in the file's metadata.
@@ -71,7 +69,7 @@ class Drawing:
         # Compressing harder takes longer than everything else and saves a tenth.
         fast: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if suffix == ".png" else {}
         try:
-            with context():
+            with layout.on(self.page), context():
                 self.figure.savefig(path, metadata={entry: f"{self.caption} {provenance}".strip(), **fixed}, **fast)
             said = (self.caption, self.protocol, *self.notes, provenance)
             path.with_suffix(".caption.txt").write_text("".join(f"{line}\n" for line in said if line), encoding="utf-8")
@@ -88,22 +86,9 @@ def context() -> Iterator[None]:
     os.environ.setdefault("MPLBACKEND", "agg")
     import matplotlib
 
-    with matplotlib.rc_context(_RC):
+    size = layout.page().font_size
+    with matplotlib.rc_context({**_RC, "font.size": size, "axes.titlesize": size * 8 / 7, "axes.labelsize": size * 8 / 7}):
         yield
-
-
-def legend(texts: Sequence[str], width: float) -> tuple[list[str], int, float]:
-    """For a legend of these entries in `width` inches: the texts, wrapped where need be, the columns, the height."""
-    # At 7 pt: 0.56 inches for the handle and the space to the next column, 0.064 for a letter, 0.15 for a line.
-    wrapped = [textwrap.fill(text, int((width - 0.56) / 0.064)) for text in texts]
-    for columns in range(len(texts), 0, -1):
-        long, more = divmod(len(texts), columns)  # column by column, the first ones one longer, as Matplotlib does
-        ends = [(k + 1) * long + min(k + 1, more) for k in range(columns)]
-        filled = [wrapped[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-        letters = [max(len(line) for text in column for line in text.splitlines()) for column in filled]
-        if sum(0.56 + 0.064 * n for n in letters) <= width:
-            break
-    return wrapped, columns, 0.15 * max(sum(1 + text.count("\n") for text in column) for column in filled)
 
 
 def shades(count: int, start: float = 0.0, stop: float = 0.85) -> list[str]:
@@ -141,45 +126,18 @@ def costs(ax: Axes, of: Sequence[float]) -> None:
     ax.set_xlim(-scale.low / 8 if free else scale.low / 1.5, scale.end)
 
 
-def key(figure: Figure, looks: Sequence[dict[str, Any]], texts: Sequence[str], columns: int) -> None:
-    """The figure's legend, below its panels, of what `legend` has made of the texts."""
-    from matplotlib.lines import Line2D
+def losses(ax: Axes, of: Sequence[float]) -> None:
+    """A y axis for losses: logarithmic where they span decades."""
+    if (scale := scales.of_losses(of)) is None:
+        return
+    ax.set_yscale("log")
+    ax.set_yticks(scale.ticks, [f"{tick:g}" for tick in scale.ticks])
+    ax.set_yticks([], minor=True)
+    ax.set_ylim(scale.low, scale.end)
 
-    handles = [Line2D([], [], label=text, **look) for text, look in zip(texts, looks, strict=True)]
-    figure.legend(handles=handles, loc="lower center", ncols=columns, borderaxespad=0.3)
 
+def whole(axis: Axis) -> None:
+    """Ticks at whole numbers only, as for rounds, clients and epochs."""
+    from matplotlib.ticker import MaxNLocator
 
-def grid(
-    panels: int,
-    columns: int,
-    width: float,
-    height: float,
-    *,
-    titles: int,
-    below: float,
-    left: float = 0.54,
-    right: float = 0.14,
-    gap: float = 0.44,
-) -> tuple[Figure, list[Axes]]:
-    """An empty figure of `panels` panels in rows of `columns`, without pyplot, on the Agg canvas; sizes in inches.
-
-    `width` is the figure's, `height` a panel's axes'; `titles` is the number of lines of the longest title, `below` the
-    room for a legend. Margins are known from the text sizes: letting Matplotlib find them doubles the time of a figure.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows = -(-panels // columns)
-    top, bottom = 0.08 + 0.13 * titles, 0.4 + below
-    between = top + 0.2
-    total = top + rows * height + (rows - 1) * between + bottom
-    each = (width - left - right - (columns - 1) * gap) / columns
-    figure = Figure(figsize=(width, total), dpi=DPI)
-    FigureCanvasAgg(figure)
-    axes = []
-    for k in range(panels):
-        row, column = divmod(k, columns)
-        x = left + column * (each + gap)
-        y = bottom + (rows - 1 - row) * (height + between)
-        axes.append(figure.add_axes((x / width, y / total, each / width, height / total)))
-    return figure, axes
+    axis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))

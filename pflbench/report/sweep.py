@@ -14,6 +14,7 @@ from pflbench.errors import NothingYet
 from pflbench.report import labels, style
 from pflbench.report.chosen import protocol
 from pflbench.report.collect import Arranged, Row
+from pflbench.report.layout import Sheet, lettered
 from pflbench.store.read import Result
 
 if TYPE_CHECKING:
@@ -113,19 +114,29 @@ def draw(found: Arranged, drawn: Sequence[Sweep], measures: Sequence[Measure], x
     """A column of panels per sweep, a row of panels per measure."""
     made = [[lines(found, sweep, measure) for sweep in drawn] for measure in measures]
     shown = [row for row in found.rows if any(line.row == row for panels in made for panel in panels for line in panel)]
-    width = style.COLUMN if len(drawn) == 1 else style.PAGE
-    texts, per_line, below = style.legend([row.label for row in shown], width)
-    figure, axes = style.grid(len(measures) * len(drawn), len(drawn), width, 1.5, titles=1, below=below, left=0.62)
-    for k, ax in enumerate(axes):
+    sheet = Sheet(len(measures) * len(drawn), len(drawn), 1.5, measures=len(measures))
+    for k, ax in enumerate(sheet.axes):
         which, column = divmod(k, len(drawn))
         _draw_panel(ax, made[which][column], drawn[column].values)
-        ax.set_title(drawn[column].title if which == 0 else "")
         ax.set_xlabel(x if which == len(measures) - 1 else "")
-        ax.set_ylabel(measures[which].label if column == 0 else "")
+        ax.set_ylabel(measures[which].label if sheet.left(k) else "")
         if measures[which].from_zero:
             ax.set_ylim(bottom=0)
-    style.key(figure, [row.look.line for row in shown], texts, per_line)
-    return figure
+    sheet.name([_short(found, sweep, drawn) for sweep in drawn])
+    sheet.key([row.look.line for row in shown], [row.label for row in shown])
+    return sheet.finish()
+
+
+def _short(found: Arranged, sweep: Sweep, drawn: Sequence[Sweep]) -> str:
+    """Dataset and partition, where all have the same, and what tells apart sweeps that share them."""
+    parts = {other.title: other.title.split(", ") for other in drawn}
+
+    def head(of: Sweep) -> list[str]:
+        return [part for part in found.settings[of.columns[0]].head[:2] if part in parts[of.title]]
+
+    same = [other for other in drawn if head(other) == head(sweep)]
+    rest = [part for part in parts[sweep.title] if not all(part in parts[other.title] for other in same)]
+    return ", ".join((*head(sweep), *rest))
 
 
 def _draw_panel(ax: Axes, drawn: Sequence[Line], values: Sequence[float]) -> None:
@@ -149,4 +160,4 @@ def caption(found: Arranged, drawn: Sequence[Sweep]) -> str:
     columns = {j for sweep in drawn for j in sweep.columns}
     once = {i for i, j in found.cells if j in columns} - shown
     left_out = f" At one value only, and left out: {', '.join(found.rows[i].label for i in sorted(once))}." if once else ""
-    return "; ".join(sweep.title for sweep in drawn) + f". Lines: mean over runs; bars: minimum to maximum.{left_out}"
+    return lettered([sweep.title for sweep in drawn]) + f". Lines: mean over runs; bars: minimum to maximum.{left_out}"

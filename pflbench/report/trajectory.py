@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style
-from pflbench.report.chosen import Filters, Observed, protocol, with_arrays
+from pflbench.report.chosen import Filters, Observed, protocol, short, spread, with_arrays
 from pflbench.report.collect import Arranged
+from pflbench.report.layout import Sheet, small
 from pflbench.store import observed
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ COMMAND = (
     "pflbench run -m fedavg -m fedala --set fedala.start_round=156 -d mnist --partition pathological --rounds 200 "
     "--trajectory {}:140-200"
 )
+SHOWN = 13  # rounds with an arrow: more hide each other
+BOX: dict[str, Any] = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5}
+# Of a label and of the ways to put it, in widths of the paths.
+LABEL = np.array([0.4, 0.08])
+SIDES = tuple(np.array([x, y]) for x in (0.0, 0.28, -0.28) for y in (0.14, -0.14, 0.24, -0.24))
 GRID = 21  # points to a side of the surface
 MARGIN = 0.12  # of the plane around the paths, in widths of theirs
 BLOCK = 1 << 16  # columns in float64 at once
@@ -98,9 +105,14 @@ def caption(found: Paths, flat: Plane, surface: bool) -> str:
         f"Local model of client {found.client} in rounds {found.rounds[0]} to {found.rounds[-1]}: {found.seen[0].setting.title}, "
         f"{' and '.join(one.row.label for one in found.seen)}, seed {found.seen[0].run.seed}. Plane: the two principal "
         f"components of all models shown ({100 * flat.explained[0]:.0f} % and {100 * flat.explained[1]:.0f} % of their "
-        "variance). Circles: where a round's local training starts; squares: where it ends; numbers: the first and the last "
-        f"round. Where paths coincide, the later method covers the earlier.{contours}"
+        f"variance). Arrows: local training, from a circle to a square, {_thinned(found)}; thin lines: all of the way; numbers: "
+        f"the first and the last round. Where paths coincide, the later method covers the earlier.{contours}"
     )
+
+
+def _thinned(found: Paths) -> str:
+    every = len(found.rounds) <= SHOWN
+    return "in each round" if every else f"in {SHOWN} of the {len(found.rounds)} rounds, evenly spaced, and where ALA begins"
 
 
 def paths(
@@ -178,42 +190,73 @@ def stored_surface(engine: Engine, found: Paths, flat: Plane) -> Matrix | None:
     return stored if np.allclose(stored[..., :2], grid, rtol=1e-4, atol=1e-6 * np.abs(grid).max()) else None
 
 
+def shown(rounds: Sequence[int], begins: int | None) -> list[int]:
+    """The places of the rounds that have arrows: at most SHOWN, evenly spaced, and that in which ALA begins."""
+    places = set(spread(range(len(rounds)), SHOWN))
+    return sorted(places | {rounds.index(begins)} if begins in rounds else places)
+
+
 def _draw(found: Paths, flat: Plane, surface: Matrix | None) -> Figure:
-    texts, per_line, below = style.legend(
-        [*(one.row.label for one in found.seen), "start of a round", "end of a round"], style.COLUMN
-    )
-    figure, (ax,) = style.grid(1, 1, style.COLUMN, 2.3, titles=2, below=below, left=0.6, right=0.14 if surface is None else 0.75)
+    sheet = Sheet(1, 1, 2.3)
+    (ax,) = sheet.axes
     if surface is not None:
         _contours(ax, surface)
+    ax.update_datalim(flat.at.reshape(-1, 2))
+    ax.autoscale_view()
     for one, at in zip(found.seen, flat.at, strict=True):
         _path(ax, one, found.rounds, at)
-    ax.set_title(f"{found.seen[0].setting.title}\nclient {found.client}")
+        _beginning(ax, one, found.rounds, at, flat)
     ax.set_xlabel("First principal component")
     ax.set_ylabel("Second principal component", labelpad=1)
     ax.grid(visible=False)
+    sheet.name([f"{', '.join(found.seen[0].setting.head[:2])}, client {found.client}"])
     plain: dict[str, Any] = {"color": "#666666", "linestyle": "", "markersize": 3.5}
     looks = [{"color": one.row.look.colour, "linewidth": 1.1} for one in found.seen]
     start, end = {**plain, "marker": "o", "markerfacecolor": "white"}, {**plain, "marker": "s"}
-    style.key(figure, [*looks, start, end], texts, per_line)
-    return figure
+    sheet.key([*looks, start, end], [*short([one.row for one in found.seen]), "start of a round", "end of a round"])
+    return sheet.finish()
 
 
 def _path(ax: Axes, one: Observed, rounds: Sequence[int], at: Matrix) -> None:
-    """at [rounds, 2, 2]: thick steps for local training, thin ones for what aggregation and local initialisation do after it."""
-    colour = one.row.look.colour
-    line = at.reshape(-1, 2)
-    ax.plot(line[:, 0], line[:, 1], color=colour, linewidth=0.5)
-    ax.plot(*at.transpose(2, 1, 0), color=colour, linewidth=1.2)
-    ax.plot(at[:, 0, 0], at[:, 0, 1], color=colour, marker="o", markerfacecolor="white", markersize=2.5, linestyle="", zorder=3)
-    ax.plot(at[:, 1, 0], at[:, 1, 1], color=colour, marker="s", markersize=2.5, linestyle="", zorder=3)
+    """at [rounds, 2, 2]: arrows for local training; thin lines for all of it, with what aggregation and initialisation do."""
+    from matplotlib.patches import FancyArrowPatch
+
+    colour, begins = one.row.look.colour, one.row.hyperparameters.get("start_round")
+    line, seen = at.reshape(-1, 2), at[shown(rounds, begins)]
+    ax.plot(line[:, 0], line[:, 1], color=colour, linewidth=0.4, alpha=1 if len(seen) == len(at) else 0.4)
+    look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 6, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
+    for start, end in seen:
+        ax.add_patch(FancyArrowPatch(start, end, color=colour, zorder=2.5, **look))
+    mark: dict[str, Any] = {"color": colour, "markersize": 2.5, "linestyle": "", "zorder": 3}
+    ax.plot(seen[:, 0, 0], seen[:, 0, 1], marker="o", markerfacecolor="white", **mark)
+    ax.plot(seen[:, 1, 0], seen[:, 1, 1], marker="s", **mark)
     for t, where in ((rounds[0], at[0, 0]), (rounds[-1], at[-1, 1])):
-        ax.annotate(f"{t}", where, xytext=(3, 3), textcoords="offset points", fontsize=6)
+        ax.annotate(f"{t}", where, xytext=(3, 3), textcoords="offset points", fontsize=small(), bbox=BOX, zorder=4)
+
+
+def _beginning(ax: Axes, one: Observed, rounds: Sequence[int], at: Matrix, flat: Plane) -> None:
+    """A label where ALA begins, if that is in between: on the side where it hides least of the paths."""
     begins = one.row.hyperparameters.get("start_round")
-    if begins in rounds[1:]:
-        ax.annotate(
-            f"ALA from round {begins}", at[rounds.index(begins), 0], xytext=(12, 12), textcoords="offset points", fontsize=6,
-            arrowprops={"arrowstyle": "-", "linewidth": 0.5}, bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},
-        )  # fmt: skip
+    if begins not in rounds[1:]:
+        return
+    here = at[rounds.index(begins), 0]
+    span = np.ptp(flat.at.reshape(-1, 2), axis=0)
+    between = np.linspace(0, 1, 9)[:, None]
+    steps = [(a, b) for path in flat.at.reshape(len(flat.at), -1, 2) for a, b in pairwise(path)]
+    drawn = np.concatenate([a + between * (b - a) for a, b in steps])
+    low, high = np.array([ax.get_xlim(), ax.get_ylim()]).T
+
+    def hidden(side: Matrix) -> tuple[bool, float]:
+        """Whether the label leaves the panel, and how much of the paths it hides."""
+        centre = here + side * span
+        outside = bool(((centre - LABEL * span / 2 < low) | (centre + LABEL * span / 2 > high)).any())
+        return outside, float((np.abs(drawn - centre) < LABEL * span / 2).all(axis=1).sum())
+
+    x, y = here + min(SIDES, key=hidden) * span
+    ax.annotate(
+        f"ALA from round {begins}", here, xytext=(x, y), ha="center", va="center", fontsize=small(), bbox=BOX, zorder=4,
+        arrowprops={"arrowstyle": "-", "linewidth": 0.5},
+    )  # fmt: skip
 
 
 def _contours(ax: Axes, surface: Matrix) -> None:
@@ -222,9 +265,7 @@ def _contours(ax: Axes, surface: Matrix) -> None:
     levels = np.geomspace(low, high, 13) if low > 0 else np.linspace(low, high, 13)
     filled = ax.contourf(x, y, loss, levels=levels, cmap="Greys", alpha=0.6)
     ax.contour(x, y, loss, levels=levels, colors="#999999", linewidths=0.3)
-    box = ax.get_position()
-    beside = ax.figure.add_axes((box.x1 + 0.02, box.y0, 0.02, box.height))
-    bar = ax.figure.colorbar(filled, cax=beside)
+    bar = ax.figure.colorbar(filled, cax=ax.inset_axes((1.03, 0, 0.035, 1)))
     bar.set_ticks(levels[::3].tolist(), labels=[f"{level:.2g}" for level in levels[::3]])
     bar.set_label("Loss", labelpad=1)
-    bar.ax.tick_params(labelsize=6, pad=1)
+    bar.ax.tick_params(labelsize=small(), pad=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from pflbench.store.read import Floats, PartitionInfo
 METHOD, LABEL_LINE, AROUND = 38, 18, 110  # pixels in height: for a method, for a line of its name, beside them
 KINDS = ("a client", "quartiles", "median", "worst tenth, mean")
 # In pixels; many classes have little room.
-ROOM, HEIGHTS, LARGEST = (640, 330), (400, 760), 60
+WIDTH, HEIGHTS, AXIS, LARGEST = 640, (400, 760), 70, 60
 CLASSES = 30
 
 
@@ -147,7 +146,7 @@ def _circles(partition: PartitionInfo) -> Json:
     client, label = counts.nonzero()
     held = counts[client, label]
     clients, classes = counts.shape
-    largest = min(LARGEST, distribution.DIAMETER * math.sqrt(ROOM[0] / clients * ROOM[1] / classes))
+    largest = min(LARGEST, distribution.diameter(WIDTH, HEIGHTS[classes > CLASSES] - AXIS, (clients, classes)))
     return {
         "type": "scatter",
         "mode": "markers",
