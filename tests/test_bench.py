@@ -147,7 +147,11 @@ def test_of_an_embedding_only_the_rows_of_the_batch_move() -> None:
 @pytest.mark.parametrize("name", methods.METHODS)
 def test_counted_is_what_a_real_round_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against PyTorch's count of a round that is really trained, but for the products with which models are aggregated."""
-    monkeypatch.setattr(Federation, "mean", lambda fed, rows, S: (fed.shares(S).unsqueeze(1) * rows).sum(0))
+
+    def mean(fed: Federation, rows: Any, S: Any, aggregation: str = "weighted") -> Any:
+        return rows.mean(0) if aggregation == "uniform" else (fed.shares(S).unsqueeze(1) * rows).sum(0)
+
+    monkeypatch.setattr(Federation, "mean", mean)
     fed = federation("mlp", "batched", n=(12, 6, 11), tests=(3, 2, 4))
     samples = fed.executor.samples  # type: ignore[attr-defined]
     chosen = methods.make(methods.spec(name, {}, None))
