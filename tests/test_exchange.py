@@ -142,6 +142,9 @@ def test_filters(mine: Engine, shell: Shell) -> None:
     assert runs("-m", "fedavg", "--run", "2", "--run", "3") == ["3"]
     nothing = shell("export", "rounds", "--run", "2", "--status", "failed")
     assert (nothing.code, len(nothing.out.splitlines()), "no such rounds" in nothing.err) == (0, 1, True)
+    empty = shell("export", "rounds", "--status", "failed", "-o", "empty.csv")
+    assert (empty.code, empty.err) == (0, "No rows in empty.csv: there are no such rounds.\n")
+    assert len(Path("empty.csv").read_text().splitlines()) == 1
     assert json.loads(shell("export", "rounds", "--run", "2", "--status", "failed", "-f", "json").out) == []
 
 

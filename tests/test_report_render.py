@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report.accuracy import Table, build
+from pflbench.report.grid import Column, Entry
 from pflbench.report.render import FORMATS, render
 from pflbench.store import db
 
@@ -87,9 +89,36 @@ def test_latex_is_a_booktabs_table_of_the_same_cells(table: Table) -> None:
     assert body is not None
     rows = [line.removesuffix(r" \\").split(" & ") for line in body.group(1).splitlines()]
     assert all(len(row) == len(columns.group(1)) for row in rows)
-    assert rows[1] == ["Ditto", r"\textbf{99.50 $\pm$ 0.10}", r"99.64 $\pm$ 0.00 (-0.14)", "open", "-"]
-    assert r"\caption{Accuracy. Accuracy in \%, pooled" in text
+    assert rows[1] == ["Ditto", r"\textbf{99.50 $\pm$ 0.10}", r"99.64 $\pm$ 0.00 ($-$0.14)", "open", "--"]
+    assert r"\caption[Accuracy]{Accuracy. Accuracy in \%, pooled" in text
     assert text.count("{") == text.count("}")
+
+
+def test_latex_has_a_label_and_keeps_commands_and_runs_in_comments(table: Table) -> None:
+    notes = ("Times of A.", "`pflbench runs show` names B.", "Not run; next: pflbench run -m x.", "--status any shows it.")
+    grid = replace(table.grid().with_runs(), title="Average ranks", notes=notes)
+    text = render(grid, "latex")
+    said = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    comments = [line for line in text.splitlines() if line.startswith("%")]
+    assert r"\label{tab:average-ranks}" in said
+    assert r"\caption[Average ranks]{Average ranks. Times of A. -{}-status any shows it.}" in said
+    assert not re.search(r"`|pflbench|#", said)
+    assert "% `pflbench runs show` names B." in comments
+    assert "% Not run; next: pflbench run -m x." in comments
+    assert "% runs of Ditto, MNIST, Dir(0.1): 2, 5" in comments
+
+
+def test_a_wide_latex_table_takes_both_columns_in_blocks_of_the_pages_width(table: Table) -> None:
+    def made(columns: int, head: str = "MNIST") -> str:
+        column = Column((head,), (Entry("98.70 ± 0.20"), Entry("α_f Σ")))
+        return render(replace(table.grid(), columns=(column,) * columns), "latex")
+
+    narrow, wide, split = made(2), made(5), made(20)
+    assert (r"\begin{table}" in narrow, r"\end{table}" in narrow, r"\begin{table*}" in narrow) == (True, True, False)
+    assert (r"\begin{table*}" in wide, r"\end{table*}" in wide, wide.count(r"\begin{tabular}")) == (True, True, 1)
+    blocks = re.findall(r"\\begin\{tabular\}\{l(r+)\}", split)
+    assert (len(blocks) > 1, sum(map(len, blocks)), split.count(r"\caption"), split.count(r"\label")) == (True, 20, 1, 1)
+    assert split.count(r"$\alpha_f$ $\Sigma$") == 20
 
 
 def test_text_shows_cells_best_and_notes(table: Table) -> None:

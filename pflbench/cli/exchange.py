@@ -99,10 +99,10 @@ def export(
         else:
             with store.replacing(output) as out:
                 count = store.write(found, format, out)
-    if output is not None:
+    if not count:
+        message(f"No rows{'' if output is None else f' in {output}'}: there are no such {kind}.")
+    elif output is not None:
         message(f"Wrote {output}: {count:,} rows.")
-    elif not count:
-        message(f"There are no such {kind}.")
 
 
 def import_(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 
 from pflbench.errors import unknown
@@ -17,8 +18,9 @@ from pflbench.report.grid import Column, Entry, Grid
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$",
-    "<": "$<$", ">": "$>$",
+    "<": "$<$", ">": "$>$", "\N{MINUS SIGN}": "$-$", "Σ": r"$\Sigma$", "α": r"$\alpha$", "β": r"$\beta$", "²": "$^2$",
 }  # fmt: skip
+_LATEX_COLUMN, _LATEX_PAGE = 50, 110  # characters in a column of text, and over a page in \footnotesize
 
 
 def render(table: Grid, format: str = "text", *, width: int | None = None) -> str:
@@ -70,33 +72,67 @@ def _markdown(table: Grid, width: int | None) -> str:
 
 
 def _latex(table: Grid, width: int | None) -> str:
+    """As wide as its columns need: `table*` over both columns of a page, in blocks beyond its width."""
     columns = table.columns
+    widths = [max(len(line) for line in (*c.head, *(_bare(e.text) for e in c.entries))) + 2 for c in columns]
+    names = max(len(label) for label in table.labels)
+    kind = "table*" if names + sum(widths) > _LATEX_COLUMN else "table"
+    blocks = _blocks(widths, max(_LATEX_PAGE - names, *widths))
+    said = [note for note in table.notes if not _for_the_shell(note)]
+    lines = [
+        *(f"% {note}" for note in ("needs \\usepackage{booktabs}", *filter(_for_the_shell, table.notes), *_latex_runs(table))),
+        rf"\begin{{{kind}}}",
+        r"\centering",
+        *(["\\footnotesize"] if kind == "table*" else []),
+        rf"\caption[{_escape(table.title)}]{{{_escape(' '.join((table.title + '.', *said)))}}}",
+        rf"\label{{tab:{'-'.join(table.title.lower().split())}}}",
+    ]
+    for k, block in enumerate(blocks):
+        lines += [*([r"\medskip", ""] if k else []), *_tabular(table, [columns[j] for j in block])]
+    return "\n".join([*lines, rf"\end{{{kind}}}"])
 
+
+def _tabular(table: Grid, columns: Sequence[Column]) -> list[str]:
     def head(column: Column) -> str:
-        inner = r" \\ ".join(_escape(part) for part in column.head)
-        return rf"\shortstack{{{inner}}}" if len(column.head) > 1 else inner
+        parts = [_escape(part) for part in column.head if part]
+        inner = r" \\ ".join(parts)
+        return rf"\shortstack[r]{{{inner}}}" if len(parts) > 1 else inner
 
     def entry(e: Entry) -> str:
-        text = _escape(e.text.removesuffix(" *"))
+        text = "--" if e.text == "-" else _escape(_bare(e.text))
         return rf"\textbf{{{text}}}" if e.best else text
 
     rows = [" & ".join([_escape(label), *(entry(c.entries[i]) for c in columns)]) for i, label in enumerate(table.labels)]
-    return "\n".join(
-        [
-            r"% needs \usepackage{booktabs}",
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_escape(table.title)}. {_escape(' '.join(table.notes))}}}",
-            rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
-            r"\toprule",
-            " & ".join(["Method", *map(head, columns)]) + r" \\",
-            r"\midrule",
-            *(row + r" \\" for row in rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-    )
+    return [
+        rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
+        r"\toprule",
+        " & ".join(["Method", *map(head, columns)]) + r" \\",
+        r"\midrule",
+        *(row + r" \\" for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def _bare(text: str) -> str:
+    """Without the star of the best, which is bold, and without the numbers of runs, which stand in a comment."""
+    return re.sub(r" #\d+(, \d+)*", "", text.removesuffix(" *"))
+
+
+def _for_the_shell(note: str) -> bool:
+    """Commands are for the person who makes the table, not for its readers."""
+    return "`" in note or "pflbench " in note or note.startswith("#")
+
+
+def _latex_runs(table: Grid) -> list[str]:
+    """A line for each cell that names its runs."""
+    return [
+        f"runs of {label}, {', '.join(column.head)}: {', '.join(map(str, entry.runs))}"
+        for i, label in enumerate(table.labels)
+        for column in table.columns
+        for entry in [column.entries[i]]
+        if entry.runs and " #" in entry.text
+    ]
 
 
 def _csv(table: Grid, width: int | None) -> str:
@@ -133,7 +169,9 @@ def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def _escape(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in text)
+    """A minus is no hyphen, and two hyphens, as of an option, are no dash."""
+    text = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
+    return "".join(_LATEX.get(c, c) for c in text).replace("--", "-{}-").replace(r"$\alpha$\_f", r"$\alpha_f$")
 
 
 FORMATS: dict[str, Callable[[Grid, int | None], str]] = {
