@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pflbench import data, methods, models
 from pflbench.errors import UserError, unknown, why
 from pflbench.methods.placement import SUFFIX
-from pflbench.partition.pfllib import describe
+from pflbench.partition.pfllib import describe, sample_shape
 from pflbench.spec import (
     IID,
     DataSpec,
@@ -112,15 +112,20 @@ class Request:
     dtype: str | None = None
 
 
-def plan(request: Request) -> list[RunSpec]:
+def plan(request: Request, parsed: dict[str, DataSpec] | None = None) -> list[RunSpec]:
     """All runs of a request, validated, in the order dataset, seed, method: results that belong together come together.
 
+    parsed: what -d has named before, kept by the caller of many plans: to look at the data again takes its time.
     Raises UserError for unknown names, values out of range and options that do not belong to the chosen partition.
     """
     if not request.methods:
         raise UserError("No method given.", f"Add -m/--method, one or more of: {', '.join(sorted(methods.names()))}.")
     names = _names(request)
-    settings, seeds, places = _settings(request.settings, names), _seeds(request), _places(request)
+    settings, seeds, places = (
+        _settings(request.settings, names),
+        _seeds(request),
+        _places(request, {} if parsed is None else parsed),
+    )
     trained = [methods.spec(name, settings[name], request.preset) for name in names]
     specs = [
         _run(request, dataset, partition, method, seed) for dataset, partition in places for seed in seeds for method in trained
@@ -174,7 +179,7 @@ def _names(request: Request) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _places(request: Request) -> list[tuple[DataSpec, PartitionSpec]]:
+def _places(request: Request, parsed: dict[str, DataSpec]) -> list[tuple[DataSpec, PartitionSpec]]:
     """Data and partition of each dataset of a request. A PFLlib folder brings its data along: -d then only names the dataset."""
     scheme, _, path = (request.partition or "dirichlet").partition(":")
     if scheme not in SCHEMES:
@@ -184,8 +189,11 @@ def _places(request: Request) -> list[tuple[DataSpec, PartitionSpec]]:
         return [_pfllib(request, path)]
     if path:
         raise UserError(f"--partition {scheme} takes no path.", "Only pfllib does: --partition pfllib:PATH.")
-    specs = [data.parse(text, request.data_dir) for text in dict.fromkeys(request.datasets or ("digits",))]
-    return [(spec, _partition(request, scheme, spec)) for spec in specs]
+    names = dict.fromkeys(request.datasets or ("digits",))
+    for text in names:
+        if text not in parsed:
+            parsed[text] = data.parse(text, request.data_dir)
+    return [(parsed[text], _partition(request, scheme, parsed[text])) for text in names]
 
 
 def _run(request: Request, dataset: DataSpec, partition: PartitionSpec, method: MethodSpec, seed: int) -> RunSpec:
@@ -222,12 +230,13 @@ def _pfllib(request: Request, path: str) -> tuple[DataSpec, PartitionSpec]:
         )
     partition = describe(Path(path).expanduser().absolute())
     name = request.datasets[0] if request.datasets else _known_name(Path(path).resolve().name)
-    dataset = data.parse(name, request.data_dir)
-    if dataset.path is not None:
+    if name.partition(":")[0] in data.SOURCES:
         raise UserError(
-            f"--partition pfllib:{path} brings its own data, but -d names other data: {dataset.label}.",
+            f"--partition pfllib:{path} brings its own data, but -d names other data: {name}.",
             f"With pfllib, -d is one of: {', '.join(sorted(data.DATASETS))}.",
         )
+    dataset = data.named(name)
+    data.require_alike(dataset, *sample_shape(Path(partition.path)), partition.path)
     return dataset, partition
 
 

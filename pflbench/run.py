@@ -335,7 +335,12 @@ def _begin(
     """Marks the run as running. Returns what was written down of where and how it is made, with notes of earlier rounds."""
     device = fed.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else environment.processor()
-    described = {**environment.describe(), "command": command, "torch_threads": torch.get_num_threads()}
+    described = {
+        **environment.describe(),
+        "command": command,
+        "torch_threads": torch.get_num_threads(),
+        "data": setting.content,
+    }
     if scale is not None:
         described["scale"] = scale
     if plugin:

@@ -19,11 +19,15 @@ from pflbench.store.records import PartitionRecord
 
 @dataclass(frozen=True)
 class Setting:
-    """Samples, who holds which, and what the database says of it. central: the samples of the central test set, if any."""
+    """Samples, who holds which, and what the database says of it. central: the samples of the central test set, if any.
+
+    content: what a run's record has of the data: the hash of their content, and whether that is the official one.
+    """
 
     arrays: Arrays
     partition: Partition
     record: PartitionRecord
+    content: dict[str, str]
     central: Indices | None = None
 
 
@@ -45,13 +49,15 @@ _kept: dict[tuple[DataSpec, PartitionSpec, Path], Setting] = {}
 
 def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data.Progress | None) -> Setting:
     if isinstance(spec, Pfllib):
-        arrays, partition = _pfllib(spec)
-        return Setting(arrays, partition, _record(source, spec, arrays, partition, len(arrays.y)))
+        arrays, partition = _pfllib(source, spec)
+        content = {"hash": spec.content, "state": "PFLlib folder"}
+        return Setting(arrays, partition, _record(source, spec, arrays, partition, len(arrays.y)), content)
     arrays = data.load(source, data_root, progress)
     held = _train_size(source, arrays) if spec.central_test else len(arrays.y)
     partition = make(spec, arrays.y[:held], len(arrays.classes))
     central = np.arange(held, len(arrays.y)) if spec.central_test else None
-    return Setting(arrays, partition, _record(source, spec, arrays, partition, held), central)
+    content = data.record(source, data_root, arrays)
+    return Setting(arrays, partition, _record(source, spec, arrays, partition, held), content, central)
 
 
 def _train_size(source: DataSpec, arrays: Arrays) -> int:
@@ -64,10 +70,11 @@ def _train_size(source: DataSpec, arrays: Arrays) -> int:
     return arrays.train_size
 
 
-def _pfllib(spec: Pfllib) -> tuple[Arrays, Partition]:
+def _pfllib(source: DataSpec, spec: Pfllib) -> tuple[Arrays, Partition]:
     if pfllib.describe(Path(spec.path)).content != spec.content:
         raise UserError(f"{spec.path} has changed since this run was planned.", "Run the command again.")
     x, y, classes, partition = pfllib.read(Path(spec.path))
+    data.require_alike(source, x.shape[1:], classes, spec.path)
     return Arrays(x, y, tuple(str(k) for k in range(classes))), partition
 
 

@@ -34,8 +34,15 @@ class Spec(BaseModel):
         return plain
 
 
+# Between a dataset's name and the first digits of a content that is not the official one.
+OTHER_CONTENT = ", other content "
+
+
 class DataSpec(Spec):
-    """A dataset of the table of contents (`name`, `variant`) or own data (`folder`, `npz`, `csv`: `path`, `content`)."""
+    """A dataset of the table of contents (`name`, `variant`) or own data (`folder`, `npz`, `csv`: `path`).
+
+    content: SHA-256 (hex) of the data; None for a dataset's official content.
+    """
 
     name: str
     variant: str | None = None
@@ -46,6 +53,11 @@ class DataSpec(Spec):
     def label(self) -> str:
         if self.path is not None:
             return f"{self.name}:{self.path}"
+        return f"{self.named}{OTHER_CONTENT}{self.content[:6]}" if self.content else self.named
+
+    @property
+    def named(self) -> str:
+        """A dataset as the command line has it, whatever its content: 'mnist', 'agnews:test'."""
         return f"{self.name}:{self.variant}" if self.variant else self.name
 
 

@@ -51,7 +51,7 @@ def setting(train: tuple[int, ...], test: tuple[int, ...], x: np.ndarray | None 
     x = np.zeros((total, 3, 32, 32), dtype=np.uint8) if x is None else x
     parts = np.split(np.arange(total), np.cumsum([*train, *test])[:-1])
     arrays = Arrays(x, np.arange(total) % 10, tuple("0123456789"), vocabulary)
-    return Setting(arrays, Partition(tuple(parts[: len(train)]), tuple(parts[len(train) :])), record=None)  # type: ignore[arg-type]
+    return Setting(arrays, Partition(tuple(parts[: len(train)]), tuple(parts[len(train) :])), record=None, content={})  # type: ignore[arg-type]
 
 
 def spec(method: str = "fedavg", model: str = "cnn", clients: int = 2, **hyperparameters: Any) -> RunSpec:

@@ -83,7 +83,7 @@ def test_data(shell: Shell, tmp_path: Path) -> None:
     assert {row["name"]: row["samples"] for row in listed["datasets"]}["mnist"] == 70_000
     assert "npz:PATH" in shell("data", "list").out
     found = parsed(shell("data", "verify", "--json"))
-    assert [(row["dataset"], row["state"]) for row in found] == [("digits", "ok")]
+    assert [(row["dataset"], row["state"]) for row in found] == [("digits", "ok"), ("digits", "official")]
     missing = shell("data", "verify", "mnist", "--data-dir", "elsewhere")
     assert missing.code == 2
     assert "pflbench data download mnist --data-dir elsewhere" in missing.err
@@ -93,6 +93,7 @@ def test_data(shell: Shell, tmp_path: Path) -> None:
     broken.write_text('"3","half a line')
     corrupt = shell("data", "verify", "agnews:test")
     assert (corrupt.code, "corrupt" in corrupt.out, str(broken.relative_to(tmp_path)) in corrupt.out) == (2, True, True)
+    assert "damaged" in corrupt.out
 
 
 def test_partition(shell: Shell) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pflbench import data
-from pflbench.data import agnews, text
+from pflbench.data import text
 from pflbench.errors import UserError
 
 
@@ -54,18 +53,15 @@ AG_TEST = r'''
 AG_TRAIN = '"1","World war","ends"\n'
 
 
-def put_agnews(root: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
+def put_agnews(root: Path, **files: str) -> None:
     folder = root / "ag_news_csv"
     folder.mkdir(parents=True, exist_ok=True)
-    sums = dict(agnews.MD5)
     for name, content in files.items():
         (folder / f"{name}.csv").write_text(content)
-        sums[f"{name}.csv"] = hashlib.md5(content.encode()).hexdigest()
-    monkeypatch.setattr(agnews, "MD5", sums)
 
 
-def test_agnews_test_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_agnews(tmp_path, monkeypatch, test=AG_TEST)
+def test_agnews_test_file_alone(tmp_path: Path) -> None:
+    put_agnews(tmp_path, test=AG_TEST)
     arrays = data.load(data.parse("agnews:test", tmp_path), tmp_path)
     assert (arrays.y.tolist(), arrays.train_size) == ([2, 3, 0, 1], None)
     assert arrays.classes == ("World", "Sports", "Business", "Sci/Tech")
@@ -85,7 +81,7 @@ def test_agnews_test_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_agnews_merges_train_before_test_and_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_agnews(tmp_path, monkeypatch, train=AG_TRAIN, test=AG_TEST)
+    put_agnews(tmp_path, train=AG_TRAIN, test=AG_TEST)
     calls: list[tuple[str, int, int]] = []
     spec = data.parse("agnews", tmp_path)
     first = data.load(spec, tmp_path, lambda *call: calls.append(call))
@@ -98,10 +94,8 @@ def test_agnews_merges_train_before_test_and_is_encoded_once(tmp_path: Path, mon
     assert second.train_size == 1
 
 
-def test_a_cache_that_does_not_say_where_the_test_part_begins_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put_agnews(tmp_path, monkeypatch, train=AG_TRAIN, test=AG_TEST)
+def test_a_cache_that_does_not_say_where_the_test_part_begins_is_made_anew(tmp_path: Path) -> None:
+    put_agnews(tmp_path, train=AG_TRAIN, test=AG_TEST)
     spec = data.parse("agnews", tmp_path)
     data.load(spec, tmp_path)
     (cache,) = (tmp_path / ".cache").glob("*.text.npz")
@@ -111,8 +105,8 @@ def test_a_cache_that_does_not_say_where_the_test_part_begins_is_made_anew(
     assert data.load(spec, tmp_path).train_size == 1
 
 
-def test_agnews_without_the_training_file_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_agnews(tmp_path, monkeypatch, test=AG_TEST)
+def test_agnews_without_the_training_file_says_how_to_go_on(tmp_path: Path) -> None:
+    put_agnews(tmp_path, test=AG_TEST)
     with pytest.raises(UserError) as e:
         data.load(data.parse("agnews", tmp_path), tmp_path)
     assert "train.csv" in e.value.message
@@ -121,12 +115,13 @@ def test_agnews_without_the_training_file_says_how_to_go_on(tmp_path: Path, monk
     assert "agnews:test" in e.value.hint
 
 
-def test_a_corrupt_agnews_file_is_named_and_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_agnews(tmp_path, monkeypatch, test=AG_TEST)
+def test_a_corrupt_agnews_file_is_named_and_not_used(tmp_path: Path) -> None:
+    put_agnews(tmp_path, test=AG_TEST)
     path = tmp_path / "ag_news_csv" / "test.csv"
     path.write_text(AG_TEST[:-30])
-    with pytest.raises(UserError, match=r"test\.csv is corrupt: its MD5"):
+    with pytest.raises(UserError, match=r"test\.csv is corrupt near line 3") as e:
         data.load(data.parse("agnews:test", tmp_path), tmp_path)
+    assert "pflbench data download agnews" in e.value.hint
     assert [f.state for f in data.verify("agnews", tmp_path)] == ["missing", "corrupt"]
 
 

@@ -244,6 +244,11 @@ def test_a_bad_config_is_named(tmp_path, text):
         ({"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, -1])}, "label -1"),
         ({"x": np.zeros((2, 1, 5, 5), np.float32), "y": np.zeros(2, int)}, "samples"),
         ({"x": [[1, 2], [3]], "y": np.zeros(2, int)}, "numbers x"),
+        # PFLlib's AG News: token ids and their number, text by text.
+        (
+            {"x": np.array([([5, 6, 7], 3), ([8], 1)], dtype=object), "y": np.zeros(2, int)},
+            "texts .*text folders are not supported",
+        ),
         ({"x": np.zeros((2, 1, 4, 4), np.float32)}, "integer labels"),
         ([1, 2], "holds no dict"),
     ],

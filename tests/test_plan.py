@@ -13,7 +13,8 @@ from pflbench import partition
 from pflbench.errors import UserError
 from pflbench.methods import METHODS, hyperparameters
 from pflbench.plan import SCHEMES, Request, plan
-from pflbench.spec import Dirichlet, Groups, Pathological, Pfllib, RunSpec
+from pflbench.setting import load_setting
+from pflbench.spec import DataSpec, Dirichlet, Groups, Pathological, Pfllib, RunSpec
 
 
 def one(**options: object) -> RunSpec:
@@ -172,12 +173,13 @@ def test_what_cannot_be_is_refused_in_words(options: dict[str, object], words: s
 
 @pytest.fixture
 def pfllib(tmp_path: Path) -> Path:
-    """A folder as PFLlib lays it out, as far as planning reads it."""
+    """A folder as PFLlib lays it out, as far as planning reads it: images of MNIST's size."""
+    samples = np.array({"x": np.zeros((2, 1, 28, 28), np.float32), "y": np.array([0, 9])}, dtype=object)
     folder = tmp_path / "MNIST"
     for side in ("train", "test"):
         (folder / side).mkdir(parents=True)
         for client in range(3):
-            np.savez(folder / side / f"{client}.npz", data=np.zeros(2))
+            np.savez(folder / side / f"{client}.npz", data=samples)
     (folder / "config.json").write_text(json.dumps({"num_clients": 3, "non_iid": True, "partition": "dir", "alpha": 0.1}))
     return folder
 
@@ -189,14 +191,41 @@ def test_a_pfllib_folder_brings_its_data_along(pfllib: Path, monkeypatch: pytest
     assert (spec.partition.clients, spec.partition.kind, spec.partition.beta) == (3, "dirichlet", 0.1)
     monkeypatch.chdir(pfllib.parent)
     assert one(datasets=(), partition="pfllib:MNIST") == spec, "where the command was typed is no part of a run"
-    assert one(datasets=("cifar10",), partition=f"pfllib:{pfllib}").train.lr == 0.005
+    assert one(datasets=("fashionmnist",), partition=f"pfllib:{pfllib}").train.lr == 0.005
+    assert one(datasets=("mnist",), partition=f"pfllib:{pfllib}").data == DataSpec(name="mnist"), "its content is the folder's"
     assert "holds one dataset" in refused(datasets=("mnist", "cifar10"), partition=f"pfllib:{pfllib}")
     assert "--clients does not go with" in refused(partition=f"pfllib:{pfllib}", clients=5)
     assert "needs a folder" in refused(partition="pfllib:")
     other = pfllib.rename(pfllib.with_name("stuff"))
     assert "'stuff'" in refused(datasets=(), partition=f"pfllib:{other}")
+    assert "Write -p pfllib:PATH" in refused(datasets=(f"pfllib:{other}",))
     (other / "config.json").unlink()
     assert "config.json is missing" in refused(partition=f"pfllib:{other}")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cifar10", "holds samples 1 x 28 x 28; 'cifar10' has 3 x 32 x 32 of 10 classes"),
+        ("digits", "'digits' has 1 x 8 x 8"),
+        ("emnist:letters", "of 10 classes; 'emnist:letters' has 1 x 28 x 28 of 26 classes"),
+        ("agnews", "'agnews' is text, and PFLlib's text folders are not supported"),
+    ],
+)
+def test_a_pfllib_folder_that_contradicts_its_name_is_refused(name: str, said: str, pfllib: Path) -> None:
+    """Else MNIST would be trained with another dataset's learning rate, and stand in its column."""
+    if ":" in name:
+        config = json.loads((pfllib / "config.json").read_text())
+        (pfllib / "config.json").write_text(json.dumps({**config, "num_classes": 10}))
+    assert said in refused(datasets=(name,), partition=f"pfllib:{pfllib}")
+
+
+def test_labels_beyond_the_datasets_classes_are_refused_when_they_are_read(pfllib: Path, tmp_path: Path) -> None:
+    """The samples of one file do not tell how many classes there are; all labels do."""
+    many = np.array({"x": np.zeros((2, 1, 28, 28), np.float32), "y": np.array([0, 46])}, dtype=object)
+    np.savez(pfllib / "test" / "2.npz", data=many)
+    with pytest.raises(UserError, match=r"1 x 28 x 28 of 47 classes; 'mnist' has .* 10 classes"):
+        load_setting(one(datasets=("mnist",), partition=f"pfllib:{pfllib}"), tmp_path)
 
 
 def test_the_key_is_that_of_the_content(tmp_path: Path) -> None:

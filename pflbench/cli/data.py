@@ -10,9 +10,18 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import message, print_json, print_table
 from pflbench.cli.progress import data_view
+from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.data import Dataset, Finding
+    from pflbench.data import Dataset
+
+WHOLE = "all of it"
+# What runs do not share with those on the official content.
+APART = {
+    "same samples in another order": "the official samples, but in another order",
+    "other": "not the official content",
+    "unknown": "not known to be the official content",
+}
 
 app = typer.Typer(help="List, check and download datasets.", no_args_is_help=True)
 
@@ -46,16 +55,23 @@ def verify(
     data_dir: o.DataDir = o.DEFAULT_DATA,
     as_json: o.Json = False,
 ) -> None:
-    """Read every file of datasets and compare it with what it must be. Exit code 2 if one is missing or corrupt."""
+    """Read every file of datasets, and say whether they hold the official content. Exit code 2 if one is missing or corrupt.
+
+    A dataset is official, the same samples in another order, other (whole, but not the official content), unknown (nothing is
+    published that it could be compared with) or damaged.
+    """
     found = _verified(names or [], data_dir)
-    rows = [(name, str(f.file), f.state, f.detail) for name, findings in found.items() for f in findings]
+    rows = [(name, *row) for name, held in found.items() for row in held]
     if as_json:
         print_json([dict(zip(("dataset", "file", "state", "detail"), row, strict=True)) for row in rows])
     elif rows:
         print_table(("dataset", "file", "state", "detail"), rows)
     else:
         message(f"No datasets in {data_dir}.")
-    bad = {name for name, _, state, _ in rows if state != "ok"}
+    bad = {name for name, _, state, _ in rows if state in ("missing", "corrupt", "damaged")}
+    for name, _, state, _ in rows:
+        if state in APART:
+            message(f"{name}: {APART[state]}. Runs on it have keys, labels and columns of their own.")
     for name in sorted(bad):
         message(f"{name} is missing or corrupt. Get it: pflbench data download {name} --data-dir {data_dir}")
     if bad:
@@ -92,8 +108,8 @@ def _split(name: str) -> tuple[str, str | None]:
     return base, variant or None
 
 
-def _verified(names: list[str], data_dir: Path) -> dict[str, list[Finding]]:
-    """Findings of the named datasets; without names, of those of which any file is here."""
+def _verified(names: list[str], data_dir: Path) -> dict[str, list[tuple[str, str, str]]]:
+    """File, state and detail of each file of the named datasets, and of all of it; without names, of those that are here."""
     from pflbench import data
 
     found = {}
@@ -101,5 +117,23 @@ def _verified(names: list[str], data_dir: Path) -> dict[str, list[Finding]]:
         base, variant = _split(name)
         findings = data.verify(base, data_dir, variant)
         if names or any(finding.state != "missing" for finding in findings):
-            found[name] = findings
+            rows = [(str(finding.file), str(finding.state), finding.detail) for finding in findings]
+            found[name] = [*rows, *_content(name, [state for _, state, _ in rows], data_dir)]
     return found
+
+
+def _content(name: str, states: list[str], data_dir: Path) -> list[tuple[str, str, str]]:
+    """The row of a dataset as a whole; none where files are missing."""
+    from pflbench import data
+
+    if "corrupt" in states:
+        return [(WHOLE, "damaged", "")]
+    if "missing" in states:
+        return []
+    try:
+        found = data.identify(data.named(name), data_dir)
+    except UserError as error:
+        return [(WHOLE, "damaged", error.message)]
+    if found is None:
+        return [(WHOLE, "official", "")]
+    return [(WHOLE, found.state, f"{found.detail}; content {found.hash[:16]}")]

@@ -70,12 +70,15 @@ def show(
 
 
 def _made(request: Request) -> list[dict[str, Any]]:
+    from pflbench import data
     from pflbench.plan import plan
     from pflbench.setting import load_setting
 
     shown = []
     # A partition does not depend on the method; any will do to complete the specification.
     for spec in plan(replace(request, methods=("local",))):
+        if text := data.remark(spec.data, request.data_dir):
+            message(f"Note: {text}")
         with data_view() as progress:
             record = load_setting(spec, request.data_dir, progress).record
         shown.append(_plain(record, record.train_counts, record.test_counts))

@@ -95,7 +95,7 @@ def run(
 
     request = o.request(locals())
     specs = plan(request)
-    for text in (*preset_notes(request), *warnings(specs)):
+    for text in (*preset_notes(request), *warnings(specs), *_remarks(specs, data_dir)):
         message(f"Note: {text}")
     how = execution(device, engine, workers, chunk, pack, capture, convolution)
     if dry_run:
@@ -154,6 +154,13 @@ def execution(
         device, cast(Engine, engine), workers, chunk, capture=cast(Capture, capture), convolution=cast(Convolution, convolution)
     )
     return packing(checked(how), pack)
+
+
+def _remarks(specs: Sequence[RunSpec], data_dir: Path) -> list[str]:
+    from pflbench import data
+
+    found = (data.remark(source, data_dir) for source in dict.fromkeys(spec.data for spec in specs))
+    return [text for text in found if text is not None]
 
 
 def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:

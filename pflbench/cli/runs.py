@@ -172,6 +172,8 @@ def _plain(detail: RunDetail) -> dict[str, Any]:
 
 
 def _fields(detail: RunDetail) -> list[tuple[str, object]]:
+    from pflbench.report import labels
+
     info, spec = detail.info, detail.spec
     best = "" if info.best is None else f", best {100 * info.best:.2f} %"
     settings = {"train": spec["train"], info.method: spec["method"]["hyperparameters"]}
@@ -188,7 +190,8 @@ def _fields(detail: RunDetail) -> list[tuple[str, object]]:
         ("model", info.model if detail.parameters is None else f"{info.model} ({detail.parameters:,} parameters)"),
         ("seed", info.seed),
         *((name, ", ".join(f"{k}={v}" for k, v in values.items()) or "-") for name, values in settings.items()),
-        *((name, value) for name, value in detail.environment.items() if name != "notes"),
+        ("content of the data", labels.recorded_content(detail.environment) or "not recorded"),
+        *((name, value) for name, value in detail.environment.items() if name not in ("notes", "data")),
         *(("note", text) for text in detail.environment.get("notes", {}).values()),
         ("created", info.created_at),
         ("finished", info.finished_at or "-"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from pflbench.data.agnews import AGNEWS
 from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root, missing
 from pflbench.data.cifar import CIFAR10, CIFAR100
+from pflbench.data.content import Content, of_arrays
 from pflbench.data.digits import DIGITS
 from pflbench.data.folder import FOLDER
 from pflbench.data.idx import EMNIST, FASHIONMNIST, MNIST
@@ -20,6 +21,7 @@ __all__ = [
     "DATASETS",
     "SOURCES",
     "Arrays",
+    "Content",
     "Dataset",
     "Defaults",
     "Finding",
@@ -29,9 +31,14 @@ __all__ = [
     "default_root",
     "defaults",
     "download",
+    "identify",
     "load",
     "missing",
+    "named",
     "parse",
+    "record",
+    "remark",
+    "require_alike",
     "verify",
 ]
 
@@ -53,21 +60,44 @@ _LEARNING_RATES = {
 def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
     """A dataset's name, with a variant behind a colon or not, or own data as `folder:PATH`, `npz:PATH`, `csv:PATH`.
 
-    Own data are read once for their hash. Raises UserError for an unknown name or variant and for an absent path.
+    All data are read once for the hash of their content. It stands in the specification unless it is a dataset's official
+    content; where a dataset is missing or corrupt, which `load` tells, that is what is meant. Raises UserError for an unknown
+    name or variant and for an absent path.
     """
     name, _, rest = text.partition(":")
     if name in SOURCES:
         return _own(SOURCES[name], rest, root, progress)
+    spec = named(text)
+    try:
+        found = identify(spec, root, progress)
+    except UserError:
+        return spec
+    return spec if found is None else spec.model_copy(update={"content": found.in_key})
+
+
+def named(text: str) -> DataSpec:
+    """A dataset's name, with a variant or not, whatever lies in the data folder. Raises UserError for unknown ones."""
+    name, _, rest = text.partition(":")
     dataset = _dataset(name)
     return DataSpec(name=name, variant=_variant(dataset, rest or None))
+
+
+def identify(spec: DataSpec, root: Path, progress: Progress | None = None) -> Content | None:
+    """What the files of a named dataset hold, and whether that is the official content; None of the embedded one.
+
+    Raises UserError where data are missing or corrupt.
+    """
+    look = _dataset(spec.name).content
+    return None if look is None else look(root, spec.variant, progress)
 
 
 def load(spec: DataSpec, root: Path, progress: Progress | None = None) -> Arrays:
     """The whole dataset, train first, in stored order.
 
-    Raises UserError where data are missing or corrupt, or where own data are no longer those that `spec` was made of.
+    Raises UserError where data are missing or corrupt, or where they are not, or no longer, those that `spec` was made of.
     """
     if spec.path is None:
+        _must_hold(spec, identify(spec, root, progress), root)
         return _dataset(spec.name).load(root, spec.variant, progress)
     source, path = SOURCES[spec.name], Path(spec.path)
     _must_exist(source, path)
@@ -77,6 +107,50 @@ def load(spec: DataSpec, root: Path, progress: Progress | None = None) -> Arrays
             "Restore it, or start a new run: its results will stand apart from those of the old content.",
         )
     return source.load(path, root, progress)
+
+
+def remark(spec: DataSpec, root: Path) -> str | None:
+    """What to say of a dataset that is not, or not known to be, the official content; None where there is nothing to say."""
+    if spec.path is not None or spec.content is None or (found := identify(spec, root)) is None:
+        return None
+    what = {
+        "same samples in another order": "the official samples in another order",
+        "unknown": "content that could not be compared with the official one",
+    }.get(found.state, "other content than the official files")
+    return (
+        f"{spec.named} in {root} has {what} ({found.hash[:6]}: {found.detail}). Its runs stand apart from those on the official."
+    )
+
+
+def record(spec: DataSpec, root: Path, arrays: Arrays) -> dict[str, str]:
+    """What a run's record has of its data: the hash of their content, and what they are. arrays: as loaded."""
+    if spec.path is not None:
+        return {"hash": spec.content or "", "state": "own"}
+    found = identify(spec, root)
+    if found is None:
+        return {"hash": of_arrays(arrays).hash, "state": "official"}
+    return {"hash": found.hash, "state": found.state}
+
+
+def require_alike(spec: DataSpec, shape: tuple[int, ...], classes: int | None, place: str) -> None:
+    """Raises UserError where samples of this shape, of so many classes (None: not told), cannot be those of a dataset.
+
+    place: where they are, in words.
+    """
+    dataset = _dataset(spec.name)
+    own = dataset.variant_classes.get(spec.variant or "", dataset.classes)
+    if dataset.shape is None:
+        raise UserError(
+            f"{place} holds numbers {_by(shape)}; '{spec.named}' is text, and PFLlib's text folders are not supported.",
+            f"Leave -p pfllib away: -d {spec.named}, or own texts as -d csv:PATH.",
+        )
+    if shape == dataset.shape and classes in (None, own):
+        return
+    held = f"samples {_by(shape)}" + (f" of {classes} classes" if classes is not None else "")
+    raise UserError(
+        f"{place} holds {held}; '{spec.named}' has {_by(dataset.shape)} of {own} classes.",
+        "Name with -d the dataset that the folder holds.",
+    )
 
 
 def verify(name: str, root: Path, variant: str | None = None) -> list[Finding]:
@@ -109,7 +183,23 @@ def default_lr(model: str, dataset: str) -> float:
     return _LEARNING_RATES[model]
 
 
+def _must_hold(spec: DataSpec, found: Content | None, root: Path) -> None:
+    if found is None or found.in_key == spec.content:
+        return
+    wanted = f"the content {spec.content[:6]}" if spec.content else "the official content"
+    raise UserError(
+        f"The data of '{spec.named}' in {root} are not those of this run: it wants {wanted}, they hold {found.hash[:6]}.",
+        "Put those back, or start a new run: its results will stand apart.",
+    )
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
 def _dataset(name: str) -> Dataset:
+    if name == "pfllib":
+        raise UserError("'pfllib:PATH' is a partition that brings its data, no dataset.", "Write -p pfllib:PATH.")
     if name not in DATASETS:
         raise unknown("dataset", name, [*DATASETS, *(f"{source}:PATH" for source in SOURCES)])
     return DATASETS[name]

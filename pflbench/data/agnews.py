@@ -6,18 +6,25 @@ The variant `test` is the test file alone, 7,600 texts with a vocabulary of thei
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from pflbench.data import table, text
-from pflbench.data.base import Arrays, Dataset, Finding, Progress, corrupt, missing
+from pflbench.data import cache, table, text
+from pflbench.data import content as contents
+from pflbench.data.base import Arrays, Dataset, Finding, Progress, fetch_command, missing
+from pflbench.data.content import Content, Facts, Published
 from pflbench.data.hashing import md5
 from pflbench.errors import UserError
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
 SIZE = "31 MB"
+PUBLISHED = {
+    None: Published((120_000, 7_600), MD5),
+    "test": Published((7_600,), MD5, samples="f1d4f0b5d1b573c9b1ae00a8fc9c91057c501b324f027078bb563379b7bc099f"),
+}
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 
 
@@ -36,31 +43,63 @@ def _verify(root: Path, variant: str | None) -> list[Finding]:
         path = _folder(root) / name
         if not path.is_file():
             findings.append(Finding(path, "missing", f"{SIZE} to download"))
-        elif (found := md5(path)) != MD5[name]:
-            findings.append(Finding(path, "corrupt", f"its MD5 is {found}, expected {MD5[name]}"))
-        else:
-            findings.append(Finding(path, "ok", "MD5"))
+            continue
+        try:
+            texts = read([path]).texts
+            findings.append(Finding(path, "ok", f"{len(texts):,} texts"))
+        except UserError as e:
+            findings.append(Finding(path, "corrupt", e.message))
     return findings
 
 
-def _load(root: Path, variant: str | None, progress: Progress | None) -> Arrays:
-    findings = _verify(root, variant)
-    absent = [f.file for f in findings if f.state == "missing"]
+def _whole(root: Path, variant: str | None) -> list[Path]:
+    """The files. Raises UserError where one is missing."""
+    paths = [_folder(root) / name for name in _files(variant)]
+    absent = [path for path in paths if not path.is_file()]
     if absent:
         error = missing("agnews", SIZE, root, absent)
-        if variant is None and len(absent) < len(findings):
+        if variant is None and len(absent) < len(paths):
             error = UserError(error.message, f"{error.hint} (the test file alone: 'agnews:test')")
         raise error
-    for finding in findings:
-        if finding.state == "corrupt":
-            raise corrupt("agnews", root, finding)
-    paths = [f.file for f in findings]
-    key = hashlib.sha256("".join(MD5[path.name] for path in paths).encode()).hexdigest()
-    return text.load(root, key, lambda: read(paths), progress)
+    return paths
+
+
+def _facts(root: Path, variant: str | None) -> Facts:
+    """Of class and text of each sample: token ids would depend on all texts together."""
+    paths = _whole(root, variant)
+
+    def of_files() -> Facts:
+        held = _read(root, paths)
+        facts = contents.of_samples([text.encode() for text in held.texts], held.y, held.classes, held.train_size)
+        return replace(facts, files={path.name: md5(path) for path in paths})
+
+    fingerprint = cache.fingerprint([path.name for path in paths], str(_folder(root)))
+    return contents.remembered(root, fingerprint, of_files)
+
+
+def _content(root: Path, variant: str | None, progress: Progress | None) -> Content:
+    return PUBLISHED[variant].judge(_facts(root, variant))
+
+
+def _load(root: Path, variant: str | None, progress: Progress | None) -> Arrays:
+    facts = _facts(root, variant)
+    key = hashlib.sha256("".join(facts.files[name] for name in _files(variant)).encode()).hexdigest()
+    return text.load(root, key, lambda: _read(root, _whole(root, variant)), progress)
+
+
+def _read(root: Path, paths: list[Path]) -> text.Labelled:
+    try:
+        return read(paths)
+    except UserError as e:
+        again = fetch_command("agnews", root)
+        raise UserError(e.message, f"Get it anew: {again}. Texts of another layout are own data: csv:PATH.") from e
 
 
 def read(paths: list[Path]) -> text.Labelled:
-    """All texts of the files, title and description joined; labels 1..4 become 0..3. Of two files the first is for training."""
+    """All texts of the files, title and description joined; labels 1..4 become 0..3. Of two files the first is for training.
+
+    Raises UserError naming file and line where one is cut off or unlike the published ones.
+    """
     labels: list[int] = []
     texts: list[str] = []
     starts = []
@@ -68,7 +107,7 @@ def read(paths: list[Path]) -> text.Labelled:
         starts.append(len(texts))
         for line, cells in table.rows(path):
             if len(cells) != 3 or cells[0] not in ("1", "2", "3", "4"):
-                raise UserError(f"{path}, line {line}: expected a class 1 to 4, a title and a description.")
+                raise UserError(f"{path} is corrupt at line {line}: expected a class 1 to 4, a title and a description.")
             labels.append(int(cells[0]) - 1)
             texts.append(table.joined(cells[1:]))
     return text.Labelled(texts, np.array(labels, np.int64), CLASSES, train_size=starts[1] if len(starts) == 2 else None)
@@ -77,9 +116,10 @@ def read(paths: list[Path]) -> text.Labelled:
 def _download(root: Path, variant: str | None, progress: Progress | None) -> None:
     from pflbench.data.fetch import fetch
 
-    for finding in _verify(root, variant):
-        if finding.state != "ok":
-            fetch(URL + finding.file.name, finding.file, MD5[finding.file.name], progress)
+    for name in _files(variant):
+        path = _folder(root) / name
+        if not (path.is_file() and md5(path) == MD5[name]):
+            fetch(URL + name, path, MD5[name], progress)
 
 
 AGNEWS = Dataset(
@@ -92,6 +132,7 @@ AGNEWS = Dataset(
     defaults=text.DEFAULTS,
     load=_load,
     verify=_verify,
+    content=_content,
     download=_download,
     variants=("test",),
 )

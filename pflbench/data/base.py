@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pflbench.errors import UserError
+
+if TYPE_CHECKING:
+    from pflbench.data.content import Content
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -64,8 +67,9 @@ class Dataset:
     """One line of the table of contents.
 
     size is that of the download, as text. `variants` are the names allowed behind the colon, `variant` the one meant
-    when there is no colon. `test_part` says whether there is an official one. The functions take the data folder and the
-    variant; `download` is None where there is nothing to fetch.
+    when there is no colon; variant_classes: their classes, where they differ. `test_part` says whether there is an official one.
+    The functions take the data folder and the variant; `download` is None where there is nothing to fetch, `content` where the
+    data come with pflbench's own libraries. shape: of an image, as loaded; None of texts.
     """
 
     name: str
@@ -77,10 +81,13 @@ class Dataset:
     defaults: Defaults
     load: Callable[[Path, str | None, Progress | None], Arrays]
     verify: Callable[[Path, str | None], list[Finding]]
+    content: Callable[[Path, str | None, Progress | None], Content] | None = None
     download: Callable[[Path, str | None, Progress | None], None] | None = None
     variants: tuple[str, ...] = ()
     variant: str | None = None
+    variant_classes: Mapping[str, int] = field(default_factory=dict)
     test_part: bool = True
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

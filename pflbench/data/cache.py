@@ -1,13 +1,16 @@
 """Files derived from the data (decoded images, encoded texts, content hashes), written once and moved into place whole.
 
-They lie in `.cache` of the data folder, or in the user's cache folder where that one cannot be written.
+They lie in `.cache` of the data folder, or in the user's cache folder where that one cannot be written. What they are derived
+from is known by its fingerprint: sizes and times, not bytes.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +20,43 @@ from pflbench.errors import UserError
 
 T = TypeVar("T")
 UNUSABLE = (OSError, ValueError, KeyError, EOFError, BadZipFile)
+TICK = 20_000_000  # nanoseconds in which a file system may give two writes one time
+
+
+def fingerprint(files: Iterable[str], place: str, stat: Callable[[str], os.stat_result] = os.stat) -> str:
+    """Tells whether any of the files was changed, without reading them: their names, sizes and times, in this order.
+
+    The time of the last change of the file's entry counts, too, which no program can set back. A file that was written a moment
+    ago is waited for: a second write within one tick of the clock would not show. place: where relative names begin.
+    """
+    digest = hashlib.sha256(f"{Path(place).resolve()}\n".encode())
+    newest = 0
+    for name in files:
+        s = stat(f"{place}/{name}" if name else place)
+        newest = max(newest, s.st_ctime_ns)
+        digest.update(f"{name}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}\n".encode("utf-8", "surrogateescape"))
+    age = time.time_ns() - newest
+    if 0 <= age < TICK:
+        time.sleep((TICK - age) / 1e9)
+    return digest.hexdigest()[:32]
+
+
+def remembered(root: Path, name: str, compute: Callable[[], str]) -> str:
+    """A text that takes long to compute, kept in the file `name`; not kept where no cache can be written."""
+    made: list[str] = []
+
+    def build(path: Path) -> None:
+        made.append(compute())
+        path.write_text(made[0])
+
+    try:
+        return cached(root, name, Path.read_text, build)
+    except Unwritable:
+        return made[0] if made else compute()
+
+
+class Unwritable(UserError):
+    """There is no room, or no place, for a cache."""
 
 
 def cached(root: Path, name: str, load: Callable[[Path], T], build: Callable[[Path], None]) -> T:
@@ -44,7 +84,7 @@ def cached(root: Path, name: str, load: Callable[[Path], T], build: Callable[[Pa
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise UserError(f"The disk is full: {target} could not be written.", "Free some space and run again.") from e
+        raise Unwritable(f"The disk is full: {target} could not be written.", "Free some space and run again.") from e
     finally:
         part.unlink(missing_ok=True)
 
@@ -63,7 +103,7 @@ def _writable(root: Path) -> Path:
         if os.access(folder, os.W_OK):
             return folder
     places = " and ".join(map(str, _folders(root)))
-    raise UserError(f"No cache can be written: {places} are read-only.", "Name a folder that can: --data-dir PATH.")
+    raise Unwritable(f"No cache can be written: {places} are read-only.", "Name a folder that can: --data-dir PATH.")
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from pflbench.data.base import IMAGE_RATE, Arrays, Dataset, Defaults, Finding
+from pflbench.data.content import Published
 from pflbench.data.hashing import md5
-from pflbench.data.vision import Reader, download, load, verify
+from pflbench.data.vision import Reader, content, download, load, verify
 
 FILES = {
     "CIFAR10": [f"cifar-10-batches-py/{f}" for f in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")],
@@ -41,11 +42,14 @@ def _parts(sets: list[Any], variant: str | None) -> Arrays:
 
 
 def _dataset(name: str, title: str, reader: str, classes: int, size: str, classes_per_client: int) -> Dataset:
-    r = Reader(name, size, reader, partial(_files, reader), partial(_check, reader), _parts)
+    # They are pickles, which may do anything when they are read: only files with the published checksums are opened.
+    published = Published((50_000, 10_000), checked=True)
+    r = Reader(name, size, reader, partial(_files, reader), partial(_check, reader), _parts, lambda variant: published)
     return Dataset(
         name, title, 60_000, classes, size, "https://www.cs.toronto.edu/~kriz/cifar.html",
         Defaults("cnn", IMAGE_RATE, classes_per_client),
-        load=partial(load, r), verify=partial(verify, r), download=partial(download, r),
+        load=partial(load, r), verify=partial(verify, r), content=partial(content, r), download=partial(download, r),
+        shape=(3, 32, 32),
     )  # fmt: skip
 
 

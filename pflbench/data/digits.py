@@ -32,4 +32,5 @@ DIGITS = Dataset(
     load=_load,
     verify=_verify,
     test_part=False,
+    shape=(1, 8, 8),
 )

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pflbench.data import cache
 from pflbench.data.base import Arrays, Progress
-from pflbench.data.cache import cached
 from pflbench.errors import UserError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -57,17 +57,10 @@ def is_image(name: str) -> bool:
 
 
 def fingerprint(listing: Listing) -> str:
-    """Tells whether anything was changed, without reading the files: their names, sizes and times, in stored order.
-
-    Raises UserError for what is no ordinary file, or too large to be an image.
-    """
-    digest = hashlib.sha256(f"{listing.root.resolve()}\n".encode())
-    root = str(listing.root)
-    is_zip = listing.root.is_file()
-    for name in ("",) if is_zip else listing.files:
-        s = os.stat(root) if is_zip else _stat(f"{root}/{name}")
-        digest.update(f"{name}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
+    """Tells whether anything was changed: see `cache.fingerprint`. Raises UserError for what is no file or too large."""
+    if listing.root.is_file():
+        return cache.fingerprint(("",), str(listing.root))
+    return cache.fingerprint(listing.files, str(listing.root), _stat)
 
 
 def _stat(file: str) -> os.stat_result:
@@ -85,16 +78,19 @@ def _stat(file: str) -> os.stat_result:
 def content(listing: Listing, root: Path, progress: Progress | None) -> str:
     """SHA-256 (hex) of all names, sizes and bytes in stored order, remembered until the fingerprint changes."""
 
-    def read(path: Path) -> str:
-        text = path.read_text()
-        if len(text) != 64:
-            raise ValueError(f"{path} is no SHA-256")
-        return text
+    def compute() -> str:
+        digest = hashlib.sha256()
+        for name, (size, of_bytes) in zip(listing.files, digests(listing, progress), strict=True):
+            digest.update(f"{name}\0{size}\0{of_bytes}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
 
-    def build(path: Path) -> None:
-        path.write_text(_content(listing, progress))
+    return cache.remembered(root, f"{fingerprint(listing)}.sha256", compute)
 
-    return cached(root, f"{fingerprint(listing)}.sha256", read, build)
+
+def digests(listing: Listing, progress: Progress | None) -> list[tuple[int, str]]:
+    """Of each image file, in stored order: its size in bytes and its SHA-256 (hex)."""
+    jobs = [(listing.root, names) for names in _chunks(listing.files)]
+    return [one for some in _parallel(_digests, jobs, "hashing images", listing, progress) for one in some]
 
 
 def load(listing: Listing, root: Path, progress: Progress | None) -> Arrays:
@@ -110,17 +106,8 @@ def load(listing: Listing, root: Path, progress: Progress | None) -> Arrays:
             raise ValueError(f"{path} is not the array of these images")
         return x
 
-    x = cached(root, f"{fingerprint(listing)}.npy", read, lambda path: _decode_all(listing, path, progress))
+    x = cache.cached(root, f"{fingerprint(listing)}.npy", read, lambda path: _decode_all(listing, path, progress))
     return Arrays(x, listing.y, listing.classes, train_size=listing.train_size)
-
-
-def _content(listing: Listing, progress: Progress | None) -> str:
-    digest = hashlib.sha256()
-    jobs = [(listing.root, names) for names in _chunks(listing.files)]
-    for (_, names), sums in zip(jobs, _parallel(_digests, jobs, "hashing images", listing, progress), strict=True):
-        for name, (size, of_bytes) in zip(names, sums, strict=True):
-            digest.update(f"{name}\0{size}\0{of_bytes}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
 
 
 def _digests(job: tuple[Path, Sequence[str]]) -> list[tuple[int, str]]:

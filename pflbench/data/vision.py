@@ -5,12 +5,15 @@ from __future__ import annotations
 import tarfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from pflbench.data import cache
+from pflbench.data import content as contents
 from pflbench.data.base import Arrays, Finding, Progress, corrupt, missing
+from pflbench.data.content import Content, Facts, Published
 from pflbench.errors import UserError
 
 
@@ -18,7 +21,8 @@ from pflbench.errors import UserError
 class Reader:
     """A class of torchvision.datasets.
 
-    `files` (relative to its root) and `check` say when the data are whole; `parts` merges training and test set.
+    `files` (relative to its root) and `check` say when the data are whole; `parts` merges training and test set. published: of
+    a variant; `more` adds to the facts what it is compared with. beside: other files that this depends on.
     """
 
     name: str
@@ -27,6 +31,9 @@ class Reader:
     files: Callable[[str | None], list[str]]
     check: Callable[[Path], Finding]
     parts: Callable[[list[Any], str | None], Arrays]
+    published: Callable[[str | None], Published]
+    more: Callable[[list[Path]], dict[str, Any]] = lambda files: {}
+    beside: tuple[str, ...] = ()
 
 
 def _places(reader: Reader, root: Path) -> tuple[Path, Path]:
@@ -50,14 +57,9 @@ def verify(reader: Reader, root: Path, variant: str | None) -> list[Finding]:
 
 def load(reader: Reader, root: Path, variant: str | None, progress: Progress | None) -> Arrays:
     """Training and test data merged. Raises UserError where a file is missing or corrupt."""
-    place = _place(reader, root, variant)
-    if place is None:
-        first = reader.files(variant)[0]
-        raise missing(reader.name, reader.size, root, [p / first for p in _places(reader, root)])
+    place = _whole(reader, root, variant)
     for finding in verify(reader, root, variant):
-        if finding.state == "missing":
-            raise missing(reader.name, reader.size, root, [finding.file])
-        if finding.state == "corrupt":
+        if finding.state != "ok":
             raise corrupt(reader.name, root, finding)
     try:
         arrays = reader.parts([_open(reader, place, variant, train=train) for train in (True, False)], variant)
@@ -66,6 +68,31 @@ def load(reader: Reader, root: Path, variant: str | None, progress: Progress | N
     if len(arrays.x) != len(arrays.y):
         raise UserError(f"'{reader.name}' in {place} has {len(arrays.x)} images and {len(arrays.y)} labels.")
     return arrays
+
+
+def content(reader: Reader, root: Path, variant: str | None, progress: Progress | None) -> Content:
+    """What the files hold. Raises UserError where one is missing or corrupt."""
+    place = _whole(reader, root, variant)
+    files = [place / file for file in reader.files(variant)]
+    beside = [file for name in reader.beside if (file := files[0].parent / name).is_file()]
+
+    def read() -> Facts:
+        return replace(contents.of_arrays(load(reader, root, variant, progress)), **reader.more([*files, *beside]))
+
+    fingerprint = cache.fingerprint([str(file.relative_to(place)) for file in (*files, *beside)], str(place))
+    return reader.published(variant).judge(contents.remembered(root, fingerprint, read))
+
+
+def _whole(reader: Reader, root: Path, variant: str | None) -> Path:
+    """The place that has all files. Raises UserError where one is missing."""
+    place = _place(reader, root, variant)
+    if place is None:
+        first = reader.files(variant)[0]
+        raise missing(reader.name, reader.size, root, [p / first for p in _places(reader, root)])
+    for file in reader.files(variant):
+        if not (place / file).is_file():
+            raise missing(reader.name, reader.size, root, [place / file])
+    return place
 
 
 def download(reader: Reader, root: Path, variant: str | None, progress: Progress | None) -> None:

@@ -39,6 +39,17 @@ def describe(path: Path) -> Pfllib:
     )
 
 
+def sample_shape(path: Path) -> tuple[tuple[int, ...], int | None]:
+    """The shape of a sample, and the number of classes if config.json says it. Reads the first file that holds samples."""
+    config = _config(path)
+    declared = config.get("num_classes")
+    for file in _files(path, config["num_clients"]):
+        x, y = _samples(file)
+        if len(y):
+            return x.shape[1:], declared if isinstance(declared, int) else None
+    raise _empty(path)
+
+
 def read(path: Path) -> tuple[NDArray[Any], NDArray[np.int64], int, Partition]:
     """All samples x [n, ...] in the type they are stored in, labels y [n], the number of classes, and who holds which.
 
@@ -64,7 +75,7 @@ def read(path: Path) -> tuple[NDArray[Any], NDArray[np.int64], int, Partition]:
         xs.append(x)
         ys.append(y)
     if not xs:
-        raise UserError(f"{path} holds no samples.", "Generate the folder again with PFLlib.")
+        raise _empty(path)
     labels = np.concatenate(ys)
     classes = int(labels.max()) + 1
     declared = config.get("num_classes", classes)
@@ -74,6 +85,10 @@ def read(path: Path) -> tuple[NDArray[Any], NDArray[np.int64], int, Partition]:
             "Generate the folder again with PFLlib.",
         )
     return np.concatenate(xs), labels, declared, Partition(tuple(sides[0::2]), tuple(sides[1::2]))
+
+
+def _empty(path: Path) -> UserError:
+    return UserError(f"{path} holds no samples.", "Generate the folder again with PFLlib.")
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -120,6 +135,11 @@ def _classes_per_client(config: dict[str, Any]) -> int | None:
 
 def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
     data = pickled.read(file)
+    if _is_text(data.get("x")):
+        raise UserError(
+            f"{file} holds texts as lists of objects: PFLlib's text folders are not supported.",
+            "Give the texts themselves: -d agnews, or -d csv:PATH; -p dirichlet and pathological give PFLlib's clients.",
+        )
     x, y = _array(data.get("x")), _array(data.get("y"))
     if x.shape[:1] == y.shape == (0,):
         return x, y.astype(np.int64)
@@ -132,6 +152,14 @@ def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if y.size and y.min() < 0:
         raise UserError(f"{file} holds the label {y.min()}.", "Labels count from 0.")
     return x, y.astype(np.int64)
+
+
+def _is_text(x: Any) -> bool:
+    """Whether samples are what PFLlib makes of texts: pairs of token ids and their number in an array of objects, or strings."""
+    if not isinstance(x, list) or not x:
+        return False
+    pairs = all(isinstance(ids, list) for ids in x[0::2]) and all(isinstance(number, int | np.integer) for number in x[1::2])
+    return pairs or isinstance(x[0], str)
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -120,10 +120,10 @@ def matching(
     found = read.results(
         engine,
         select,
-        methods=_named("method", methods, {name: labels.method_title(name) for name in present["method"]}),
-        datasets=_named("dataset", datasets, {label: labels.label_title(label) for label in present["dataset"]}),
+        methods=_named("method", methods, {name: {name, labels.method_title(name)} for name in present["method"]}),
+        datasets=_named("dataset", datasets, {label: labels.names(label) for label in present["dataset"]}),
     )
-    if labelled := _named("partition", partitions, {r.partition_label: r.partition_label for r in found}):
+    if labelled := _named("partition", partitions, {r.partition_label: {r.partition_label} for r in found}):
         found = [result for result in found if result.partition_label in labelled]
     if not found:
         raise UserError("No run fits these filters together.", "`pflbench runs list` shows what there is.")
@@ -138,11 +138,11 @@ def statuses(status: Collection[str]) -> tuple[str, ...]:
     return STATUSES if "any" in status else tuple(status)
 
 
-def _named(kind: str, asked: Iterable[str], present: dict[str, str]) -> set[str] | None:
-    """The names meant by `asked`, None for no wish. `present` maps names to titles; either may be written."""
+def _named(kind: str, asked: Iterable[str], present: dict[str, set[str]]) -> set[str] | None:
+    """The names meant by `asked`, None for no wish. `present`: what may be written for each name."""
     chosen: set[str] = set()
     for text in asked:
-        fits = {name for name, title in present.items() if text.casefold() in (name.casefold(), title.casefold())}
+        fits = {name for name, written in present.items() if text.casefold() in {item.casefold() for item in written}}
         if not fits:
             raise UserError(f"No runs with {kind} '{text}' in this database.", f"There are: {', '.join(sorted(present))}.")
         chosen |= fits

@@ -55,9 +55,9 @@ def choose(engine: Engine, datasets: Sequence[str], partitions: Sequence[str]) -
             "A run stores its partition: pflbench run -m fedavg -d digits",
         )
     if datasets:
-        names = {p.dataset: labels.label_title(p.dataset) for p in stored}
-        wanted = [d.casefold() for d in datasets]
-        stored = [p for p in stored if p.dataset.casefold() in wanted or names[p.dataset].casefold() in wanted]
+        names = {p.dataset: {name.casefold() for name in labels.names(p.dataset)} for p in stored}
+        wanted = {d.casefold() for d in datasets}
+        stored = [p for p in stored if names[p.dataset] & wanted]
         if not stored:
             raise UserError(
                 f"No partition of {', '.join(datasets)} in this database.",

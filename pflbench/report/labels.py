@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from pflbench.spec import OTHER_CONTENT
+
 # In the order of the rows of the paper's Table 2; figures take their colours from this order.
 METHODS = {
     "local": "Local",
@@ -80,27 +82,58 @@ def method_rank(name: str) -> tuple[bool, int, str]:
 
 
 def dataset_title(spec: dict[str, Any]) -> str:
-    """'MNIST', 'AG News (test)'; own data by the last part of its path."""
+    """'MNIST', 'AG News (test)', 'MNIST, other content 1a2b3c'; own data by the last part of its path."""
     data = spec["data"]
     if data.get("path"):
         return PurePath(data["path"]).name or str(data["path"])
-    title = DATASETS.get(data["name"], data["name"])
-    return f"{title} ({data['variant']})" if data.get("variant") else title
+    return label_title(dataset_label(spec)) + other_content(spec)
 
 
 def dataset_label(spec: dict[str, Any]) -> str:
-    """The label that run and partition rows carry: 'mnist', 'agnews:test', 'folder:PATH'."""
+    """What is named, whatever its content: 'mnist', 'agnews:test', 'folder:PATH'."""
     data = spec["data"]
     rest = data.get("path") or data.get("variant")
     return f"{data['name']}:{rest}" if rest else str(data["name"])
 
 
+def other_content(spec: dict[str, Any]) -> str:
+    """', other content 1a2b3c' of a dataset with other content than the official one, else ''."""
+    data = spec["data"]
+    return f"{OTHER_CONTENT}{data['content'][:6]}" if data.get("content") and not data.get("path") else ""
+
+
+def content_notes(spec: dict[str, Any]) -> tuple[str, ...]:
+    """What sets such a content apart from the paper's: the official data, in their order."""
+    if not other_content(spec):
+        return ()
+    title = label_title(dataset_label(spec))
+    return (f"{title} here has other content than the official files: {spec['data']['content'][:6]}",)
+
+
+def without_content(label: str) -> str:
+    """'mnist, other content 1a2b3c' -> 'mnist'; other labels as they are."""
+    named, between, _ = label.partition(OTHER_CONTENT)
+    return named if between and named.partition(":")[0] in DATASETS else label
+
+
 def label_title(label: str) -> str:
-    """As `dataset_title`, from the label that run and partition rows carry ('mnist', 'agnews:test', 'folder:PATH')."""
-    name, _, rest = label.partition(":")
+    """As `dataset_title`, from the label that run and partition rows carry: that of DataSpec."""
+    named = without_content(label)
+    name, _, rest = named.partition(":")
     if name in DATASETS:
-        return f"{DATASETS[name]} ({rest})" if rest else DATASETS[name]
+        return (f"{DATASETS[name]} ({rest})" if rest else DATASETS[name]) + label.removeprefix(named)
     return PurePath(rest).name or label
+
+
+def names(label: str) -> set[str]:
+    """What a dataset of this label may be called: label or title, with its content or, as on the command line, without."""
+    return {label, label_title(label), without_content(label), label_title(without_content(label))}
+
+
+def recorded_content(environment: dict[str, Any]) -> str | None:
+    """What a run's record says of the content of its data: 'official, hash 1a2b3c...'; None of older runs."""
+    recorded = environment.get("data")
+    return recorded and f"{recorded['state']}, hash {recorded['hash'][:16]}"
 
 
 def rank(names: Sequence[str] | dict[str, str], name: str) -> tuple[int, str]:

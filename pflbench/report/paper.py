@@ -4,9 +4,9 @@ The rule, in two steps (methods.md 2.2):
 
 1. *Which value belongs here* is decided by method, dataset, model and partition (scheme and its parameter). A folder
    that PFLlib wrote counts by the kind and parameter that its config.json states.
-2. *Whether it may be compared* is decided by everything else that moves the number: clients, join ratio, rounds, local
-   epochs, batch size, learning rate, share of test data, evaluation, the hyperparameters, and that the best round
-   counts. If all have the paper's values the difference is given. If not, the value is shown only on request, without
+2. *Whether it may be compared* is decided by everything else that moves the number: the content of the data, clients, join
+   ratio, rounds, local epochs, batch size, learning rate, share of test data, evaluation, the hyperparameters, and that the best
+   round counts. If all have the paper's values the difference is given. If not, the value is shown only on request, without
    a difference and with the list of what differs.
 
 The poster says neither how its data are partitioned, but for whether clients hold equally much, nor which hyperparameters it
@@ -299,12 +299,12 @@ def differences(spec: dict[str, Any], select: Select, place: Place, varied: Iter
     mine |= {key: theirs[key] for key, value in of_2022.items() if mine.get(key) == value and key in theirs}
     items = [*_setting_items(spec, place), ("result", str(select), "best")]
     items += [(name, mine.get(name, "absent"), theirs.get(name, "absent")) for name in sorted({*mine, *theirs})]
-    return _instead(items)
+    return (*labels.content_notes(spec), *_instead(items))
 
 
 def setting_differences(spec: dict[str, Any], place: Place) -> tuple[str, ...]:
     """As `differences`, of what all methods of a setting share."""
-    return _instead(_setting_items(spec, place))
+    return (*labels.content_notes(spec), *_instead(_setting_items(spec, place)))
 
 
 def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, Any]]:

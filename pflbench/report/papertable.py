@@ -164,8 +164,9 @@ def _collected(
 
 
 def _present(engine: Engine, column: Any, wanted: Collection[str]) -> list[str]:
-    # A dataset's runs bear its variant, too: "emnist:byclass".
-    return [text for text in read.distinct(engine, column) if text in wanted or text.partition(":")[0] in wanted]
+    # A dataset's runs bear its variant and content, too: "emnist:byclass".
+    named = ((text, labels.without_content(text)) for text in read.distinct(engine, column))
+    return [text for text, name in named if name in wanted or name.partition(":")[0] in wanted]
 
 
 def _nothing(name: str, declared: Declared) -> UserError:
@@ -200,7 +201,7 @@ def _parts(declared: Declared, place: Place, found: Arranged, chosen: Select, wa
     parts = []
     for j in run:
         apart = found.settings[j].head[2:] if len(run) > 1 else ()
-        head = tuple(dict.fromkeys((*_head(declared, place), *apart)))
+        head = tuple(dict.fromkeys((*_head(declared, place, labels.other_content(found.settings[j].spec)), *apart)))
         cells, rows = tuple(cell for cell, _ in filled[j]), tuple(row for _, row in filled[j])
         gains = tuple(_improvement(found, j, *pair) for pair in filled[j]) if declared.extra == "improvement" else empty
         leader = None
@@ -297,8 +298,8 @@ def _missing(declared: Declared, parts: Sequence[Part], beside: Collection[Place
     return notes + [f"pflbench does not have the dataset {name}." for name in foreign]
 
 
-def _head(declared: Declared, place: Place) -> tuple[str, ...]:
-    """Dataset and partition, and what else differs between the table's places for the dataset."""
+def _head(declared: Declared, place: Place, content: str = "") -> tuple[str, ...]:
+    """Dataset, with a content that is not the official one, and partition, and what else differs between its places."""
     alike = [other for other in declared.places if (other.dataset, other.partition) == (place.dataset, place.partition)]
     more = {
         "model": labels.MODELS.get(place.model, place.model),
@@ -308,7 +309,7 @@ def _head(declared: Declared, place: Place) -> tuple[str, ...]:
     }
     apart = [text for key, text in more.items() if key in declared.same or len({getattr(other, key) for other in alike}) > 1]
     partition = () if place.partition == paper.UNKNOWN else (place.partition_label,)
-    return (labels.label_title(place.data) or place.data, *partition, *apart)
+    return ((labels.label_title(place.data) or place.data) + content, *partition, *apart)
 
 
 def _columns(table: Table, part: Part) -> list[Column]:

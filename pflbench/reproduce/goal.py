@@ -18,7 +18,7 @@ from pflbench.report.papermap import Part, resolve
 from pflbench.report.papertable import named
 from pflbench.report.tables import TABLES, Declared, Planned, command
 from pflbench.reproduce.scales import SCALES, Scale, proportion
-from pflbench.spec import RunSpec
+from pflbench.spec import DataSpec, RunSpec
 
 # Tables that the papers do not have, and whose runs they show.
 _RUNS_OF = {"ranks": "accuracy"}
@@ -89,10 +89,11 @@ class Goal:
     def planned(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
         """As `wanted`, also where no run is needed: then they say whose data and partitions are."""
         found: dict[str, Wanted] = {}
+        parsed: dict[str, DataSpec] = {}
         for cell in self.cells:
             options = {**self._options(cell), "seeds": seeds or self._seeds}
             keeps = self._keeps(cell)
-            for spec in plan(Request(**options, data_dir=data_dir)):
+            for spec in plan(Request(**options, data_dir=data_dir), parsed):
                 found.setdefault(spec.key, Wanted(spec, keeps, {**options, **keeps.options}))
         settings = list(dict.fromkeys((one.spec.data, one.spec.partition) for one in found.values()))
         order = {setting: place for place, setting in enumerate(settings)}

@@ -130,6 +130,7 @@ def _facts(line: Line, detail: Detail, cost: Cost | None) -> list[tuple[str, str
         ("Started", detail.started_at),
         ("Finished", info.finished_at),
         ("Device", info.device and (f"{info.device}, engine {detail.engine}" if detail.engine else info.device)),
+        ("Data", labels.recorded_content(detail.environment)),
         ("Commit", detail.environment.get("commit")),
         ("Command", detail.environment.get("command")),
         ("Second series", ", ".join(detail.series) or None),

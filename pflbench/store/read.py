@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, func, literal, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from pflbench.errors import UserError, unknown
+from pflbench.spec import OTHER_CONTENT
 from pflbench.store.db import friendly
 from pflbench.store.only import visible, visible_partition
 from pflbench.store.records import unpack_array
@@ -155,13 +156,15 @@ def runs(
     key: str | None = None,
     limit: int | None = None,
 ) -> list[RunInfo]:
-    """Runs, newest first; none is an empty list. `key` may be the beginning of one. An unknown status is a UserError."""
+    """Runs, newest first; none is an empty list. `key` may be the beginning of one, `dataset` a label or its name alone."""
     if status is not None and status not in STATUSES:
         raise unknown("status", status, STATUSES)
     query = _info_query().order_by(Run.id.desc()).limit(limit)
-    for column, wanted in ((Run.method, method), (Run.dataset, dataset), (Run.status, status)):
+    for column, wanted in ((Run.method, method), (Run.status, status)):
         if wanted is not None:
             query = query.where(column == wanted)
+    if dataset is not None:
+        query = query.where((Run.dataset == dataset) | Run.dataset.startswith(dataset + OTHER_CONTENT, autoescape=True))
     if key is not None:
         query = query.where(Run.key.startswith(key, autoescape=True))
     with reading(engine) as c:
