@@ -64,7 +64,24 @@ MAY_IMPORT = {
     # Runs methods' rounds outside the database, as `run` does inside, and keeps what they cost.
     "bench": {"engine", "methods", "partition", "setting", "execution", "evaluation", "environment", "store", "spec", "errors"},
     # Says which runs a table needs and how they stand; the command line makes them.
-    "reproduce": {"report", "store", "plan", "data", "setting", "surface", "follow", "spec", "errors"},
+    # Before a long run it times a few batches.
+    "reproduce": {
+        "report",
+        "store",
+        "plan",
+        "data",
+        "setting",
+        "surface",
+        "follow",
+        "bench",
+        "execution",
+        "footprint",
+        "methods",
+        "models",
+        "partition",
+        "spec",
+        "errors",
+    },
     "plan": {"data", "partition", "models", "methods", "spec", "errors"},
     "doctor": {"store", "errors"},
     "__main__": {"cli"},

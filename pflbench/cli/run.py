@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import command_line, message, print_json
+from pflbench.cli.console import command_line, duration, message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view, follow, run_view
 from pflbench.errors import UserError, unknown
@@ -116,6 +116,8 @@ def run(
     failed = False
     try:
         with opened(db, create=True) as results:
+            if not quiet:
+                _tell_ahead(specs, results, data_dir, how, force)
             for together in packs(specs, results, data_dir, how, force=force):
                 names = [f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}" for spec in together]
                 failed |= not follow(names, execute_pack(together, results, data_dir, how, **options), run_view(names, quiet))
@@ -128,6 +130,24 @@ def run(
             print_json(done)
     if failed:
         raise typer.Exit(2)
+
+
+def _tell_ahead(specs: Sequence[RunSpec], results: sqlalchemy.Engine, data_dir: Path, how: Execution, force: bool) -> None:
+    """What a long run takes, and what would be quick; nothing before a short one."""
+    from pflbench.reproduce.forecast import forecast
+
+    found = forecast(specs, results, data_dir, how, force)
+    if found is None:
+        return
+    how_known = "measured here on a few batches" if found.measured else "by what rounds took in this database"
+    time = "time unknown" if found.seconds is None else f"about {duration(found.seconds)} ({how_known})"
+    memory = "" if found.memory is None else f", {found.memory / 1e9:.2g} GB of memory"
+    runs = f"{found.runs} run{'s' * (found.runs > 1)}"
+    message(f"Note: {runs} ahead, {time}{memory}, {max(found.disk, 1e6) / 1e6:,.0f} MB of disk.")
+    names = " ".join(f"-m {name}" for name in dict.fromkeys(spec.method.name for spec in specs))
+    rounds = sum(spec.train.rounds for spec in specs) / len(specs)
+    fewer = f" --rounds 20 takes about {duration(found.seconds * 20 / rounds)}." if found.seconds and rounds > 20 else ""
+    message(f"Quick:{fewer} On the embedded digits, in seconds: pflbench run {names} -d digits --rounds 20")
 
 
 def execution(

@@ -1,0 +1,121 @@
+"""Before a long run: how long it will take, and what it needs of memory and disk.
+
+By what rounds took in the database, else by a few batches of each client, measured here and now on streams of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from sqlalchemy import Engine
+
+from pflbench import methods
+from pflbench.bench.rounds import Course
+from pflbench.execution import Execution, exact_arithmetic, federation, find_device
+from pflbench.footprint import footprint
+from pflbench.models import build
+from pflbench.partition import Partition
+from pflbench.reproduce.estimate import Clock
+from pflbench.reproduce.goal import Keeps, Wanted
+from pflbench.reproduce.standing import standings
+from pflbench.setting import Setting, load_setting
+from pflbench.spec import RunSpec
+from pflbench.store.attempts import Speed, speeds
+
+LONG = 300.0  # seconds, below which nothing is said
+ROUNDS = 3  # of a measurement: in the second, ALA has its initial stage; the last counts
+BATCHES = (1, 5)  # of each client: two points tell what a round costs by the sample, and what it costs anyway
+PATIENCE = 4.0  # seconds, after which a measurement makes do with what it has
+# Sample passes times parameters, and steps, that take seconds at most on any machine: then nothing is measured.
+SMALL_WORK, SMALL_STEPS = 2e9, 20_000
+ROUND_BYTES, CLIENT_BYTES = 700, 90  # of a row of `round` with its indexes and traffic, and more for each client
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of the runs that are still to be made. seconds: None where it cannot be told. memory, disk: bytes."""
+
+    runs: int
+    seconds: float | None
+    measured: bool
+    memory: int | None
+    disk: int
+
+
+def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Execution, force: bool = False) -> Forecast | None:
+    """None for what takes less than LONG, or is so small that it is not worth a measurement."""
+    wanted = [Wanted(spec, Keeps(), {}) for spec in specs]
+    left = [one for one in standings(engine, wanted) if one.rounds_left]
+    ahead = [one.wanted.spec for one in left]
+    if force or not ahead or all(_small(spec, load_setting(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
+        return None
+    known = speeds(engine, {"fedavg", *(spec.method.name for spec in ahead)})
+    measured = False
+    for spec in _settings(ahead):
+        here = [one for one in left if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
+        for one in sorted(here, key=lambda one: one.wanted.spec.method.name != "fedavg"):
+            if Clock(known).left(one).seconds is None:
+                known.append(_measure(one.wanted.spec, load_setting(spec, data_dir), how))
+                measured = True
+    times = [Clock(known).left(one).seconds for one in left]
+    seconds = None if None in times else sum(value for value in times if value is not None)
+    if seconds is not None and seconds < LONG:
+        return None
+    needs = [need for spec in _settings(ahead) if (need := footprint(spec, load_setting(spec, data_dir), how))]
+    rows = sum(one.rounds_left * (ROUND_BYTES + CLIENT_BYTES * one.wanted.spec.partition.clients) for one in left)
+    # A checkpoint is the method's state; only that of the run under way is kept.
+    disk = rows + max((need.models // 2 for need in needs), default=0)
+    return Forecast(len(left), seconds, measured, max((need.total for need in needs), default=None), disk)
+
+
+def _settings(specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """One for each data and partition."""
+    return list({(spec.data, spec.partition): spec for spec in specs}.values())
+
+
+def _small(spec: RunSpec, setting: Setting, runs: int) -> bool:
+    samples = sum(map(len, setting.partition.train)) * spec.train.local_epochs * spec.train.rounds * runs
+    with torch.device("meta"):
+        arrays = setting.arrays
+        model = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return samples * parameters < SMALL_WORK and samples / spec.train.batch_size < SMALL_STEPS
+
+
+def _measure(spec: RunSpec, setting: Setting, how: Execution) -> Speed:
+    """What a round takes, from rounds on one batch of each client, and on some more where that is quick."""
+    clients = int(spec.train.join_ratio * spec.partition.clients)
+    whole = sum(map(len, setting.partition.train))
+    points = [_timed(spec, setting, how, BATCHES[0])]
+    if ROUNDS * points[0][1] * BATCHES[1] < 2 * PATIENCE:
+        points.append(_timed(spec, setting, how, BATCHES[1]))
+    (few, quick), (samples, seconds) = points[0], points[-1]
+    slope = (seconds - quick) / (samples - few) if samples > few else 0.0
+    if slope <= 0:
+        slope = seconds / samples
+    taken = max(0.0, seconds - slope * samples) + slope * whole
+    return Speed(spec.method.name, spec.data.label, spec.model, clients, taken)
+
+
+def _timed(spec: RunSpec, setting: Setting, how: Execution, batches: int) -> tuple[int, float]:
+    """(training samples, seconds) of the last of some rounds on so many batches of each client."""
+    device, threads, size = find_device(how.device), torch.get_num_threads(), batches * spec.train.batch_size
+    sides = setting.partition
+    cut = Partition(tuple(part[:size] for part in sides.train), tuple(part[: max(1, size // 3)] for part in sides.test))
+    begun, seconds = time.monotonic(), 0.0
+    with exact_arithmetic(device, spec.train.dtype):
+        fed = federation(spec, replace(setting, partition=cut), device, replace(how, observe_every=0, follow=None))
+        try:
+            course = Course(methods.make(spec.method), fed)
+            for _ in range(ROUNDS):
+                seconds = sum(course.timed_round().values())
+                if time.monotonic() - begun > PATIENCE:
+                    break
+        finally:
+            fed.executor.close()
+            torch.set_num_threads(threads)
+    return sum(map(len, cut.train)), seconds
