@@ -1,0 +1,134 @@
+"""The examples in README.md and docs/ are what the commands say: they are run here, in one folder, in the order of the pages.
+
+A block with lines that begin with `$ pflbench` has the commands and what they print; `...` stands for lines that are left out.
+Points in time may differ, and decimal numbers by a point: other machines round otherwise. Of the other commands the options are
+looked up.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+from command import ROOT, Shell
+
+from pflbench.cli import app
+
+DOCS = ROOT / "docs"
+TOGETHER = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("running", "data", "tables-and-figures", "database")))
+PAGES = (*TOGETHER, DOCS / "add-a-method.md")
+ALL = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[\d:]+Z")
+POINT = 1.0
+
+
+def examples(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Commands and what they print, by the page."""
+    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if block.startswith("$ "):
+            for example in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, *printed = example.split("\n")
+                yield command, "\n".join(printed).strip("\n").split("\n")
+
+
+def commands(page: Path) -> Iterator[str]:
+    """All others: lines of a block that begin with `pflbench`, joined where they go on."""
+    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        for line in block.replace("\\\n", " ").split("\n"):
+            for part in line.removeprefix("$ ").partition("  #")[0].split("; "):
+                if part.startswith("pflbench "):
+                    yield re.split(r" [>|] ", part)[0]
+
+
+def same(shown: str, printed: str) -> bool:
+    one, other = shown.split(), printed.split()
+    return len(one) == len(other) and all(map(close, one, other))
+
+
+def close(one: str, other: str) -> bool:
+    if MOMENT.fullmatch(one):
+        return MOMENT.fullmatch(other) is not None
+    a, b = (re.fullmatch(r"(\d+\.\d+)(,?)", word) for word in (one, other))
+    return one == other or (a is not None and b is not None and a[2] == b[2] and abs(float(a[1]) - float(b[1])) <= POINT)
+
+
+def differs(shown: list[str], printed: list[str]) -> str:
+    """What is shown and not printed; nothing where all of it is."""
+    rest = list(printed)
+    for k, line in enumerate(shown):
+        if line == "...":
+            return "" if k + 1 == len(shown) else differs_after(shown[k + 1 :], rest)
+        if not rest or not same(line, rest.pop(0)):
+            return f"{line!r} is not what is printed:\n" + "\n".join(printed)
+    return f"more is printed: {rest}" if rest else ""
+
+
+def differs_after(shown: list[str], rest: list[str]) -> str:
+    tails = (differs(shown, rest[k:]) for k in range(len(rest) + 1))
+    return next((told for told in tails if not told), f"{shown!r} is not in {rest!r}")
+
+
+@pytest.mark.parametrize("pages", [TOGETHER, PAGES[-1:]], ids=["usage", "authors"])
+def test_the_examples_are_what_is_printed(shell: Shell, pages: tuple[Path, ...]) -> None:
+    wrong = []
+    for page in pages:
+        for command, shown in examples(page):
+            if not command.startswith("pflbench "):
+                subprocess.run(command, shell=True, check=True)
+                continue
+            done = shell(*shlex.split(command)[1:])
+            # What goes to stdout and what to stderr may stand in either order.
+            told = [
+                differs(shown, "".join(printed).strip("\n").split("\n"))
+                for printed in ((done.out, done.err), (done.err, done.out))
+            ]
+            if all(told):
+                wrong.append(f"{page.name}: $ {command}\n{told[0]}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_no_page_has_examples_that_are_not_run() -> None:
+    assert [page.name for page in ALL if page not in PAGES and any(True for _ in examples(page))] == []
+    assert sum(1 for page in PAGES for _ in examples(page)) > 7
+
+
+def cases() -> list[str]:
+    return list(dict.fromkeys(command for page in ALL for command in commands(page)))
+
+
+@pytest.mark.parametrize("command", cases())
+def test_commands_have_the_options_that_are_written(command: str) -> None:
+    _, *words = shlex.split(re.sub(r"\$\{?\w+\}?", "x", command))
+    at = typer.main.get_command(app)
+    while children := getattr(at, "commands", None):
+        if words[0] not in children and at.invoke_without_command:
+            break
+        name = words.pop(0)
+        assert name in children, command
+        at = children[name]
+    known = {option for parameter in at.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"-h", "--help"}
+    for word in words:
+        if re.match(r"--?[a-z]", word):
+            assert word.partition("=")[0] in known, command
+
+
+def test_a_link_leads_to_a_file_of_the_repository() -> None:
+    for page in ALL:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[\w-]*)?\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("https://") or (page.parent / target).exists(), (page.name, target)
+
+
+def test_comparing_notices_what_went_stale() -> None:
+    assert not differs(["run 1  a1  84.96 %,", "..."], ["run 1 a1 85.10 %,", "run 2"])
+    assert differs(["run 1  a1  84.96 %"], ["run 1  a2  84.96 %"])
+    assert differs(["best 84.96 %"], ["best 86.96 %"])
+    assert differs(["Valid: ditto."], ["Valid: ditto, local."])
+    assert differs(["a"], ["a", "b"])
+    assert not differs(["a", "...", "c"], ["a", "b", "b", "c"])
+    assert differs(["a", "...", "c"], ["a", "b"])
