@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError
+from pflbench.files import aside
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-try:
-    import fcntl
-except ImportError:  # Windows: no advisory locks there
-    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -36,15 +30,10 @@ class Snapshot:
     carried: dict[str, Any]
 
 
-def folder(database: Path | None) -> Path:
-    """Where checkpoints of a database's runs lie: beside an SQLite file, else in the working directory."""
-    return Path(f"{database}.checkpoints") if database else Path("pflbench.checkpoints")
-
-
 def discard(where: Path, run_id: int) -> None:
     """Removes a run's checkpoint, if there is one."""
-    for suffix in ("pt", "partial"):
-        (where / f"{run_id}.{suffix}").unlink(missing_ok=True)
+    for left in (where / f"{run_id}.pt", *where.glob(f".{run_id}.pt.*.partial")):
+        left.unlink(missing_ok=True)
 
 
 def tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -79,21 +68,14 @@ class Checkpoints:
 
         begun = time.perf_counter()
         content = {**vars(snapshot), "state": tensors(snapshot.state), "owner": self.owner}
-        partial = self.file.with_suffix(".partial")
         try:
-            with partial.open("wb") as handle:
-                torch.save(content, handle)
-                handle.flush()
-                os.fsync(handle.fileno())
-            partial.replace(self.file)
+            with aside(self.file) as out:
+                torch.save(content, out)
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
             raise UserError(
                 f"The checkpoint {self.file} could not be written: {str(error).splitlines()[0]}.",
                 "Is the disk full? All finished rounds are in the database.",
             ) from error
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
         self.seconds = time.perf_counter() - begun
 
     def load(self, like: Any, device: torch.device) -> Snapshot | None:
@@ -113,39 +95,3 @@ class Checkpoints:
 
     def remove(self) -> None:
         discard(self.file.parent, int(self.file.stem))
-
-
-@contextmanager
-def locked(where: Path, key: str) -> Iterator[None]:
-    """Keeps other processes from the runs of a key. The lock dies with the process, also when it is killed.
-
-    Raises UserError if another process holds it, or the folder cannot be written.
-    """
-    path = where / f"{key}.lock"
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-        handle = _own(path)
-    except PermissionError as error:
-        raise UserError(f"{where} cannot be written: {error.strerror}.", "Checkpoints lie there; choose another --db.") from None
-    with handle:
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _own(path: Path) -> IO[str]:
-    while True:
-        handle = path.open("w")
-        if fcntl is None:
-            return handle
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.close()
-            raise UserError("Another process is at this run already.", "Wait for it, or stop it first.") from None
-        # Whoever had the lock before has removed the file: a lock on what is no longer there would keep nobody out.
-        with suppress(FileNotFoundError):
-            if os.fstat(handle.fileno()).st_ino == path.stat().st_ino:
-                return handle
-        handle.close()

@@ -55,11 +55,19 @@ class Execution:
 def checked(how: Execution) -> Execution:
     """The same. Raises UserError for ways of computing that the executor or the device does not have."""
     place = str(find_device("auto")) if how.device == "auto" else how.device
-    asked = [
-        f"--{name} {value}" for name, value in (("capture", how.capture), ("convolution", how.convolution)) if value != "auto"
-    ]
-    if asked and how.engine_on(place) == "loop":
-        raise UserError(f"{' and '.join(asked)}: the loop executor has no such choice.", "Add --engine batched, or leave it out.")
+    engine = how.engine_on(place)
+    if engine == "loop":
+        chosen: dict[str, object] = {"chunk": how.chunk, "capture": how.capture, "convolution": how.convolution}
+    else:
+        chosen = {"workers": how.workers}
+    asked = [f"--{name} {value}" for name, value in chosen.items() if value not in (None, "auto")]
+    if asked:
+        other = "batched" if engine == "loop" else "loop"
+        raise UserError(
+            f"{' and '.join(asked)}: the {engine} executor has no such choice.", f"Add --engine {other}, or leave it out."
+        )
+    if how.workers is not None and place != "cpu":
+        raise UserError(f"--workers {how.workers}: clients go side by side on a CPU alone.", "Add --device cpu, or leave it out.")
     if how.capture == "graph" and place == "cpu":
         raise UserError("--capture graph: a CUDA graph needs a GPU.", "On a CPU there is --capture compile.")
     return how

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from pflbench import methods
@@ -69,10 +69,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
         device = None
     place = how.device if device is None else str(device)
     engine = how.engine_on(place)
-    with torch.device("meta"):
-        arrays = setting.arrays
-        module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
-    fed = _federation(spec, setting, module)
+    fed = _federation(spec, setting)
     kept = _kept(spec, fed)
     if kept is None:
         return None
@@ -105,8 +102,16 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     )
 
 
-def _federation(spec: RunSpec, setting: Setting, module: nn.Module) -> Federation:
+def require_possible(spec: RunSpec, setting: Setting) -> None:
+    """Raises UserError where the method does not go with the model or the protocol."""
+    _kept(spec, _federation(spec, setting))
+
+
+def _federation(spec: RunSpec, setting: Setting) -> Federation:
     """All of it on the device "meta"."""
+    with torch.device("meta"):
+        arrays = setting.arrays
+        module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
     dtype, partition = getattr(torch, spec.train.floats), setting.partition
     flat, samples = Flat(module), Samples(setting.arrays.x, setting.arrays.y, dtype, torch.device("meta"))
     return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed)

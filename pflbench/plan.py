@@ -289,6 +289,10 @@ def _settings(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, dict[
             method += SUFFIX
         if method not in names:
             raise UserError(f"--set {text}: {method} is not run by this command.", f"Add -m {method}, or drop the --set.")
+        if parameter in found[method]:
+            raise UserError(
+                f"--set gives {method}.{parameter} twice: {found[method][parameter]} and {value.strip()}.", "Give one of them."
+            )
         found[method][parameter] = value.strip()
     return found
 

@@ -13,7 +13,7 @@ import numpy as np
 import sqlalchemy
 import torch
 
-from pflbench import central, checkpoint, environment, evaluation, methods
+from pflbench import central, environment, evaluation, methods
 from pflbench.account import Account
 from pflbench.checkpoint import Checkpoints, Snapshot
 from pflbench.engine.federation import Federation
@@ -25,7 +25,7 @@ from pflbench.execution import Execution, exact_arithmetic, federation, find_dev
 from pflbench.methods.base import Method
 from pflbench.setting import Setting, load_setting
 from pflbench.spec import RunSpec
-from pflbench.store import write
+from pflbench.store import locks, write
 from pflbench.store.failures import sqlite_path
 from pflbench.store.records import RoundRecord, RunRow
 from pflbench.store.schema import now
@@ -83,8 +83,8 @@ def rounds(
 ) -> Generator[Progress, None, None]:
     """As `execute`, on what `federate` makes. The device's arithmetic and its memory errors are the caller's."""
     method = methods.make(spec.method)
-    where = checkpoint.folder(sqlite_path(store.url))
-    with checkpoint.locked(where, spec.key):
+    where = locks.folder(sqlite_path(store.url))
+    with locks.locked(where, spec.key):
         found = None if force else write.find_run(store, spec.key)
         if found:
             _refuse_changed_file(found, spec)
@@ -100,6 +100,7 @@ def rounds(
             if setting.central is not None:
                 central.require_global_model(spec.method.name, method, fed)
             if found is None:
+                method.init(fed.at(0))  # what does not go with the model is refused before there is a row
                 write.create_run(store, spec, environment.describe())
                 found = write.find_run(store, spec.key)
                 assert found is not None

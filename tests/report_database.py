@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.spec import RunSpec
-from pflbench.store import write
+from pflbench.store import locks, read, write
+from pflbench.store.failures import sqlite_path
 from pflbench.store.records import PartitionRecord, RoundRecord
 
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
@@ -80,3 +82,8 @@ def add_run(
             engine, run, RoundRecord(round=t, accuracy=accuracy, seconds_update=spent, seconds_evaluate=5.0, **extra)
         )
     return run
+
+
+def at_work(engine: Engine, run: int) -> AbstractContextManager[None]:
+    """As if this process were at the run."""
+    return locks.locked(locks.folder(sqlite_path(engine.url)), read.run(engine, run).info.key)

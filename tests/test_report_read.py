@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_database import add_partition, add_run, spec
+from report_database import add_partition, add_run, at_work, spec
 from sqlalchemy import Engine, event
 
 from pflbench.errors import UserError
@@ -89,7 +89,12 @@ def test_runs_are_listed_newest_first_and_filtered(engine: Engine) -> None:
     assert [r.id for r in read.runs(engine)] == [second, first]
     assert [r.id for r in read.runs(engine, limit=1)] == [second]
     assert [r.id for r in read.runs(engine, method="fedavg")] == [first]
-    assert [r.id for r in read.runs(engine, dataset="cifar10", status="running")] == [second]
+    assert [r.id for r in read.runs(engine, dataset="cifar10", status="interrupted")] == [second], "no process is at it"
+    with at_work(engine, second):
+        assert [r.id for r in read.runs(engine, dataset="cifar10", status="running")] == [second]
+        assert read.runs(engine, status="interrupted") == []
+        assert read.run(engine, second).info.status == "running"
+    assert read.runs(engine, status="running") == []
     assert [r.id for r in read.runs(engine, key=spec().key[:6])] == [first]
     assert read.runs(engine, key="%") == []
     info = read.runs(engine, method="fedavg")[0]

@@ -16,7 +16,7 @@ from pflbench.errors import UserError
 from pflbench.execution import Execution
 from pflbench.methods import METHODS
 from pflbench.run import execute
-from pflbench.store import write
+from pflbench.store import read, write
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -88,6 +88,7 @@ def test_kill_9_and_resume(store, tmp_path):
     child.wait()
     status, last = rows(store, "SELECT status, (SELECT MAX(round) FROM round) FROM run")[0]
     assert status == "running"
+    assert [info.status for info in read.runs(store)] == ["interrupted"]
     assert reached <= last < 60
     resumed = run(spec("ditto", rounds=60), store)
     assert resumed[0].kind == "resumed"

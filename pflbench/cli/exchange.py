@@ -19,6 +19,7 @@ from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter
 from pflbench.errors import UserError, unknown
+from pflbench.files import replacing
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -97,7 +98,7 @@ def export(
         if output is None:
             count = _to_stdout(found, format)
         else:
-            with store.replacing(output) as out:
+            with replacing(output) as out:
                 count = store.write(found, format, out)
     if not count:
         message(f"No rows{'' if output is None else f' in {output}'}: there are no such {kind}.")

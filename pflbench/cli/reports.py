@@ -18,6 +18,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import command_line, duration, message, stdout
 from pflbench.cli.db import opened_if_there
 from pflbench.errors import NothingYet, UserError, unknown
+from pflbench.files import write_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -163,7 +164,7 @@ def write_table(found: Grid, format: str, output: Path | None) -> None:
         print(render(found, format, width=stdout().width if sys.stdout.isatty() else None), end="")
         return
     found = replace(found, notes=(*found.notes, provenance(found.runs)))
-    output.write_text(render(found, format, width=None), encoding="utf-8")
+    write_text(output, render(found, format, width=None))
     message(f"Wrote {output}.")
 
 

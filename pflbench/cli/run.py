@@ -210,12 +210,14 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
 
 def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
+    from pflbench.footprint import require_possible
     from pflbench.setting import load_setting
 
     notes: dict[str, None] = {}  # in order, each once
     for spec in {(spec.data, spec.partition, spec.method.name): spec for spec in specs}.values():
         with data_view(quiet) as progress:
             setting = load_setting(spec, data_dir, progress)
+        require_possible(spec, setting)
         if setting.central is not None:
             _require_global_model(spec, setting)
         if left_out := setting.record.left_out:

@@ -13,6 +13,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import message, print_fields, print_json, print_table
 from pflbench.cli.db import opened
 from pflbench.errors import UserError
+from pflbench.files import write_array
 
 if TYPE_CHECKING:
     from pflbench.store.read import PartitionInfo, RunDetail
@@ -124,10 +125,7 @@ def artifact(
     if output is None:
         print_json({"name": name, "shape": array.shape, "dtype": str(array.dtype), "values": array.tolist()})
         return
-    try:
-        read.save_array(array, output)
-    except OSError as error:
-        raise UserError(f"{output} cannot be written: {error.strerror}.") from None
+    write_array(output, array)
     message(f"Wrote {output}: {array.dtype} {list(array.shape)}.")
 
 
@@ -139,7 +137,7 @@ def rm(
 ) -> None:
     """Remove runs with all their rounds. It asks first."""
     from pflbench import checkpoint
-    from pflbench.store import read, write
+    from pflbench.store import locks, read, write
     from pflbench.store.failures import sqlite_path
 
     with opened(db) as engine:
@@ -152,7 +150,7 @@ def rm(
             _ask(len(found))
         for run_id in found:
             write.remove_run(engine, run_id)
-            checkpoint.discard(checkpoint.folder(sqlite_path(engine.url)), run_id)
+            checkpoint.discard(locks.folder(sqlite_path(engine.url)), run_id)
     message(f"Removed {len(found)} run(s).")
 
 

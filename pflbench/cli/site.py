@@ -13,6 +13,7 @@ from pflbench.cli.console import command_line, message
 from pflbench.cli.db import opened
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, uncollected
 from pflbench.errors import UserError
+from pflbench.files import write_text
 
 if TYPE_CHECKING:
     from pflbench.site.page import Made
@@ -80,7 +81,7 @@ def _write(output: Path, text: str) -> None:
         output.parent.mkdir(exist_ok=True)
     if output.is_dir():
         raise UserError(f"{output} is a folder.", f"Name a file in it, e.g. {output / DEFAULT_OUTPUT.name}.")
-    output.write_text(text, encoding="utf-8")
+    write_text(output, text)
 
 
 def serve(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import unknown
+from pflbench.files import replacing, write_text
 from pflbench.report import layout, scales
 from pflbench.report.layout import Page
 
@@ -68,16 +69,11 @@ class Drawing:
         fixed: dict[str, Any] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[suffix]
         # Compressing harder takes longer than everything else and saves a tenth.
         fast: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if suffix == ".png" else {}
-        try:
-            with layout.on(self.page), context():
-                self.figure.savefig(path, metadata={entry: f"{self.caption} {provenance}".strip(), **fixed}, **fast)
-            said = (self.caption, self.protocol, *self.notes, provenance)
-            path.with_suffix(".caption.txt").write_text("".join(f"{line}\n" for line in said if line), encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"Cannot write the figure {path}: {error.strerror or error}.",
-                "Give a file in a writable folder with -o.",
-            ) from None
+        metadata = {entry: f"{self.caption} {provenance}".strip(), **fixed}
+        with layout.on(self.page), context(), replacing(path) as out:
+            self.figure.savefig(out, format=suffix[1:], metadata=metadata, **fast)
+        said = (self.caption, self.protocol, *self.notes, provenance)
+        write_text(path.with_suffix(".caption.txt"), "".join(f"{line}\n" for line in said if line))
 
 
 @contextmanager

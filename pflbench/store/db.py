@@ -11,7 +11,7 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
 
 from pflbench.errors import NothingYet, UserError
-from pflbench.store import reference
+from pflbench.store import readonly, reference
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, place, sqlite_path
 from pflbench.store.failures import friendly as friendly
 from pflbench.store.schema import Base
@@ -48,13 +48,16 @@ def to_url(text: str) -> str:
 def connect(url: str, *, create: bool = True) -> Engine:
     """Opens the database at `url`; makes it, or upgrades its schema, where needed.
 
-    With `create=False` a missing or empty database is an error, for commands that only read. Upgrading holds SQLite's
-    write lock (PostgreSQL: an advisory lock), so that two processes that start at once end well.
+    With `create=False` a missing or empty database is an error, for commands that only read; what cannot be written, as on a
+    read-only file system, is opened as `connect_read_only` does. Upgrading holds SQLite's write lock (PostgreSQL: an advisory
+    lock), so that two processes that start at once end well.
 
     Raises:
         UserError: no such file or folder, not a database, another program's database, a newer schema, no permission.
     """
     engine = open_engine(url)
+    if not create and readonly.needed(engine.url):
+        return connect_read_only(url)
     try:
         with friendly(url):
             _require_place(engine.url, create)
@@ -87,7 +90,9 @@ def connect_read_only(url: str) -> Engine:
         if found is None:
             raise _missing(engine.url)
         if found != head():
-            raise UserError(f"{place(engine.url)} has the old schema {found}.", "Bring it up to date: pflbench db upgrade")
+            raise UserError(
+                f"{place(engine.url)} has the old schema {found}.", "Bring it up to date, or a copy of it: pflbench db upgrade"
+            )
     except BaseException:
         engine.dispose()
         raise
@@ -200,7 +205,7 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
     try:
         target = sa.make_url(url)
         if read_only:
-            engine = sa.create_engine(target, creator=_reader(target))
+            engine = sa.create_engine(target, creator=readonly.reader(target))
         elif target.get_backend_name() != "sqlite":
             return sa.create_engine(target)
         else:
@@ -254,6 +259,8 @@ def alembic_config(connection: Connection) -> Any:
 def _as_it_is(url: str) -> Iterator[tuple[Connection, str]]:
     """A connection to an existing database and its revision, upgrading nothing."""
     engine = open_engine(url)
+    if readonly.needed(engine.url):
+        engine = open_engine(url, read_only=True)
     try:
         with friendly(url):
             _require_place(engine.url, create=False)
@@ -340,15 +347,6 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin in _begin_sqlite, also those that change tables
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA synchronous=NORMAL")
-
-
-def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
-    """Makes connections that SQLite itself holds to reading."""
-    path = sqlite_path(url)
-    if path is None:
-        raise UserError(f"{place(url)} is no SQLite file.", "Only a file can be opened read-only.")
-    file = f"{path.absolute().as_uri()}?mode=ro"
-    return lambda: sqlite3.connect(file, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -6,16 +6,12 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from sqlalchemy import JSON, Double, Engine, func, select, type_coerce
 
-from pflbench.errors import UserError
 from pflbench.store.read import reading
 from pflbench.store.schema import ClientRound, Partition, Round, Run
 
@@ -64,29 +60,6 @@ def write(found: Rows, format: str, out: IO[bytes]) -> int:
 
     FORMATS[format](Rows(found.columns, counted()), out)
     return count
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name when it is complete: an interruption leaves what was there before.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    target = path.resolve()
-    # What is no plain file, such as a pipe or /dev/null, cannot be replaced.
-    partial = target if target.exists() and not target.is_file() else target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        try:
-            with partial.open("wb") as out:
-                yield out
-            if partial != target:
-                partial.replace(target)
-        finally:
-            if partial != target:
-                partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror or error}.", "Give a file in a writable folder with -o.") from None
 
 
 def _runs() -> Any:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from pflbench.errors import UserError, unknown
 from pflbench.spec import OTHER_CONTENT
 from pflbench.store.db import friendly
+from pflbench.store.locks import UNDER_WAY, present
 from pflbench.store.only import visible, visible_partition
 from pflbench.store.records import unpack_array
 from pflbench.store.schema import STATUSES, Artifact, ClientRound, Partition, Round, Run, Series
@@ -159,23 +160,25 @@ def runs(
     """Runs, newest first; none is an empty list. `key` may be the beginning of one, `dataset` a label or its name alone."""
     if status is not None and status not in STATUSES:
         raise unknown("status", status, STATUSES)
-    query = _info_query().order_by(Run.id.desc()).limit(limit)
-    for column, wanted in ((Run.method, method), (Run.status, status)):
-        if wanted is not None:
-            query = query.where(column == wanted)
+    query = _info_query().order_by(Run.id.desc())
+    if method is not None:
+        query = query.where(Run.method == method)
     if dataset is not None:
         query = query.where((Run.dataset == dataset) | Run.dataset.startswith(dataset + OTHER_CONTENT, autoescape=True))
     if key is not None:
         query = query.where(Run.key.startswith(key, autoescape=True))
+    if status is not None:
+        query = query.where(Run.status.in_({status, *(UNDER_WAY if status == "interrupted" else ())}))
     with reading(engine) as c:
-        return [RunInfo(*row) for row in c.execute(query)]
+        found = (_info(engine, row) for row in c.execute(query))
+        return list(islice((info for info in found if status in (None, info.status)), limit))
 
 
 def run(engine: Engine, id_or_key: int | str, *, last: int = 10) -> RunDetail:
     """One run by number, or the newest attempt of a key or of a key's beginning. UserError if none or several fit."""
     run_id = _find(engine, str(id_or_key))
     with reading(engine) as c:
-        info = RunInfo(*c.execute(_info_query().where(Run.id == run_id)).one())
+        info = _info(engine, c.execute(_info_query().where(Run.id == run_id)).one())
         columns = (Run.protocol, Run.spec, Run.environment, Run.parameters, Run.partition_id)
         protocol, spec, environment, parameters, partition_id = c.execute(select(*columns).where(Run.id == run_id)).one()
         newest = select(Round.__table__).where(Round.run_id == run_id).order_by(Round.round.desc()).limit(last)
@@ -301,12 +304,6 @@ def artifact(engine: Engine, run_id: int, name: str, round: int | None = None) -
     return unpack_array(row.data, row.dtype, row.shape)
 
 
-def save_array(array: np.ndarray[Any, np.dtype[Any]], file: Path) -> None:
-    """Writes an artifact in NumPy's .npy format, under exactly this name."""
-    with file.open("wb") as handle:
-        np.save(handle, array)
-
-
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """A connection; what the user can mend (damaged or locked file) becomes a UserError."""
@@ -320,6 +317,11 @@ def _it_has(c: Connection, name: InstrumentedAttribute[str], where: ColumnElemen
 
 def _integers(values: Sequence[int]) -> Integers:
     return np.array(values, dtype=np.int64)
+
+
+def _info(engine: Engine, row: Sequence[Any]) -> RunInfo:
+    info = RunInfo(*row)
+    return replace(info, status=present(engine.url, info.key, info.status))
 
 
 def _info_query() -> Any:
