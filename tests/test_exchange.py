@@ -20,6 +20,7 @@ from sqlalchemy import Engine
 from store_samples import make_partition, make_record, make_spec
 
 from alembic import command
+from pflbench import files
 from pflbench.cli import main
 from pflbench.store import db, export, write
 
@@ -173,15 +174,15 @@ def test_memory_does_not_grow_with_the_table(mine: Engine) -> None:
 def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "rounds.csv"
     target.write_text("before")
-    writing = export.replacing(target)
+    writing = files.replacing(target)
     writing.__enter__().write(b"half")
     assert target.read_text() == "before"
     writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert (target.read_text(), list(tmp_path.iterdir())) == ("before", [target])
-    with export.replacing(target) as out:
+    with files.replacing(target) as out:
         out.write(b"whole")
     assert (target.read_text(), list(tmp_path.iterdir())) == ("whole", [target])
-    with export.replacing(Path("/dev/null")) as out:
+    with files.replacing(Path("/dev/null")) as out:
         out.write(b"gone")
     assert not Path("/dev/null").is_file()
 
