@@ -103,7 +103,7 @@ class Declared:
         """The same with those places among its own, by dataset, partition and clients."""
         if not self.beside:
             return self
-        order = list(dict.fromkeys(place.dataset for place in self.places))
+        order = list(dict.fromkeys(place.dataset for place in (*self.places, *self.beside)))
         places = sorted((*self.places, *self.beside), key=lambda p: (order.index(p.dataset), p.partition, p.clients))
         return replace(self, places=tuple(places))
 
