@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report.accuracy import Table, build
-from pflbench.report.grid import Column, Entry
+from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.render import FORMATS, render
 from pflbench.store import db
 
@@ -176,3 +176,27 @@ def test_an_unknown_format_is_refused(table: Table) -> None:
     assert list(FORMATS) == ["text", "markdown", "latex", "csv", "json"]
     with pytest.raises(UserError, match=r"Did you mean 'latex'(.|\n)*csv, json"):
         render(table.grid(), "latx")
+
+
+def test_what_does_not_fit_is_split_between_settings_and_every_part_names_its_own() -> None:
+    def column(*head: str, beside: bool = False) -> Column:
+        return Column(head, (Entry("12.34 ± 0.56"),), beside)
+
+    columns = (
+        column("MNIST", "Dir(0.1)"),
+        column("paper", beside=True),
+        column("Tiny-ImageNet, other content 1a2b3c", "Dir(0.1)"),
+        column("paper", beside=True),
+        column("verdict", beside=True),
+    )
+    table = Grid("Accuracy", ("FedAvg",), columns, (), (), ())
+
+    def heads(width: int) -> list[list[str]]:
+        """Of each block the words above its line."""
+        parts = render(table, width=width).split("\n\n")
+        return [part.partition("─")[0].split() for part in parts if part.strip()]
+
+    tiny = ["Tiny-ImageNet", "other", "content", "1a2b3c", "Dir(0.1)"]
+    assert heads(60) == [["MNIST", "Dir(0.1)", "paper"], [*tiny, "paper"], [*tiny, "verdict"]]
+    assert heads(80) == [["MNIST", "Dir(0.1)", "paper"], [*tiny, "paper", "verdict"]]
+    assert len(heads(120)) == 1

@@ -207,8 +207,8 @@ def _columns(table: Table) -> list[Column]:
     for setting, cells in zip(table.settings, zip(*table.cells, strict=True), strict=True):
         columns.append(Column(setting.head, tuple(cellular.ours(cell, len(numbers) > 1) for cell in cells)))
         if any(cell and cell.paper for cell in cells):
-            columns.append(Column(("paper",), tuple(cellular.papers(cell and cell.paper, cell) for cell in cells)))
-            columns.append(Column(("verdict",), tuple(Entry((cell and cell.verdict) or "") for cell in cells)))
+            columns.append(Column(("paper",), tuple(cellular.papers(cell and cell.paper, cell) for cell in cells), beside=True))
+            columns.append(Column(("verdict",), tuple(Entry((cell and cell.verdict) or "") for cell in cells), beside=True))
         if table.wanted.test is not None:
             columns.append(cellular.p_column(cells, table.wanted.test))
     return columns

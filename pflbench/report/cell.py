@@ -198,7 +198,7 @@ def p_column(cells: Iterable[Cell | None], test: stats.Test) -> Column:
             return Entry("")
         return Entry("-" if cell.comparison.adjusted is None else stats.p_text(cell.comparison.adjusted))
 
-    return Column((f"p ({test})",), tuple(map(entry, cells)))
+    return Column((f"p ({test})",), tuple(map(entry, cells)), beside=True)
 
 
 def value(mean: float, std: float | None) -> str:

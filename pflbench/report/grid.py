@@ -15,8 +15,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Column:
+    """beside: it belongs to the column before it, whose head names the setting of both."""
+
     head: tuple[str, ...]
     entries: tuple[Entry, ...]
+    beside: bool = False
+
+    def under(self, first: Column) -> Column:
+        """The same, standing alone: with the setting that `first` names, above its own head."""
+        blank = next((k for k, line in enumerate(self.head) if line), len(self.head))
+        return replace(self, head=(*(first.head[:blank] if blank else first.head), *self.head[blank:]), beside=False)
 
 
 @dataclass(frozen=True)

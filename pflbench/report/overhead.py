@@ -53,6 +53,7 @@ class Table:
             Column(
                 (*(setting.head if k == 0 else ("",) * len(setting.head)), *head),
                 tuple(Entry(_text(c, show), runs=c.runs if c and k == 0 else ()) for c in cells),
+                beside=k > 0,
             )
             for setting, cells in zip(self.settings, zip(*self.cells, strict=True), strict=True)
             for k, (head, show) in enumerate(_columns(cells))

@@ -176,14 +176,25 @@ def _nothing(name: str, declared: Declared) -> UserError:
 
 
 def _place(spec: dict[str, Any], declared: Declared) -> Place | None:
-    """The nearest of the table's places to which a run belongs."""
+    """The nearest of the table's places to which a run belongs; None if a place of another table is nearer."""
     here = {"clients": spec["partition"]["clients"], "join_ratio": spec["train"]["join_ratio"]}
     fits = [
         place
         for place in declared.places
         if paper.is_at(spec, place) and all(getattr(place, key) == here[key] for key in declared.same)
     ]
-    return min(fits, key=lambda place: len(paper.setting_differences(spec, place)), default=None)
+    nearest = min(fits, key=lambda place: _distance(spec, place), default=None)
+    if nearest is None or any(
+        paper.is_at(spec, other) and _distance(spec, other) < _distance(spec, nearest)
+        for table in tables.TABLES.values()
+        for other in table.places
+    ):
+        return None
+    return nearest
+
+
+def _distance(spec: dict[str, Any], place: Place) -> int:
+    return len(paper.setting_differences(spec, place))
 
 
 def _matches(method: dict[str, Any], line: Line) -> bool:
@@ -316,7 +327,8 @@ def _columns(table: Table, part: Part) -> list[Column]:
     counts = Counter(cell.n for other in table.parts for cell in other.cells if cell)
     # Neither cell nor verdict: a range beyond the model's blocks.
     cells = zip(part.cells, part.verdicts, strict=True)
-    columns = [Column(part.head, tuple(cellular.ours(c, len(counts) > 1) if c or verdict else Entry("") for c, verdict in cells))]
+    shown = tuple(cellular.ours(c, len(counts) > 1) if c or verdict else Entry("") for c, verdict in cells)
+    columns = [Column(part.head, shown)]
     if table.paper != "never":
         printed = tuple(
             cellular.papers(None if table.paper == "auto" and cell and cell.differences else value, cell)
@@ -336,7 +348,7 @@ def _columns(table: Table, part: Part) -> list[Column]:
         if table.paper != "never":
             columns.append(Column(("paper",), tuple(Entry(_number(theirs, ",d")) for _, theirs, _ in counted)))
         columns.append(Column(("range",), tuple(Entry(" ".join(covered)) for _, _, covered in counted)))
-    return columns
+    return [columns[0], *(replace(column, beside=True) for column in columns[1:])]
 
 
 def _weights(line: Line, place: Place) -> tuple[int | None, int | None, tuple[str, ...]]:

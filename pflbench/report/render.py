@@ -20,6 +20,7 @@ _LATEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$",
     "<": "$<$", ">": "$>$", "\N{MINUS SIGN}": "$-$", "Σ": r"$\Sigma$", "α": r"$\alpha$", "β": r"$\beta$", "²": "$^2$",
 }  # fmt: skip
+_HEAD = 24  # characters of a head's line beyond which it is broken at its commas
 _LATEX_COLUMN, _LATEX_PAGE = 50, 110  # characters in a column of text, and over a page in \footnotesize
 
 
@@ -42,16 +43,16 @@ def _text(table: Grid, width: int | None) -> str:
     names = max(len(label) for label in table.labels)
     columns = table.columns
     # Three more characters for each column: its padding and the line after it.
-    widths = [max(len(line) for line in (*c.head, *(e.text for e in c.entries))) + 3 for c in columns]
+    widths = [max(len(line) for line in (*_lines(c), *(e.text for e in c.entries))) + 3 for c in columns]
     out = io.StringIO()
     console = Console(file=out, width=max(width or 0, names + 3 + max(widths)) if width else names + sum(widths) + 8)
-    for block in _blocks(widths, console.width - names - 6):
+    for block in _blocks(columns, widths, console.width - names - 6):
         grid = RichTable(box=box.SIMPLE_HEAD)
         grid.add_column("", no_wrap=True, min_width=names)
-        for j in block:
-            grid.add_column(Text("\n".join(columns[j].head)), justify="right", no_wrap=True)
+        for column in block:
+            grid.add_column(Text("\n".join(_lines(column))), justify="right", no_wrap=True)
         for i, label in enumerate(table.labels):
-            grid.add_row(Text(label), *(Text(columns[j].entries[i].text) for j in block))
+            grid.add_row(Text(label), *(Text(column.entries[i].text) for column in block))
         console.print(grid)
     for note in table.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=width is None)
@@ -74,10 +75,10 @@ def _markdown(table: Grid, width: int | None) -> str:
 def _latex(table: Grid, width: int | None) -> str:
     """As wide as its columns need: `table*` over both columns of a page, in blocks beyond its width."""
     columns = table.columns
-    widths = [max(len(line) for line in (*c.head, *(_bare(e.text) for e in c.entries))) + 2 for c in columns]
+    widths = [max(len(line) for line in (*_lines(c), *(_bare(e.text) for e in c.entries))) + 2 for c in columns]
     names = max(len(label) for label in table.labels)
     kind = "table*" if names + sum(widths) > _LATEX_COLUMN else "table"
-    blocks = _blocks(widths, max(_LATEX_PAGE - names, *widths))
+    blocks = _blocks(columns, widths, max(_LATEX_PAGE - names, *widths))
     said = [note for note in table.notes if not _for_the_shell(note)]
     lines = [
         *(f"% {note}" for note in ("needs \\usepackage{booktabs}", *filter(_for_the_shell, table.notes), *_latex_runs(table))),
@@ -88,13 +89,13 @@ def _latex(table: Grid, width: int | None) -> str:
         rf"\label{{tab:{'-'.join(table.title.lower().split())}}}",
     ]
     for k, block in enumerate(blocks):
-        lines += [*([r"\medskip", ""] if k else []), *_tabular(table, [columns[j] for j in block])]
+        lines += [*([r"\medskip", ""] if k else []), *_tabular(table, block)]
     return "\n".join([*lines, rf"\end{{{kind}}}"])
 
 
 def _tabular(table: Grid, columns: Sequence[Column]) -> list[str]:
     def head(column: Column) -> str:
-        parts = [_escape(part) for part in column.head if part]
+        parts = [_escape(part) for part in _lines(column) if part]
         inner = r" \\ ".join(parts)
         return rf"\shortstack[r]{{{inner}}}" if len(parts) > 1 else inner
 
@@ -155,17 +156,39 @@ def _json(table: Grid, width: int | None) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Columns that fit beside each other, in order."""
-    blocks: list[list[int]] = []
-    used = room + 1
-    for j, width in enumerate(widths):
-        if used + width > room:
+def _blocks(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[list[Column]]:
+    """Columns that fit beside each other, in order. Those of a setting stay together, or each part of them names it."""
+    blocks: list[list[Column]] = [[]]
+    left = room
+    for group in _groups(columns):
+        needed = sum(widths[j] for j in group)
+        if needed > left and blocks[-1]:
             blocks.append([])
-            used = 0
-        blocks[-1].append(j)
-        used += width
+            left = room
+        for j in group:
+            if widths[j] > left and blocks[-1]:
+                blocks.append([])
+                left = room
+            first_here = not blocks[-1] and j != group[0]
+            blocks[-1].append(columns[j].under(columns[group[0]]) if first_here else columns[j])
+            left -= widths[j]
     return blocks
+
+
+def _lines(column: Column) -> list[str]:
+    """Its head, where a line that is too long is several."""
+    return [part for line in column.head for part in (line.split(", ") if len(line) > _HEAD else [line])]
+
+
+def _groups(columns: Sequence[Column]) -> list[list[int]]:
+    """The columns of each setting."""
+    groups: list[list[int]] = []
+    for j, column in enumerate(columns):
+        if column.beside and groups:
+            groups[-1].append(j)
+        else:
+            groups.append([j])
+    return groups
 
 
 def _escape(text: str) -> str:
