@@ -78,7 +78,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     step = _step(fed, samples)
     # Model and gradient, and what a captured step keeps of them.
     copies = 2 + (COPIES if engine == "batched" and makes_programs(how.capture, place) else 0)
-    free = None if device is None else memory.free(device)
+    free, room = (None, None) if device is None else (memory.free(device), memory.room(device))
     # Of this round and of the last one, and what those outside the cohort are tested with.
     states = 3 if spec.train.initialised == "all" else 2
     data, held = samples.x.nbytes + samples.y.nbytes, states * kept + 2 * cohort * row
@@ -86,7 +86,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     if engine == "loop":
         clients = min(cohort, (how.workers or cores()) if place == "cpu" else 1)
     else:
-        clients = min(cohort, how.chunk or _fitting(free, data + held + buffers, step + (copies - 1) * row))
+        clients = min(cohort, how.chunk or _fitting(room, data + held + buffers, step + (copies - 1) * row))
     tested = _tested(fed, engine, clients)
     return Footprint(
         device=place,
@@ -156,6 +156,6 @@ def _tested(fed: Federation, engine: str, clients: int) -> int:
     return max(1, clients * of_one if engine == "loop" else min(EVALUATED_AT_ONCE, clients * of_one))
 
 
-def _fitting(free: int | None, taken: int, each: int) -> int:
+def _fitting(room: int | None, taken: int, each: int) -> int:
     """Clients at a time on a device of which so much is taken already; all, where it does not say what is free."""
-    return 2**31 if free is None else max(1, int(SHARE * (free - taken) / each))
+    return 2**31 if room is None else max(1, int(SHARE * (room - taken) / each))

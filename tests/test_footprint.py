@@ -39,7 +39,8 @@ def test_the_estimate_in_a_dry_run(shell, tmp_path):
 
 
 def test_what_does_not_fit_is_said(shell, monkeypatch):
-    monkeypatch.setattr(memory, "free", lambda device: 200_000)
+    for what in ("free", "room"):
+        monkeypatch.setattr(memory, what, lambda device: 200_000)
     done = shell("run", "-m", "local", *DIGITS, "--dry-run")
     assert "local on digits needs about 1" in done.err
     assert "but 200 kB are free on cpu" in done.err

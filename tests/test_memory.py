@@ -6,6 +6,7 @@ import gc
 import json
 import sqlite3
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,7 +148,7 @@ def sizes(chunks, clients):
     ],
 )
 def test_as_many_as_fit(chunks, free, expected, monkeypatch):
-    monkeypatch.setattr(memory, "free", lambda device: free)
+    monkeypatch.setattr(memory, "room", lambda device: free)
     assert sizes(chunks, 10) == expected
     assert chunks.record()["clients"] == ({} if expected == [10] else {"training": expected[0]})
 
@@ -155,7 +156,7 @@ def test_as_many_as_fit(chunks, free, expected, monkeypatch):
 def test_what_fitted_once_fits_again(monkeypatch):
     """A program keeps what it has taken."""
     free = [600]
-    monkeypatch.setattr(memory, "free", lambda device: free[0])
+    monkeypatch.setattr(memory, "room", lambda device: free[0])
     chunks = Chunks(fitting=True)
     first = sizes(chunks, 10)
     free[0] = 100
@@ -163,7 +164,7 @@ def test_what_fitted_once_fits_again(monkeypatch):
 
 
 def test_of_a_step_that_looks_at_values_nothing_is_known_and_all_are_tried(monkeypatch):
-    monkeypatch.setattr(memory, "free", lambda device: 1)
+    monkeypatch.setattr(memory, "room", lambda device: 1)
     fed = batched(Chunks(fitting=True))
     S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
 
@@ -239,7 +240,7 @@ def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
         return chunks
 
     with monkeypatch.context() as patched:
-        patched.setattr(memory, "free", lambda device: 110_000)
+        patched.setattr(memory, "room", lambda device: 110_000)
         fitted = same(Chunks(fitting=True))
         assert 1 <= fitted.record()["clients"]["training"] < fed.size
         assert None not in fitted._needs.values(), "its requests need values that tensors without data do not have"
@@ -349,3 +350,14 @@ def test_no_tensor_is_larger_than_twice_all_models(name):
     with Peak() as offence:
         (torch.ones(C, C, 1) * theta).sum(1)
     assert offence.largest == C * one, "such a one would be seen"
+
+
+def test_what_else_takes_memory_does_not_change_how_many_fit_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their number decides the last digits of a result."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    rooms = []
+    for used in (100, 9_000_000):
+        for name, value in (("max", 10_000_000), ("current", used), ("stat", "inactive_file 0")):
+            (tmp_path / f"memory.{name}").write_text(str(value))
+        rooms.append((memory.room(CPU), memory.free(CPU)))
+    assert rooms == [(5_000_000, 9_999_900), (5_000_000, 1_000_000)]

@@ -101,7 +101,7 @@ class Chunks:
     def _fitting(self, device: torch.device, need: Callable[[], int | None]) -> int | None:
         """Found out once: what a request has taken may be kept for it, by its programs, and is then no longer free."""
         each = need()
-        if each and each not in self._fits and (there_is := memory.free(device)) is not None:
+        if each and each not in self._fits and (there_is := memory.room(device)) is not None:
             self._fits[each] = max(1, int(SHARE * there_is / each))
         return self._fits.get(each) if each else None
 

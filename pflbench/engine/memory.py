@@ -60,8 +60,20 @@ def free(device: torch.device) -> int | None:
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
-    known = [size for size in (_of_machine(), _of_container()) if size is not None]
+    known = [size for size in (_from_meminfo("MemAvailable"), _of_container()) if size is not None]
     return min(known, default=None)
+
+
+def room(device: torch.device) -> int | None:
+    """Bytes by which to choose how many clients are computed at a time. None where the system does not say.
+
+    On a CPU half of what the machine has or the container may have, not what is free just now: the number of clients decides the
+    last digits of a result, and the same command has to give the same.
+    """
+    if device.type == "cuda":
+        return free(device)
+    known = [size for size in (_from_meminfo("MemTotal"), _limit()) if size is not None]
+    return min(known) // 2 if known else None
 
 
 def readable(size: float) -> str:
@@ -70,10 +82,16 @@ def readable(size: float) -> str:
     return f"{size / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _of_machine() -> int | None:
+def _limit() -> int | None:
+    with suppress(OSError, ValueError):
+        return int((CGROUP / "memory.max").read_text())
+    return None
+
+
+def _from_meminfo(entry: str) -> int | None:
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+            if line.startswith(f"{entry}:"):
                 return int(line.split()[1]) * 1024
     return None
 
