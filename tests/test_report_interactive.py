@@ -23,7 +23,7 @@ from test_report_figures_sweeps import SENT, add_clients, clients, sent
 from pflbench.errors import UserError
 from pflbench.report import PLOTS, interactive, labels, looks, style
 from pflbench.report.collect import Row
-from pflbench.report.interactive import FIGURES, Interactive, build, figure
+from pflbench.report.interactive import FIGURES, Interactive, attention, build, figure
 from pflbench.store import db, observed, write
 from pflbench.store.records import RoundRecord
 
@@ -271,14 +271,76 @@ def test_partitions_with_the_same_title_have_different_ids(engine: Engine) -> No
 
 def test_the_attention_matrix_is_in_the_order_of_the_groups(full: Engine) -> None:
     one = only("attention", full)
-    diagonal, matrix = one.spec["data"]
-    # Shares by hand, of the clients in the order 0, 2, 3, 1.
-    assert matrix["z"] == [[None, 60, 20, 20], [75, None, 25, 0], [12.5, 0, None, 87.5], [0, 0, 0, None]]
-    assert matrix["customdata"][1] == [[2, 0], [2, 2], [2, 3], [2, 1]]
-    assert [[row.index(1)] for row in diagonal["z"]] == [[0], [1], [2], [3]]
+    none, below, matrix = one.spec["data"]
+    # By hand, of the clients in the order 0, 2, 3, 1: weights, and their shares.
+    weights = [[None, 0.3, 0.1, 0.1], [6, None, 2, 0], [0.1, 0, None, 0.7], [0, 0, 0, None]]
+    shares = [[None, 60, 20, 20], [75, None, 25, 0], [12.5, 0, None, 87.5], [0, 0, 0, None]]
+    assert [[told[2] for told in row] for row in matrix["customdata"]] == weights
+    assert [[told[3] for told in row] for row in matrix["customdata"]] == shares
+    assert matrix["customdata"][1] == [[2, 0, 6, 75], [2, 2, None, None], [2, 3, 2, 25], [2, 1, 0, 0]]
+    logarithms = [[pytest.approx(np.log10(weight), rel=1e-5) if weight else None for weight in row] for row in weights]
+    assert matrix["z"] == logarithms
+    assert (matrix["zmin"], matrix["zmax"]) == (-1, pytest.approx(np.log10(6)))
+    bar = matrix["colorbar"]
+    assert dict(zip(bar["ticktext"], bar["tickvals"], strict=True)) == {"10<sup>-1</sup>": -1, "1": 0}
+    assert none["z"] == [[1 if weight is None else None for weight in row] for row in weights]
+    assert below["z"] == [[1 if weight == 0 else None for weight in row] for row in weights]
+    assert "annotations" not in one.spec["layout"] or one.spec["layout"]["annotations"] == []
     assert one.spec["layout"]["yaxis"]["ticktext"] == ["0, 1", "2, 3"]
     assert [line["x0"] for line in one.spec["layout"]["shapes"]] == [1.5, 0]
     assert "weight on others 0.65, on own group 74 % (by chance 33 %), ARI 1.00" in one.notes[0]
+
+
+def test_weights_that_move_nothing_have_no_colour_of_the_scale(engine: Engine) -> None:
+    """Shares of them would be bright: 100 % of 2.7e-101 is nothing."""
+    tiny = np.full((4, 4), 2.7e-101)
+    add(engine, "fedamp", [{}, {"attention": tiny}], partition=pathological(engine), scheme=PATHOLOGICAL)
+    one = only("attention", engine)
+    _, below, matrix = one.spec["data"]
+    assert {cell for row in matrix["z"] for cell in row} == {None}
+    assert sum(cell == 1 for row in below["z"] for cell in row) == 12
+    assert (matrix["zmin"], matrix["zmax"]) == (-6, 0)
+    assert matrix["colorbar"]["ticktext"] == [*(f"10<sup>{k}</sup>" for k in range(-6, 0)), "1"]
+    (word,) = one.spec["layout"]["annotations"]
+    assert word["text"] == "all weights on others<br>below 1e-100"
+    assert contrast(word["font"]["color"], to_rgb(word["bgcolor"])) > 7
+    assert below["customdata"][0][1][2:] == [2.7e-101, pytest.approx(100 / 3, rel=1e-5)]
+    for page in PAGES:
+        plain = [contrast(colour, page) for colour in (attention.BELOW, figure.GREY)]
+        assert max(plain) / min(plain) > 1.5, "the two are told apart"
+    assert "light grey: less than the scale has" in one.caption
+
+
+def test_weights_with_a_sign_have_a_scale_to_both_sides(engine: Engine) -> None:
+    signed = [[1, -0.01, 0.1, 0], [10, 1, 0.01, 1e-9], [0.1, -10, 1, 0.1], [0.1, 0.1, 0.1, 1]]
+    add(engine, "apple", [{}, {"relationships": signed}], partition=pathological(engine), scheme=PATHOLOGICAL)
+    _, _, matrix = only("attention", engine).spec["data"]
+    drawn = {
+        told[2]: z for row, said in zip(matrix["z"], matrix["customdata"], strict=True) for z, told in zip(row, said, strict=True)
+    }
+    at = dict(zip(matrix["colorbar"]["ticktext"], matrix["colorbar"]["tickvals"], strict=True))
+    assert drawn[0] is drawn[1e-9] is drawn[None] is None
+    assert (drawn[-0.01], drawn[0.01], drawn[10], drawn[-10]) == (-0.5, 0.5, 3.5, -3.5)
+    assert at == {"-10<sup>1</sup>": -3.5, "-1": -2.5, "-10<sup>-1</sup>": -1.5, "-10<sup>-2</sup>": -0.5, "0": 0} | {
+        "10<sup>-2</sup>": 0.5, "10<sup>-1</sup>": 1.5, "1": 2.5, "10<sup>1</sup>": 3.5
+    }  # fmt: skip
+    assert (matrix["zmin"], matrix["zmax"]) == (-3.5, 3.5)
+
+
+@pytest.mark.parametrize(("last", "kind"), [(0.5, "linear"), (0.4, "log"), (0.0, "linear")])
+def test_losses_over_a_decade_are_on_a_logarithm_as_in_print(engine: Engine, last: float, kind: str) -> None:
+    """From 4.5 down: 9 times, 11.25 times, and to 0, which has no logarithm."""
+    losses = {"ala_epoch_losses": [[4.5, last]] * 4, "ala_objective": [[4.5, 4.5]] * 4}
+    later = {"ala_epoch_losses": [[4.5, 4.5]] * 4, "ala_objective": [[last, last]] * 4}
+    add(engine, "fedala", [{}, losses, later], partition=pathological(engine), scheme=PATHOLOGICAL)
+    for name, options in (("loss", {}), ("ala-convergence", {"client": 0})):
+        printed = PLOTS[name].load()(engine, **options).figure.axes[0]
+        axis = only(name, engine).spec["layout"]["yaxis"]
+        assert axis.get("type", "linear") == printed.get_yscale() == kind
+        if kind == "log":
+            assert axis["tickvals"] == pytest.approx(printed.get_yticks(), rel=1e-5)
+            assert axis["ticktext"] == [label.get_text() for label in printed.get_yticklabels()]
+            assert 10 ** np.array(axis["range"]) == pytest.approx(printed.get_ylim())
 
 
 def test_ala_is_drawn_from_what_was_observed(engine: Engine) -> None:

@@ -242,10 +242,12 @@ def _draw_groups(ax: Axes, panel: Panel) -> None:
     strip.grid(visible=False)
 
 
-def caption(panels: Sequence[Panel]) -> str:
+def caption(panels: Sequence[Panel], below: str = "white") -> str:
+    """below: the colour of what is less than the scale has."""
     named = lettered([f"{panel.seen.title}, after round {panel.round}: {measured(panel)}" for panel in panels])
     return (
-        "Row i: client i's weights on other clients' models, by the logarithm of their sizes; white: less than the scale has; "
+        "Row i: client i's weights on other clients' models, by the logarithm of their sizes; "
+        f"{below}: less than the scale has; "
         f"grey: the weight on its own model, and clients without weights. {named}. Weight on others: the sum of the sizes, "
         "median over clients. Clients are ordered by the classes that dominate their data; lines separate the partition's "
         "groups where it has any, else clients with different most frequent classes. On own group: mean share of these "

@@ -58,7 +58,7 @@ def _convergence(panel: ala_convergence.Panel, client: int, notes: tuple[str, ..
         panel.of.title,
         f"{ala_convergence.caption([panel], client)} {protocol([panel.of.setting])}",
         lines,
-        f.layout(x, f.axis(f"Loss of client {client}"), legend=True),
+        f.layout(x, f.losses(f"Loss of client {client}", np.concatenate(list(panel.losses.values())).tolist()), legend=True),
         notes=notes,
         runs=[panel.of.run.id],
     )
@@ -137,7 +137,7 @@ def _losses(panel: objective.Panel, notes: tuple[str, ...]) -> Interactive:
         lines,
         f.layout(
             f.whole("Round", panel.round[-1], rangemode="tozero"),
-            f.axis("Training loss", rangemode="tozero"),
+            f.losses("Training loss", [*panel.initialised.tolist(), *panel.trained.tolist()], rangemode="tozero"),
             legend=True,
         ),
         notes=notes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,8 @@ from pflbench.report.interactive.figure import Interactive, Json
 
 HEIGHT = 520  # pixels
 TICKS = 20
+BELOW = "#dddddd"  # what is less than the scale has
+SEEN = 0.5  # decades: from 0 to the least weight that is told from it, where weights have a sign
 
 
 def figures(engine: Engine, filters: Filters) -> list[Interactive]:
@@ -57,54 +60,94 @@ def _figure(panel: Panel, notes: tuple[str, ...]) -> Interactive:
     return f.make(
         "attention",
         panel.seen.title,
-        f"{attention.caption([panel])} {protocol([panel.seen.setting])}",
-        [_diagonal(len(clients)), _matrix(panel)],
-        f.layout(across, up, height=HEIGHT, shapes=shapes),
+        f"{attention.caption([panel], 'light grey')} {protocol([panel.seen.setting])}",
+        _matrix(panel),
+        f.layout(across, up, height=HEIGHT, shapes=shapes, annotations=_nothing(panel)),
         notes=(f"After round {panel.round}: {attention.measured(panel)}.", *notes),
         runs=[panel.seen.run.id],
     )
 
 
-def _matrix(panel: Panel) -> Json:
-    shown = 100 * panel.shares[np.ix_(panel.order, panel.order)]
-    most = float(np.nanmax(np.abs(shown), initial=0)) or 1.0
-    negative = bool((shown < 0).any())
-    clients = panel.order.tolist()
-    return {
-        "type": "heatmap",
-        "z": [f.numbers(row) for row in shown],
-        "colorscale": "RdBu" if negative else "Viridis",
-        "zmin": -most if negative else 0,
-        "zmax": most,
-        "hoverongaps": False,
-        "colorbar": {
-            "title": {"text": "Share of a client's weights on others (%)", "side": "top"},
-            "orientation": "h",
-            "y": 1.01,
-            "yanchor": "bottom",
-            "thickness": 12,
-        },
-        "customdata": [[[i, j] for j in clients] for i in clients],
+def _matrix(panel: Panel) -> list[Json]:
+    """The weights by their logarithms; below them in plain colours those that are too small for the scale, and none at all."""
+    place = np.ix_(panel.order, panel.order)
+    weights, shares, clients = panel.weights[place], 100 * panel.shares[place], panel.order.tolist()
+    low, high = attention.scale(weights)
+    told = [
+        [[i, j, *f.numbers([weight, share])] for j, weight, share in zip(clients, *row, strict=True)]
+        for i, row in zip(clients, zip(weights, shares, strict=True), strict=True)
+    ]
+    hover: Json = {
+        "customdata": told,
         "hovertemplate": (
-            "client %{customdata[0]} on client %{customdata[1]}: %{z:.2f} %"
-            f"<br>round {panel.round}, run {panel.seen.run.id}<extra></extra>"
+            "client %{customdata[0]} on client %{customdata[1]}: %{customdata[2]:.3g}, %{customdata[3]:.2f} % of its weights on "
+            f"others<br>round {panel.round}, run {panel.seen.run.id}<extra></extra>"
         ),
     }
+    there = np.abs(weights) >= low
+    signed = bool((weights < 0).any())
+    decades = np.log10(np.abs(weights), where=there, out=np.full_like(weights, np.nan))
+    z, span = decades, [math.log10(low), math.log10(high)]
+    if signed:
+        z, most = np.sign(weights) * (decades - span[0] + SEEN), span[1] - span[0] + SEEN
+        span = [-most, most]
+    ticks = _ticks(low, high, signed)
+    return [
+        _plain(np.isnan(weights), f.GREY) | {"hoverinfo": "skip"},
+        _plain(~there & np.isfinite(weights), BELOW) | hover,
+        {
+            "type": "heatmap",
+            "z": [f.numbers(row) for row in z],
+            "colorscale": "RdBu" if signed else "Viridis",
+            "reversescale": not signed,  # the more, the darker, as in print
+            "zmin": span[0],
+            "zmax": span[1],
+            "hoverongaps": False,
+            "colorbar": {
+                "title": {"text": "Weight on the other's model", "side": "top"},
+                "orientation": "h",
+                "y": 1.01,
+                "yanchor": "bottom",
+                "thickness": 12,
+                "tickvals": f.numbers(ticks.values()),
+                "ticktext": list(ticks),
+            },
+            **hover,
+        },
+    ]
 
 
-def _diagonal(clients: int) -> Json:
-    """Grey: a client's weight on its own model is no share of those on others."""
+def _ticks(low: float, high: float, signed: bool) -> dict[str, float]:
+    """Powers of ten -> their places on the scale."""
+    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    named = {f"10<sup>{k}</sup>" if k else "1": float(k) for k in powers}
+    if not signed:
+        return named
+    beyond = {name: k - math.log10(low) + SEEN for name, k in named.items()}
+    return {f"-{name}": -at for name, at in reversed(beyond.items())} | {"0": 0.0} | beyond
+
+
+def _plain(where: np.ndarray[tuple[int, int], np.dtype[np.bool_]], colour: str) -> Json:
     return {
         "type": "heatmap",
-        "z": [[1 if i == j else None for j in range(clients)] for i in range(clients)],
-        "colorscale": [[0, f.GREY], [1, f.GREY]],
+        "z": [[1 if here else None for here in row] for row in where.tolist()],
+        "colorscale": [[0, colour], [1, colour]],
         "showscale": False,
-        "hoverinfo": "skip",
+        "hoverongaps": False,
     }
+
+
+def _nothing(panel: Panel) -> list[Json]:
+    """A word on the matrix where there is nothing to see on it."""
+    if (said := attention.nothing(panel.weights)) is None:
+        return []
+    middle = {"x": 0.5, "y": 0.5, "xref": "x domain", "yref": "y domain", "showarrow": False}
+    look = {"bgcolor": "#ffffff", "font": {"color": "#1d1f23"}, "borderpad": 4}
+    return [{**middle, **look, "text": said.replace("\n", "<br>")}]
 
 
 def _separators(at: float) -> list[Json]:
-    look = {"type": "line", "line": {"color": "#ffffff", "width": 1}}
+    look = {"type": "line", "line": {"color": f.GREY, "width": 1}}
     return [
         {**look, "xref": "x", "x0": at, "x1": at, "yref": "y domain", "y0": 0, "y1": 1},
         {**look, "yref": "y", "y0": at, "y1": at, "xref": "x domain", "x0": 0, "x1": 1},

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pflbench.errors import UserError
-from pflbench.report import looks
+from pflbench.report import looks, scales
 from pflbench.report.collect import Row
 
 Json = dict[str, Any]
@@ -159,6 +159,14 @@ def axis(title: str, **more: Any) -> Json:
 def whole(title: str, largest: int, **more: Any) -> Json:
     """An axis of whole numbers up to this one, as rounds and clients: without ticks between them."""
     return axis(title, **({"dtick": 1} if largest <= FEW else {}), **more)
+
+
+def losses(title: str, of: Sequence[float], **linear: Any) -> Json:
+    """An axis for losses: logarithmic where it is in print, otherwise with what `linear` says."""
+    if (scale := scales.of_losses(of)) is None:
+        return axis(title, **linear)
+    span = [math.log10(scale.low), math.log10(scale.end)]
+    return axis(title, type="log", range=span, tickvals=numbers(scale.ticks), ticktext=[f"{tick:g}" for tick in scale.ticks])
 
 
 def layout(x: Json, y: Json, *, legend: bool = False, height: int = HEIGHT, **more: Any) -> Json:
