@@ -107,7 +107,7 @@ def test_bench_packs_seeds_and_measures_ways_apart(shell: Shell) -> None:
         (("--engine", "loop:compile"), "the loop executor has no such choice"),
         (("--dtype", "tf32"), "there is none on a CPU"),
         (("--share", "0"), "--share 0 leaves nothing"),
-        (("--share", "1.5"), "'--share'"),
+        (("--share", "1.5"), "--share 1.5 is not possible"),
         (("--name", "12"), "--name '12' is not possible"),
         (("--rounds", "0"), "--rounds"),
         (("-m", "fedvg"), "Did you mean 'fedavg'?"),

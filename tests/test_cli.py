@@ -171,7 +171,7 @@ def test_table(shell: Shell, tmp_path: Path) -> None:
     assert "mean-last:K" in shell.refused("table", "--select", "middle")
     assert "Unknown format" in shell.refused("table", "-f", "pdf")
     assert "No runs with" in shell.refused("table", "-d", "mnist")
-    assert "No such file or directory: no/such/out.md" in shell.refused("table", "-o", "no/such/out.md")
+    assert "Cannot write no/such/out.md: No such file or directory" in shell.refused("table", "-o", "no/such/out.md")
 
 
 def test_plot(shell: Shell, tmp_path: Path) -> None:
