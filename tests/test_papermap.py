@@ -15,7 +15,9 @@ from pflbench.errors import UserError
 from pflbench.partition import make
 from pflbench.report import PLOTS, TABLES, papermap
 from pflbench.reproduce.goal import Wanted, goals
+from pflbench.spec import RunSpec
 from pflbench.store import db, write
+from pflbench.store.read import PartitionInfo
 from pflbench.store.records import RoundRecord
 
 
@@ -149,3 +151,78 @@ def test_the_poster_s_balanced_row_is_run_balanced() -> None:
     assert partition.scheme == "pathological"
     held = make(partition, np.repeat(np.arange(100), 500), 100)
     assert {len(a) + len(b) for a, b in zip(held.train, held.test, strict=True)} == {100}
+
+
+def test_table_and_plot_take_the_paper_s_numbers(engine: Engine, shell: Shell) -> None:
+    """table4 is three tables: of what is there, and exit code 2 for the rest, as `reproduce` does."""
+    for one in wanted("table:heterogeneity"):
+        if one.spec.method.name == "fedavg":
+            add_run(engine, one.spec, [0.1, 0.2])
+    done = shell("table", "table4")
+    assert done.code == 2
+    assert done.out == shell("table", "heterogeneity").out
+    assert "reproduce table:scalability --scale smoke|quick|full" in done.err
+    assert "reproduce applicability --scale smoke|quick|full" in done.err
+    for one in wanted("table:scalability"):
+        if one.spec.method.name == "fedavg":
+            add_run(engine, one.spec, [0.1, 0.3])
+    both = "\n".join(shell("table", name).out for name in ("heterogeneity", "scalability"))
+    assert shell("table", "Table 4").out == both
+    only = shell("table", "table4", "-d", "tiny")
+    assert (only.code, only.out) == (2, shell("table", "heterogeneity", "-d", "tiny").out), "applicability has it, too"
+    assert "'table4' is 3 tables: table:heterogeneity, table:scalability, applicability" in shell.refused(
+        "table", "table4", "-o", "x.tex"
+    )
+    assert "3 tables" in shell.refused("table", "table4", "--json")
+    assert shell("table", "table:heterogeneity").out == shell("table", "heterogeneity").out
+    assert shell("table", "Table 2").out == shell("table", "table2").out
+
+
+def test_a_number_shows_that_part_of_the_paper(engine: Engine, shell: Shell) -> None:
+    for one in wanted("accuracy"):
+        if one.spec.method.name == "fedavg" and one.spec.seed == 0:
+            add_run(engine, one.spec, [0.1, 0.2])
+    shown = shell("table", "table7")
+    assert shown.code == 2, "half of the clients joined nowhere"
+    assert "MNIST" in shown.out
+    assert "Tiny" not in shown.out
+    assert "Tiny" in shell("table", "table2").out
+
+
+def test_plot_takes_the_paper_s_numbers(shell: Shell) -> None:
+    for name in ("figure4", "fig4", "Fig. 4", "plot:trajectory"):
+        assert "FedALA paper, Figure 4: 2 runs" in shell.refused("plot", name)
+    assert "pflbench data download tiny" in shell.refused("plot", "figure6")
+    assert "--method does not belong to Figure 6" in shell.refused("plot", "figure6", "-m", "fedavg")
+    assert "--clients does not belong to Figure 6" in shell.refused("plot", "figure6", "--clients", "5")
+    assert shell.refused("plot", "table4").endswith("'table4' is a table.\npflbench table table4\n")
+    assert "pflbench plot figure4" in shell.refused("table", "figure4")
+    assert "Figures 3 to 9" in shell.refused("plot", "figure2")
+    assert "Unknown table 'trajectory'" in shell.refused("table", "trajectory")
+    assert "Unknown plot 'figur4'" in shell.refused("plot", "figur4")
+
+
+def test_a_printed_figure_of_data_is_drawn_without_runs(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Figure 9's two partitions, with other data in their place: the same as `reproduce` draws."""
+    from pflbench.reproduce import show
+
+    held = show.partitions([wanted_of_digits(clients) for clients in (5, 10)], Path("data"), None)
+    seen: list[list[str]] = []
+
+    def partitions(specs: list[RunSpec], *_: object) -> list[PartitionInfo]:
+        seen.append([f"{spec.data.label} {spec.partition.clients}" for spec in specs])
+        return held
+
+    monkeypatch.setattr(show, "partitions", partitions)
+    done = shell("plot", "figure9", "--no-title", "--width", "one-column")
+    assert (done.code, done.out) == (0, "figure9.png\n"), done
+    assert seen == [["cifar100 50", "cifar100 100"]]
+    assert "Left out, as its data are not here: Cifar100." in done.err
+    assert not Path("pflbench.db").exists()
+
+
+def wanted_of_digits(clients: int) -> RunSpec:
+    from pflbench.plan import Request, plan
+
+    (spec,) = plan(Request(("local",), ("digits",), Path("data"), clients=clients))
+    return spec

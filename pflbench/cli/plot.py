@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     "curves, distribution, overhead, scalability, heterogeneity, fairness, ranks, attention, ala-weights, ala-convergence, "
-    "trajectory or loss: see docs/tables-and-figures.md."
+    "trajectory or loss: see docs/tables-and-figures.md; figure4 and such, as of the FedALA paper."
 )
 
 
@@ -114,12 +114,12 @@ def plot(
     data_dir: o.DataDir = o.DEFAULT_DATA,
 ) -> None:
     """Draw a figure, write it to a file, with its caption in a text file beside it, and print the file's name."""
-    from pflbench.report import PLOTS, layout
+    from pflbench.report import PLOTS, layout, papermap
     from pflbench.report.narrow import Part
     from pflbench.report.style import SUFFIXES
 
-    if name not in PLOTS:
-        raise unknown("plot", name, PLOTS)
+    (asked,) = papermap.of_kind("plot", name)
+    name = asked.name
     page = layout.Page.of(width, font_size, title, legend)
     given: dict[str, Any] = {
         "methods": methods,
@@ -134,10 +134,15 @@ def plot(
         "select": select,
         "tolerance": tolerance,
     }
-    target = output or Path(f"{name}.png")
+    target = output or Path(f"{asked.printed.lower().replace(' ', '') or name}.png")
     if target.suffix.lower() not in SUFFIXES:
         raise unknown("figure format", target.suffix or target.name, SUFFIXES)
     part = Part(models, clients, rounds, run, where)
+    if asked.printed:
+        given |= dict(zip(("models", "clients", "rounds", "run", "where"), (models, clients, rounds, run, where), strict=True))
+        with layout.on(page):
+            write_figure(_printed(asked.printed, given, data_dir), target)
+        return
     if name == "distribution" and not part.words:
         with layout.on(page):
             drawn = _of_data(given, db, data_dir)
@@ -153,6 +158,26 @@ def plot(
     if part.words:
         drawing = replace(drawing, notes=(*drawing.notes, f"Filtered: {part.words}."))
     write_figure(drawing, target)
+
+
+def _printed(number: str, given: dict[str, Any], data_dir: Path) -> style.Drawing:
+    """A figure of the FedALA paper on data alone, with what it shows there, whatever the database has."""
+    from pflbench.report import distribution, labels
+    from pflbench.reproduce.goal import goals
+    from pflbench.reproduce.show import partitions
+
+    chosen = {option: given.pop(option) for option in ("datasets", "partitions")}
+    if wrong := [option for option, value in given.items() if value not in (None, [])]:
+        flag = wrong[0].removesuffix("s" if wrong[0] not in ("status", "references", "clients", "rounds") else "")
+        raise UserError(f"--{flag} does not belong to {number}, which shows data alone.", "Leave it out.")
+    (goal,) = goals(number, **chosen)
+    specs = [one.spec for one in goal.planned(data_dir)]
+    with data_view() as progress:
+        made = partitions(specs, data_dir, progress)
+    there = {one.dataset for one in made}
+    left_out = dict.fromkeys(labels.label_title(spec.data.label) for spec in specs if spec.data.label not in there)
+    drawing = distribution.drawing(made)
+    return replace(drawing, notes=(*drawing.notes, *(f"Left out, as its data are not here: {name}." for name in left_out)))
 
 
 def _of_data(given: dict[str, Any], db: str, data_dir: Path) -> style.Drawing | None:

@@ -6,7 +6,7 @@ import atexit
 import gc
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pflbench.report import Entry
     from pflbench.report.grid import Grid
-    from pflbench.report.papermap import Kind
+    from pflbench.report.papermap import Kind, Part
     from pflbench.report.style import Drawing
 
 
@@ -119,6 +119,13 @@ def call(command: str, entry: Entry, engine: Engine, given: dict[str, Any]) -> A
     return function(engine, **chosen)
 
 
+def one_at_a_time(name: str, parts: Sequence[Part], format: str | None, output: Path | None) -> None:
+    """Raises UserError where several tables are to go into one file or one JSON document."""
+    if len(parts) > 1 and (output is not None or format == "json"):
+        named = ", ".join(part.command_name for part in parts)
+        raise UserError(f"'{name}' is {len(parts)} tables: {named}.", "For a file or JSON name one of them.")
+
+
 def table_format(format: str | None, output: Path | None) -> str:
     """The format of a table: as asked for, else as the file's suffix says, else text.
 
@@ -153,7 +160,7 @@ def leading(kind: Kind, name: str, db: str, data_dir: Path = o.DEFAULT_DATA) -> 
         times = [f"{scale} about {duration(seconds)}" for scale, seconds in left.items() if seconds]
         known = ", ".join([*times, "smoke about a minute"]) + ("" if times else ", the rest not known before a first run")
         takes = f"{words[0].upper()}{words[1:]}; {known}: {command(kind, name)}."
-        raise UserError(nothing.message, f"{takes} {nothing.hint}".rstrip()) from None
+        raise NothingYet(nothing.message, f"{takes} {nothing.hint}".rstrip()) from None
 
 
 def write_table(found: Grid, format: str, output: Path | None) -> None:

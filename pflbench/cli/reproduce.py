@@ -14,7 +14,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.progress import Series, data_view, follow, series_view
-from pflbench.cli.reports import MethodsFilter, PartitionsFilter, table_format, write_figure, write_table
+from pflbench.cli.reports import MethodsFilter, PartitionsFilter, one_at_a_time, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
 from pflbench.report import papermap
@@ -126,9 +126,8 @@ def reproduce(
     asked = goals(name, scale, methods=methods, datasets=datasets, partitions=partitions)
     how = execution(device, engine, workers, chunk, pack, capture, convolution)
     form = "json" if as_json and not dry_run else format
-    if len(asked) > 1 and (output is not None or form == "json"):
-        parts = ", ".join(part.command_name for part in papermap.resolve(name))
-        raise UserError(f"'{name}' is {len(asked)} tables: {parts}.", "For a file or JSON name one of them.")
+    if len(asked) > 1:
+        one_at_a_time(name, papermap.resolve(name), form, output)
     targets = [_targets(one, form, output) for one in asked]
     wanted = [one.wanted(data_dir, seeds) for one in asked]
     if dry_run:

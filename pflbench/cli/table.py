@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pflbench.cli import options as o
+from pflbench.cli.console import error
 from pflbench.cli.db import opened
 from pflbench.cli.reports import (
     ClientsFilter,
@@ -23,12 +24,21 @@ from pflbench.cli.reports import (
     WhereFilter,
     call,
     leading,
+    one_at_a_time,
     seen,
     table_format,
     uncollected,
     write_table,
 )
-from pflbench.errors import unknown
+from pflbench.errors import NothingYet, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlalchemy import Engine
+
+    from pflbench.report import papermap
+    from pflbench.report.grid import Grid
 
 
 def _tables() -> list[str]:
@@ -63,7 +73,7 @@ def table(
             metavar="TABLE",
             autocompletion=o.completion(_tables),
             help="accuracy, overhead, ranks; of the papers: table2, heterogeneity, scalability, applicability, hyperparameters, "
-            "range, participation, elastic, ablation.",
+            "range, participation, elastic, ablation; table4 and such, as of the FedALA paper.",
         ),
     ] = "accuracy",
     methods: MethodsFilter = [],  # noqa: B006
@@ -122,11 +132,9 @@ def table(
     as_json: o.Json = False,
 ) -> None:
     """Print a table: methods x settings, mean and population std over seeds; or one of the papers', beside their values."""
-    from pflbench.report import TABLES
-    from pflbench.report.narrow import Part
+    from pflbench.report import narrow, papermap
 
-    if name not in TABLES:
-        raise unknown("table", name, TABLES)
+    asked = papermap.of_kind("table", name)
     given: dict[str, Any] = {
         "methods": methods,
         "datasets": datasets,
@@ -141,11 +149,49 @@ def table(
         "against": against,
     }
     written = table_format("json" if as_json else format, output)
-    part = Part(models, clients, rounds, run, where)
-    with leading("table", name, db), opened(db) as engine:
-        found = call(f"table {name}", TABLES[name], part.of(seen(engine, smoke or bool(run))), given).grid()
-    if runs:
-        found = found.with_runs()
-    if part.words:
-        found = replace(found, notes=(*found.notes, f"Filtered: {part.words}."))
-    write_table(found, written, output)
+    one_at_a_time(name, asked, written, output)
+    part = narrow.Part(models, clients, rounds, run, where)
+
+    def one(of: papermap.Part) -> Grid:
+        with leading("table", of.name, db), opened(db) as engine:
+            found: Grid = _call(of, part.of(seen(engine, smoke or bool(run))), given).grid()
+        if runs:
+            found = found.with_runs()
+        return replace(found, notes=(*found.notes, f"Filtered: {part.words}.")) if part.words else found
+
+    if len(asked) == 1:
+        write_table(one(asked[0]), written, output)
+        return
+    made, refused = _each(asked, one)
+    if not made:
+        raise next((found for found in refused if isinstance(found, NothingYet)), refused[0])
+    for k, found in enumerate(made):
+        print(end="\n" * (k > 0))
+        write_table(found, written, None)
+    if missing := [found for found in refused if isinstance(found, NothingYet)]:
+        for nothing in missing:
+            error(nothing.message, nothing.hint)
+        raise typer.Exit(2)
+
+
+def _each(asked: Sequence[papermap.Part], make: Callable[[papermap.Part], Grid]) -> tuple[list[Grid], list[UserError]]:
+    """Those of several tables that can be made, and what stands against the others, which may not have what a filter names."""
+    made, refused = [], []
+    for one in asked:
+        try:
+            made.append(make(one))
+        except UserError as found:
+            refused.append(found)
+    return made, refused
+
+
+def _call(part: papermap.Part, engine: Engine, given: dict[str, Any]) -> Any:
+    from pflbench.report import TABLES, Entry
+
+    command = f"table {part.name}"
+    if not part.printed:
+        return call(command, TABLES[part.name], engine, given)
+    from pflbench.report.tables import printed
+
+    entry = Entry("", "pflbench.report.papertable:build", (part.name,))
+    return call(command, entry, engine, {**given, "declared": printed(part.name, part.printed)})

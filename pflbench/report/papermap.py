@@ -118,6 +118,23 @@ def resolve(name: str) -> tuple[Part, ...]:
     return (Part(None, name),)
 
 
+def of_kind(kind: Kind, name: str) -> tuple[Part, ...]:
+    """What a name of `table` or `plot` stands for: one of their own, or what `resolve` takes, if it is of this kind.
+
+    Raises UserError for what is not there, and for a figure among tables.
+    """
+    own = TABLES if kind == "table" else PLOTS
+    if name in own:
+        return (Part(kind, name),)
+    if not _NUMBERED.fullmatch(name.strip()) and not _PREFIXED.fullmatch(name.strip()):
+        raise unknown(kind, name, own)
+    found = resolve(name)
+    if found[0].kind != kind:
+        other, right = ("table", "table") if kind == "plot" else ("figure", "plot")
+        raise UserError(f"'{name}' is a {other}.", f"pflbench {right} '{name}'" if " " in name else f"pflbench {right} {name}")
+    return found
+
+
 def names() -> tuple[str, ...]:
     """All that `reproduce` takes, for completion."""
     both = [f"{kind}:{name}" for name in TABLES if name in PLOTS for kind in ("table", "plot")]

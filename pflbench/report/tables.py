@@ -258,3 +258,9 @@ TABLES = {
         (_TINY,),
     ),
 }
+
+
+def printed(name: str, number: str) -> Declared:
+    """The part of a table of ours that stands in this one of the FedALA paper: "Table 7"."""
+    there = {reference.place for reference in paper.references() if reference.table == number}
+    return replace(TABLES[name], places=tuple(place for place in TABLES[name].places if place in there))

@@ -13,10 +13,10 @@ from pflbench.follow import Follow
 from pflbench.plan import Request, plan
 from pflbench.report import labels
 from pflbench.report.figures import DISTRIBUTIONS, FIGURES, DeclaredFigure
-from pflbench.report.paper import Place, references
+from pflbench.report.paper import Place
 from pflbench.report.papermap import Part, resolve
 from pflbench.report.papertable import named
-from pflbench.report.tables import TABLES, Declared, Planned, command
+from pflbench.report.tables import TABLES, Declared, Planned, command, printed
 from pflbench.reproduce.scales import SCALES, Scale, proportion
 from pflbench.spec import DataSpec, RunSpec
 
@@ -186,8 +186,8 @@ def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[st
     figure = FIGURES.get(name) if part.kind != "table" else None
     cells = tuple(dict.fromkeys((*(table.needed if table else ()), *(figure.cells if figure else ()))))
     if part.printed:
-        printed = _printed(part)
-        cells = tuple(cell for cell in cells if cell.place in printed)
+        there = _printed(part)
+        cells = tuple(cell for cell in cells if cell.place in there)
     names, others = _stand_ins(datasets)
     if others and scale.embedded:
         raise UserError(f"At scale {scale.name} the digits stand in for all data.", "Name datasets without '='.")
@@ -214,7 +214,7 @@ def _printed(part: Part) -> set[Place]:
     """Of a table or figure of ours the places that one of the paper's has."""
     if part.kind == "plot":
         return set(DISTRIBUTIONS[part.printed])
-    return {reference.place for reference in references() if reference.table == part.printed}
+    return set(printed(part.name, part.printed).places)
 
 
 def by_hand(wanted: Sequence[Wanted]) -> list[str]:
