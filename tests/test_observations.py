@@ -71,4 +71,4 @@ def test_an_array_can_be_printed_and_saved(shell: Shell) -> None:
     succeeds(shell, "runs artifact 1 traffic --round 2 -o traffic.npy")
     assert np.load("traffic.npy").tolist() == printed["values"]
     assert "traffic" in shell.refused(*["runs", "artifact", "1", "nonsense"])
-    assert "cannot be written" in shell.refused(*["runs", "artifact", "1", "traffic", "-o", "no/such/folder.npy"])
+    assert "Cannot write no/such/folder.npy" in shell.refused(*["runs", "artifact", "1", "traffic", "-o", "no/such/folder.npy"])
