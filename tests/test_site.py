@@ -24,7 +24,7 @@ from site_database import MADE, RUNNING, SNEAKY, fill
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import labels
+from pflbench.report import labels, papermap
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.interactive import FIGURES
 from pflbench.site import html, page, runs, serve
@@ -327,6 +327,36 @@ def test_the_contents_name_the_tables_and_figures_of_the_papers(engine: Engine) 
     assert missing["table", "heterogeneity"] == "FedALA, Table 4"
     assert missing["plot", "trajectory"] == "FedALA, Figure 4"
     assert missing["plot", "heterogeneity"] == ""
+
+
+def test_the_paper_map_says_what_is_here_and_what_makes_it(engine: Engine) -> None:
+    """Every line of the README's, with links that lead to something, and none to what the page has not."""
+    built, text = made(engine)
+    section = text[text.index('<section id="paper-map"') : text.index('<section id="runs"')].replace("&#39;", "'")
+    assert '<li><a href="#paper-map">' in text[text.index("<nav") : text.index("</nav>")]
+    rows = re.findall(
+        r"<tr><th scope=\"row\">(.*?)</th><td>(.*?)</td>\s*<td>(.*?)</td>\s*<td><code>(.*?)</code></td></tr>", section
+    )
+    readme = [line.strip("| ").split(" | ") for line in papermap.markdown().splitlines()[2:]]
+    assert [[title, shows, f"`{command}`"] for title, shows, _, command in rows] == readme
+    here = {title: cell for title, _, cell, _ in rows}
+    assert here["FedALA, Table 2"] == here["FedALA, Table 7"].removesuffix(" (1 of 2)") == '<a href="#table-table2">table2</a>'
+    assert here["FedALA, Table 3"] == '<a href="#table-overhead">overhead</a>'
+    assert here["FedALA, Figure 8"] == '<a href="#figures-distribution">distribution</a>'
+    assert here["FedALA, Table 4"] == here["FedALA, Figure 4"] == here["FedAMP"] == "no"
+    for anchor in re.findall(r'href="#(.*?)"', section):
+        assert text.count(f'id="{anchor}"') == 1
+    assert "FedALA: its Figures 1 and 2 draw the method." in section
+    for one in built.missing:
+        assert papermap.resolve(one.command.removeprefix("pflbench reproduce "))
+    assert "All of it: <code>pflbench reproduce table:heterogeneity</code>" in text
+
+
+def test_an_empty_live_page_has_the_paper_map(tmp_path: Path) -> None:
+    empty = db.connect(db.to_url(str(tmp_path / "empty.db")))
+    text = html.content(build(empty, MADE, Filters(), live=True))
+    assert text.count("<td>no</td>") == len(papermap.EXHIBITS)
+    empty.dispose()
 
 
 def test_a_page_of_18_runs_of_the_papers_length_is_under_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

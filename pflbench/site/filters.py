@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from pflbench.report.papermap import sources
+from pflbench.report.papermap import Part, sources
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,8 @@ class Missing:
     @property
     def source(self) -> str:
         return sources(self.kind, self.name)
+
+    @property
+    def command(self) -> str:
+        """What makes all of its runs, and then shows it."""
+        return f"pflbench reproduce {Part(self.kind, self.name).command_name}"

@@ -9,7 +9,8 @@ from sqlalchemy import Engine
 
 from pflbench.errors import unknown
 from pflbench.report.collect import matching
-from pflbench.site import figures, runs, tables
+from pflbench.report.papermap import DRAWINGS
+from pflbench.site import figures, papermap, runs, tables
 from pflbench.site.figures import Group
 from pflbench.site.filters import Filters, Missing
 from pflbench.site.runs import Line
@@ -46,6 +47,15 @@ class Page:
     @property
     def running(self) -> tuple[Line, ...]:
         return tuple(line for line in self.runs if line.info.status == "running")
+
+    @property
+    def map(self) -> tuple[papermap.Shown, ...]:
+        return papermap.shown({view.name for view in self.tables}, {group.name for group in self.figures})
+
+    @property
+    def drawings(self) -> tuple[str, ...]:
+        """What else the papers have, in words."""
+        return tuple(f"{paper}: {why}." for paper, why in DRAWINGS.items())
 
     @property
     def shown(self) -> tuple[int, ...]:
