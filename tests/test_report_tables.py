@@ -309,7 +309,7 @@ def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
     assert [c and c.mean for c in table.parts[0].cells] == [70.0, 74.0]
     assert table.parts[0].verdicts == ("protocol differs",) * 2
     assert "† protocol differs (MNIST): partition pathological instead of unknown." in table.notes
-    assert "Not counted: 1 runs without a central test set (--central-test)." in table.notes
+    assert "Not counted: 1 run without a central test set (--central-test)." in table.notes
     assert [c and c.mean for c in build("elastic", engine, datasets=["mnist"], select="last").parts[0].cells] == [69.0, 74.0]
     assert "pflbench does not have the dataset cinic10." in build("elastic", engine).notes
 
@@ -324,7 +324,7 @@ def test_of_several_sets_of_hyperparameters_the_papers_is_shown_and_the_others_a
     add(engine, of, 92.0)
     table = build("heterogeneity", engine, datasets=["agnews"])
     assert [c.mean for c in table.parts[0].cells if c] == [92.0]
-    assert any(note.startswith("Not shown: 1 runs with other hyperparameters") for note in table.notes)
+    assert any(note.startswith("Not shown: 1 run with other hyperparameters") for note in table.notes)
 
 
 def test_the_table_says_what_was_not_run_and_how_to_run_it(engine: Engine) -> None:
@@ -417,3 +417,9 @@ def test_the_accuracy_table_has_verdicts_too(engine: Engine) -> None:
 def test_datasets_of_the_papers_are_known_but_for_one() -> None:
     assert {p.place.dataset for p in EVERY if not p.known} == {"cinic10"}
     assert {p.place.dataset for p in EVERY if p.known} <= set(data.DATASETS)
+
+
+def test_one_is_no_plural() -> None:
+    from pflbench.report import labels
+
+    assert [labels.counted(number, "run") for number in (0, 1, 2, 1234)] == ["0 runs", "1 run", "2 runs", "1,234 runs"]

@@ -311,7 +311,7 @@ def test_missing_data_are_named_with_their_command(engine: Engine, shell: Shell)
     document = parsed(shell("reproduce", "ala-convergence", "--dry-run", "--json"))
     assert "pflbench data download cifar10" in document["lacking"]["cifar10"]["hint"]
     listed = shell("reproduce", "ala-convergence", "--dry-run").out
-    assert "1 runs are skipped. Get them (171 MB): pflbench data download cifar10" in listed
+    assert "1 run is skipped. Get them (171 MB): pflbench data download cifar10" in listed
 
 
 def test_datasets_that_pflbench_does_not_have_are_skipped(shell: Shell) -> None:

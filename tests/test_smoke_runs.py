@@ -12,14 +12,14 @@ def test_smoke_runs_stay_out_unless_asked_for(shell: Shell) -> None:
     smoke = ("reproduce", "table:accuracy", "--scale", "smoke", "-d", "mnist", "-p", "Dir(0.1)", "-m", "fedavg", "-q")
     assert shell(*smoke).code == 0
     told = shell.refused("table", "accuracy")
-    assert "There are only 1 smoke runs in this database." in told
+    assert "There is only 1 smoke run in this database." in told
     assert "--smoke shows them" in told
     assert shell("table", "accuracy", "--smoke").code == 0
     shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "1", "-q")
     for command in (("table", "accuracy"), ("table", "overhead")):
         document = json.loads(shell(*command, "--json").out)
         assert [cell["runs"] for cell in document["cells"]] == [[2]]
-        assert any("Not counted: 1 runs of `reproduce --scale smoke`" in note for note in document["notes"])
+        assert any("Not counted: 1 run of `reproduce --scale smoke`" in note for note in document["notes"])
     both = json.loads(shell("table", "accuracy", "--smoke", "--json").out)
     assert sorted(cell["runs"] for cell in both["cells"]) == [[1], [2]]
     assert not any("smoke" in note for note in both["notes"])

@@ -92,7 +92,7 @@ def collect(
         )
     notes = []
     if hidden := hidden_smoke(engine):
-        notes.append(f"Not counted: {hidden} runs of `reproduce --scale smoke`; --smoke shows them.")
+        notes.append(f"Not counted: {labels.counted(hidden, 'run')} of `reproduce --scale smoke`; --smoke shows them.")
     if left_out:
         notes.append(f"Not counted: {_tally(left_out)}. --status any shows what they have.")
     if partial := [result for result in counted if result.status != "finished"]:
@@ -115,7 +115,10 @@ def matching(
     present = {"method": read.distinct(engine, "method"), "dataset": read.distinct(engine, "dataset")}
     if not present["method"]:
         if hidden := hidden_smoke(engine):
-            raise NothingYet(f"There are only {hidden} smoke runs in this database.", "--smoke shows them.")
+            raise NothingYet(
+                f"There {'are' if hidden > 1 else 'is'} only {labels.counted(hidden, 'smoke run')} in this database.",
+                "--smoke shows them.",
+            )
         raise NothingYet("There are no runs in this database yet.", _FIRST_RUN)
     found = read.results(
         engine,

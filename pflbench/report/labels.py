@@ -173,6 +173,11 @@ def words(key: str, value: Any) -> str:
     return f"{key.rpartition('.')[2]}={text}"
 
 
+def counted(number: int, thing: str) -> str:
+    """'run' -> '1 run' or '2 runs'."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
 def some(titles: Sequence[str], most: int = 4) -> str:
     """'MNIST / Cifar10 and 3 more'."""
     rest = len(titles) - most

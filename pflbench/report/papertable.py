@@ -156,7 +156,9 @@ def _collected(
     if declared.places[0].central:
         tested = by_series(engine, runs, CENTRAL, chosen)
         if len(tested) < len(runs):
-            notes.append(f"Not counted: {len(runs) - len(tested)} runs without a central test set (--central-test).")
+            notes.append(
+                f"Not counted: {labels.counted(len(runs) - len(tested), 'run')} without a central test set (--central-test)."
+            )
         runs = tested
     if not any(_matches(row, line) for row in (r.spec["method"] for r in runs) for line in declared.lines):
         raise _nothing(name, declared)
@@ -279,7 +281,8 @@ def _hidden(parts: Sequence[Part], declared: Declared, found: Arranged) -> list[
     ]
     if not more:
         return []
-    return [f"Not shown: {len(more)} runs with other hyperparameters or an older version; `pflbench table accuracy` has them."]
+    held = labels.counted(len(more), "run")
+    return [f"Not shown: {held} with other hyperparameters or an older version; `pflbench table accuracy` has them."]
 
 
 def _paper_notes(declared: Declared, parts: Sequence[Part], shown: accuracy.Paper) -> list[str]:
@@ -304,7 +307,7 @@ def _missing(declared: Declared, parts: Sequence[Part], beside: Collection[Place
     if missing:
         first = next((planned for planned in missing if planned.known), None)
         todo = f"; next: {first.command}" if first else ""
-        notes.append(f"Not run: {len(missing)} of {len(cells)} cells{todo}.")
+        notes.append(f"Not run: {len(missing)} of {labels.counted(len(cells), 'cell')}{todo}.")
     foreign = dict.fromkeys(planned.place.dataset for planned in missing if not planned.known)
     return notes + [f"pflbench does not have the dataset {name}." for name in foreign]
 
@@ -316,7 +319,7 @@ def _head(declared: Declared, place: Place, content: str = "") -> tuple[str, ...
         "model": labels.MODELS.get(place.model, place.model),
         "clients": f"{place.clients} clients",
         "join_ratio": f"join ratio {place.join_ratio:g}",
-        "rounds": f"{place.rounds} rounds",
+        "rounds": labels.counted(place.rounds, "round"),
     }
     apart = [text for key, text in more.items() if key in declared.same or len({getattr(other, key) for other in alike}) > 1]
     partition = () if place.partition == paper.UNKNOWN else (place.partition_label,)

@@ -87,10 +87,17 @@ class Outlook:
             if one.anew:
                 said.append(f"Run anew, since what there is did not keep {one.wanted.keeps.array}: {one.wanted.name}.")
         said += [f"Left out, since the model of this scale has too few blocks: {label}." for label in self.goal.left_out]
-        said += [f"pflbench does not have the dataset {name}: {n} cells are skipped." for name, n in self.goal.foreign.items()]
+        said += [
+            f"pflbench does not have the dataset {name}: {labels.counted(n, 'cell')} {'are' if n != 1 else 'is'} skipped."
+            for name, n in self.goal.foreign.items()
+        ]
         for name, reason in self.lacking.items():
             runs = sum(one.rounds_left > 0 and one.wanted.spec.data.label == name for one in self.standings)
-            skipped = "It is left out." if self.goal.untrained else f"{runs} runs are skipped."
+            skipped = (
+                "It is left out."
+                if self.goal.untrained
+                else f"{labels.counted(runs, 'run')} {'are' if runs != 1 else 'is'} skipped."
+            )
             said.append(f"{reason.message} {skipped} {reason.hint}")
         return said
 
