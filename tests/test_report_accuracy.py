@@ -246,7 +246,7 @@ def test_a_difference_of_one_method_is_told_of_that_method_only(engine: Engine) 
         ({"partition": {"scheme": "dirichlet", "beta": 0.1, "clients": 10}}, "clients 10 instead of 20"),
         ({"partition": {"scheme": "dirichlet", "beta": 0.1, "clients": 20, "seed": 3}}, "partition seed 3 instead of 1"),
         ({"method": "ditto", "hyperparameters": {**HYPERPARAMETERS["ditto"], "lam": 1}}, "lam 1 instead of 0.1"),
-        ({"hyperparameters": {"momentum": 0.9}}, "momentum 0.9 instead of absent"),
+        ({"hyperparameters": {"momentum": 0.9}}, "momentum 0.9"),
         ({"method": "ditto", "hyperparameters": {"lam": 0.1, "personal_epochs": 2}}, "aggregation absent instead of weighted"),
     ],
 )  # fmt: skip

@@ -194,7 +194,7 @@ def test_a_figure_that_cannot_be_written_is_a_user_error(engine: Engine, tmp_pat
     drawing = curves.plot(engine)
     with pytest.raises(UserError, match=r"Unknown figure format '.gif'(.|\n)*.pdf, .png, .svg"):
         drawing.save(tmp_path / "figure.gif")
-    with pytest.raises(UserError, match="Cannot write the figure"):
+    with pytest.raises(UserError, match=r"Cannot write .*figure"):
         drawing.save(tmp_path / "missing" / "figure.png")
 
 

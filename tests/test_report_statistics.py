@@ -134,7 +134,7 @@ def test_five_seeds_make_a_wilcoxon_test_empty_and_the_table_says_so(engine: Eng
     assert "Empty test: 5 paired seeds cannot give p < 0.05; the smallest possible is 0.0625 before Holm." in table.notes
     assert not any("Empty" in note for note in build(engine, test="t").notes)
     columns = [column.head for column in table.grid().columns]
-    assert columns == [("MNIST", "Dir(0.1)"), ("paper",), ("p (wilcoxon)",)]
+    assert columns == [("MNIST", "Dir(0.1)"), ("paper",), ("verdict",), ("p (wilcoxon)",)]
 
 
 def test_holm_can_empty_a_test_that_one_comparison_would_not_be(engine: Engine) -> None:

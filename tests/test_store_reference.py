@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_database import add_partition, add_run, spec
+from report_database import add_run, spec
 from sqlalchemy import Engine, func, select
 from store_samples import ROOT
 
@@ -54,7 +54,7 @@ def test_an_old_database_gets_them_and_keeps_its_runs(url: str) -> None:
     engine = db.open_engine(url)
     with db.migrating(engine) as connection:
         command.upgrade(db.alembic_config(connection), "0001")
-    run = add_run(engine, spec("fedala"), [0.1, 0.5], partition=add_partition(engine))
+    run = add_run(engine, spec("fedala"), [0.1, 0.5])
     engine.dispose()
     opened = db.connect(url, create=False)
     with opened.connect() as connection:
