@@ -27,7 +27,7 @@ RANKED = ["fedprox", "fedprox+ala", "ditto", "ditto+ala", "fedrep", "fedrep+ala"
 # What is asked of a figure, so that it shows what the check of the same name expects.
 OPTIONS: dict[str, dict[str, Any]] = {
     "curves": DIR_1,
-    "distribution": {"partitions": ["Dir(0.01)", "groups(5)"]},
+    "distribution": {"datasets": ["tiny", "digits"], "partitions": ["Dir(0.01)", "groups(5)"]},
     "overhead": PATHOLOGICAL,
     "scalability": {"datasets": ["digits"], "methods": ["fedavg", "ditto"]},
     "heterogeneity": {"datasets": ["tiny"]},
@@ -96,7 +96,9 @@ def curves(figure: Figure, raw: Raw) -> set[int]:
 
 @checks("distribution")
 def distribution(figure: Figure, raw: Raw) -> set[int]:
-    numbers = [raw.where(query)["partition_id"].iloc[0] for query in ("beta == 0.01", "scheme == 'groups'")]
+    numbers = [
+        raw.where(query)["partition_id"].iloc[0] for query in ("beta == 0.01", "dataset == 'digits' and scheme == 'groups'")
+    ]
     assert len(figure.axes) == len(numbers) == 2
     for ax, number in zip(figure.axes, numbers, strict=True):
         counts = sum(raw.partition(number))

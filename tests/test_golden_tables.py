@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from golden.raw import METHODS, PAPER, Raw, as_official, cells, printed, unpack
-from scipy.stats import friedmanchisquare, rankdata
+from scipy.stats import friedmanchisquare, rankdata, wilcoxon
 from sqlalchemy import Engine
 
 from pflbench.report import TABLES
@@ -38,6 +38,7 @@ PLACES = {
     "range": "beta == 0.1 and method == 'fedala' and adapt == 1 and dataset in ('tiny', 'agnews') and model != 'resnet18'",
     "participation": "dataset == 'cifar100' and beta == 0.1 and clients == 100 and ratio == 0.5",
     "elastic": "dataset == 'mnist' and model == 'logreg'",
+    "partitions": "dataset == 'fashionmnist'",
     "ablation": "dataset == 'tiny' and model == 'cnn' and beta == 0.1 and method == 'fedala' and p == 1",
 }
 # For a run there, the file with the paper's value and what the line's setting says. clients: the paper's, not the run's.
@@ -213,6 +214,40 @@ def test_the_weights_of_a_range(made: Callable[[str], Grid], raw: Raw) -> None:
                 assert record["weights"] == (inputs + 1) * {"tiny": 200, "agnews": 4}[run.dataset]
 
 
+def by_client(raw: Raw, runs: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy in percent after the best round of each run, [clients, seeds]."""
+    found = {run.seed: raw.clients(run.Index, run.at).set_index("client") for run in runs.itertuples()}
+    return pd.DataFrame({seed: 100 * clients["correct"] / clients["total"] for seed, clients in found.items()})
+
+
+def test_the_clients_of_fedamps_partitions(made: Callable[[str], Grid], raw: Raw) -> None:
+    """Of a client its mean over the seeds, against FedAMP's; Holm over two: twice the smaller p, the larger as it is."""
+    found = {(record["partition"], record["method"]): record for record in made("partitions").records if record["runs"]}
+    runs = raw.where(PLACES["partitions"])
+    assert set(runs["scheme"]) == {"iid", "pathological", "groups"}
+    least = 1.0
+    for partition, here in runs.groupby("partition"):
+        accuracies = {method: by_client(raw, of) for method, of in here.groupby("method")}
+        raised = {}
+        for method, of in accuracies.items():
+            record = found[partition, method]
+            assert of.shape == (10, 2)
+            assert record["median_clients"] == pytest.approx(of.median().tolist())
+            assert record["median_client"] == pytest.approx(of.median().mean())
+            if method != "fedamp":
+                raised[method] = wilcoxon((of.mean(axis=1) - accuracies["fedamp"].mean(axis=1)).round(9)).pvalue
+                assert (record["compared_with"], record["pairs"]) == ("FedAMP", 10)
+                assert record["p"] == pytest.approx(raised[method], rel=1e-12)
+        assert found[partition, "fedamp"]["p"] is None
+        low, high = sorted(raised, key=raised.__getitem__)
+        assert found[partition, low]["p_holm"] == pytest.approx(min(1, 2 * raised[low]))
+        assert found[partition, high]["p_holm"] == pytest.approx(max(min(1, 2 * raised[low]), raised[high]))
+        least = min(least, raised[low])
+    assert least < 0.05, "some of it is a difference"
+    assert {column.head for column in made("partitions").columns} >= {("median", "client"), ("p", "(clients)")}
+    assert not [column for column in made("partitions").columns if column.head in (("paper",), ("verdict",))]
+
+
 def test_accuracy(made: Callable[[str], Grid], official: Callable[[str], Grid], raw: Raw) -> None:
     grid = made("accuracy")
     assert_cells(grid, cells(raw.runs))
@@ -291,11 +326,11 @@ def test_what_is_sent_is_what_its_formula_says(made: Callable[[str], Grid], raw:
     for ids, record in records(made("overhead")).items():
         run = raw.runs.loc[ids[0]]
         head = 513 * {"tiny": 200, "cifar100": 100}.get(run.dataset, 0)
-        says = {"2 Σ": 2, "3 Σ": 3, "(1 + M) Σ": 1 + run.clients, "2 α_f Σ": 2 * (1 - head / run.parameters)}
+        says = {"0": 0, "2 Σ": 2, "3 Σ": 3, "(1 + M) Σ": 1 + run.clients, "2 α_f Σ": 2 * (1 - head / run.parameters)}
         assert record["multiple"] == pytest.approx(says[record["formula"]]), ids
         assert record["parameters"] == pytest.approx(says[record["formula"]] * run.parameters)
         seen.add(record["formula"])
-    assert seen == {"2 Σ", "3 Σ", "(1 + M) Σ", "2 α_f Σ"}
+    assert seen == {"0", "2 Σ", "3 Σ", "(1 + M) Σ", "2 α_f Σ"}
 
 
 def test_ranks(made: Callable[[str], Grid], raw: Raw) -> None:
@@ -317,5 +352,5 @@ def test_ranks(made: Callable[[str], Grid], raw: Raw) -> None:
 def test_every_table_is_compared() -> None:
     """A new one needs runs in tests/golden/build.py and numbers here."""
     assert set(TABLES) == {*PLACES, "accuracy", "overhead", "ranks"}
-    assert set(LINES) | {"elastic"} == set(PLACES)
+    assert set(LINES) | {"elastic", "partitions"} == set(PLACES)
     assert len(METHODS) == 8

@@ -142,6 +142,36 @@ def test_figures_of_data_need_no_run(shell: Shell) -> None:
     assert "pflbench data download tiny" in shell.refused("reproduce", "figure6", "-q")
 
 
+def test_fedamps_comparison_needs_its_three_partitions() -> None:
+    """Four datasets of the review, three partitions, six methods; at scale smoke the digits stand in for all four."""
+    made = wanted("partitions")
+    assert len(made) == 4 * 3 * 6 * 5
+    assert {one.spec.partition.label for one in made} == {"IID", "Pathological(2)", "Groups(5)"}
+    assert {one.spec.data.label for one in made} == {"mnist", "fashionmnist", "emnist:byclass", "cifar100"}
+    assert {one.spec.method.name for one in made} == {"local", "fedavg", "fedprox", "per-fedavg", "fedamp", "heurfedamp"}
+    assert {(one.spec.train.rounds, one.spec.partition.clients, one.spec.train.join_ratio) for one in made} == {(2000, 20, 1.0)}
+    assert [goal.foreign for goal in goals("partitions")] == [{}]
+    smoke = wanted("partitions", "smoke")
+    places = {(one.spec.partition.label, one.spec.partition.clients) for one in smoke}
+    assert places == {("IID", 5), ("Pathological(2)", 5), ("Groups(5)", 10)}
+    assert len(smoke) == 3 * 6
+    for name in ("emnist", "EMNIST (byclass)", "emnist:byclass"):
+        (goal,) = goals("partitions", datasets=[name])
+        assert len(goal.wanted(Path("data"))) == 3 * 6 * 5
+
+
+def test_fedamps_comparison_is_made(shell: Shell) -> None:
+    done = shell("reproduce", "partitions", "--scale", "smoke", "-m", "local", "-m", "fedamp", "-q")
+    assert done.code == 0, done
+    said = " ".join(done.out.split())
+    for partition in ("IID", "Pathological(2)", "Groups(5)"):
+        assert partition in said
+    assert "signed-rank test over the clients against FedAMP, paired by client" in said
+    assert "Empty test in 3 of 3 comparisons" in said
+    assert "No paper's values stand beside these" in said
+    assert "Nothing of the table 'partitions' (FedAMP, by a review of it) was run yet" in shell.refused("table", "partitions")
+
+
 def test_the_poster_s_balanced_row_is_run_balanced() -> None:
     """Its heads: "Balanced data across clients" above CIFAR-100 alone."""
     by_data = {one.spec.data.label: one for one in wanted("elastic")}

@@ -14,12 +14,13 @@ from report_database import HYPERPARAMETERS, add_run, spec
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import ranks
+from pflbench.report import paper, papertable, ranks
 from pflbench.report.accuracy import Table, build
 from pflbench.report.cell import Cell
 from pflbench.report.render import FORMATS, render
 from pflbench.report.statistics import Wanted, compare, deviation, holm, interval, least_p, paired
-from pflbench.store import db
+from pflbench.store import db, write
+from pflbench.store.records import RoundRecord
 
 HYPERPARAMETERS = {**HYPERPARAMETERS, "local": {}, "fedprox": {"mu": 0.001}}
 
@@ -146,6 +147,96 @@ def test_holm_can_empty_a_test_that_one_comparison_would_not_be(engine: Engine) 
     assert not any("Empty" in note for note in build(engine, test="wilcoxon", methods=["ditto", "local"]).notes)
 
 
+def add_clients(engine: Engine, method: str, seed: int, *rounds: dict[int, tuple[int, int]]) -> int:
+    """A run whose rounds have these clients: right ones and all."""
+    run = write.create_run(engine, spec(method, seed, hyperparameters=HYPERPARAMETERS[method]), {})
+    write.update_run(engine, run, status="finished")
+    for t, of in enumerate(rounds):
+        right, total = (sum(pair[k] for pair in of.values()) for k in (0, 1))
+        correct, totals = np.array(list(of.values())).T
+        arrays = {"clients": np.array(list(of)), "correct": correct, "total": totals, "loss": np.ones(len(of))}
+        write.write_round(engine, run, RoundRecord(round=t, accuracy=right / total, **arrays))
+    return run
+
+
+def test_clients_are_paired_with_their_means_over_common_seeds(engine: Engine) -> None:
+    """Of FedAvg three seeds, of Local two: seed 2 does not count. Client 9 is tested under one of them, client 8 has no data.
+
+    Sums over the common seeds, of 200: FedAvg 100 + 10 k, Local 120 + 12 k, so that Local is better by 10 + k for k = 0 to 5.
+    """
+    for seed in (0, 1):
+        add_clients(engine, "fedavg", seed, {**{k: (50 + 5 * k, 100) for k in range(6)}, 8: (0, 0)})
+        add_clients(
+            engine, "local", seed, {**{k: (60 + 6 * k + 3 * (-1) ** seed, 100) for k in range(6)}, 8: (0, 0), 9: (1, 100)}
+        )
+    add_clients(engine, "fedavg", 2, dict.fromkeys(range(6), (99, 100)))
+    table = build(engine, test="wilcoxon-clients", against="fedavg")
+    local, fedavg = cell(table, "Local"), cell(table, "FedAvg")
+    assert local.comparison is not None
+    assert (local.comparison.p, local.comparison.pairs, local.comparison.differing) == (2 / 2**6, 6, 6)
+    assert fedavg.medians == pytest.approx((62.5, 62.5, 99))
+    assert fedavg.median == pytest.approx(224 / 3)
+    assert local.medians == pytest.approx((75.0, 69.0)), "client 9 counts: 1, 63, 69, 75, ..."
+    text = render(table.grid(), "text")
+    assert "0.0312" in text
+    assert "74.67" in text
+
+
+def test_of_clients_that_do_not_differ_none_counts(engine: Engine) -> None:
+    """Eight clients, of which four do not differ: the smallest p is 2 / 2^4, and that of one comparison is not below 0.05."""
+    add_clients(engine, "fedavg", 0, dict.fromkeys(range(8), (50, 100)))
+    add_clients(engine, "local", 0, {k: (50 + k * (k < 5), 100) for k in range(8)})
+    table = build(engine, test="wilcoxon-clients", against="fedavg")
+    compared = cell(table, "Local").comparison
+    assert compared is not None
+    assert (compared.p, compared.pairs, compared.differing, compared.least) == (0.125, 8, 4, 0.125)
+    assert "Empty test in 1 of 1 comparisons: 4 clients that differ cannot give p < 0.05 after Holm." in table.notes
+    add_clients(engine, "ditto", 0, dict.fromkeys(range(8), (50, 100)))
+    same = cell(build(engine, test="wilcoxon-clients", against="fedavg"), "Ditto").comparison
+    assert same is not None
+    assert (same.p, same.adjusted, same.differing) == (1.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(("select", "mean"), [("best", 90), ("last", 40), ("mean-last:2", 65)])
+def test_clients_count_in_the_rounds_that_their_run_counts_in(engine: Engine, select: str, mean: float) -> None:
+    add_clients(engine, "fedavg", 0, {0: (10, 100), 1: (10, 100)}, {0: (85, 100), 1: (95, 100)}, {0: (45, 100), 1: (35, 100)})
+    add_clients(engine, "local", 0, {0: (10, 100), 1: (10, 100)})
+    found = cell(build(engine, test="wilcoxon-clients", select=select), "FedAvg")
+    assert found.mean == pytest.approx(found.median or 0) == pytest.approx(mean)
+    assert found.clients[0] == pytest.approx({"best": {0: 85, 1: 95}, "last": {0: 45, 1: 35}}.get(select, {0: 65, 1: 65}))
+
+
+def test_runs_without_results_by_client_have_no_p(engine: Engine) -> None:
+    add(engine, "fedavg", [0.9])
+    add(engine, "local", [0.8])
+    table = build(engine, test="wilcoxon-clients")
+    compared = cell(table, "Local").comparison
+    assert compared is not None
+    assert (compared.p, compared.pairs, cell(table, "Local").median) == (None, 0, None)
+    assert "p is missing where fewer than two clients are paired." in table.notes
+
+
+def test_a_central_test_set_has_no_clients(engine: Engine) -> None:
+    add(engine, "fedavg", [0.9])
+    with pytest.raises(UserError, match="no clients to pair"):
+        papertable.build("elastic", engine, test="wilcoxon-clients")
+
+
+def test_fedamp_is_what_the_comparison_over_partitions_is_against(engine: Engine) -> None:
+    """Unless it is filtered away, or something else is asked for. FedALA's values on MNIST, Pathological(2) are not FedAMP's."""
+    iid, two = {"scheme": "iid", "clients": 20}, {"scheme": "pathological", "classes_per_client": 2, "clients": 20}
+    for partition in (iid, two, {**iid, "shares": "reference"}):
+        for method in ("fedavg", "fedamp", "local"):
+            add_run(engine, spec(method, hyperparameters=paper.hyperparameters(method), partition=partition), [0.9])
+    made = papertable.build("partitions", engine)
+    assert [part.title for part in made.parts if part.setting] == ["MNIST, IID", "MNIST, Pathological(2)"]
+    assert (made.wanted.test, made.wanted.against) == ("wilcoxon-clients", "FedAMP")
+    assert not [record for record in made.grid().records if record["paper_mean"] is not None]
+    assert papertable.build("partitions", engine, methods=["fedavg", "local"]).wanted.against is None
+    assert papertable.build("partitions", engine, against="local").wanted.against == "local"
+    assert papertable.build("partitions", engine, test="t").wanted.against is None
+
+
 def test_whom_to_test_against(engine: Engine) -> None:
     add(engine, "ditto", [0.95, 0.96])
     add(engine, "fedavg", [0.90, 0.91])
@@ -176,7 +267,7 @@ def test_intervals_and_sample_std_stand_in_the_table(engine: Engine) -> None:
     ("fields", "text"),
     [
         ({"std": "both"}, "population, sample"),
-        ({"test": "anova"}, "t, wilcoxon"),
+        ({"test": "anova"}, "t, wilcoxon, wilcoxon-clients"),
         ({"ci": 95.0}, "0.95"),
         ({"against": "ditto"}, "--test"),
     ],

@@ -375,11 +375,11 @@ def test_every_table_in_every_format(name: str, engine: Engine) -> None:
     update_run(engine, run, status="finished")
     write_round(engine, run, RoundRecord(round=0, accuracy=0.25, series={"central": (0.25, 1.0)}))
     table: Table = TABLES[name].load()(engine)
-    assert first.reference is not None
+    assert (first.reference is not None) == DECLARED[name].printed
     for format in FORMATS:
         text = render(table.grid(), format)
         assert "25.0" in text
-        assert f"{first.reference.mean}" in text
+        assert first.reference is None or f"{first.reference.mean}" in text
     plain = TABLES[name].load()(engine, paper="never").grid()
     assert not any(column.head in (("paper",), ("verdict",)) for column in plain.columns)
 
@@ -416,7 +416,7 @@ def test_the_accuracy_table_has_verdicts_too(engine: Engine) -> None:
 
 def test_datasets_of_the_papers_are_known_but_for_one() -> None:
     assert {p.place.dataset for p in EVERY if not p.known} == {"cinic10"}
-    assert {p.place.dataset for p in EVERY if p.known} <= set(data.DATASETS)
+    assert {p.place.dataset.partition(":")[0] for p in EVERY if p.known} <= set(data.DATASETS)
 
 
 def test_one_is_no_plural() -> None:

@@ -73,7 +73,7 @@ def table(
             metavar="TABLE",
             autocompletion=o.completion(_tables),
             help="accuracy, overhead, ranks; of the papers: table2, heterogeneity, scalability, applicability, hyperparameters, "
-            "range, participation, elastic, ablation; table4 and such, as of the FedALA paper.",
+            "range, participation, elastic, partitions, ablation; table4 and such, as of the FedALA paper.",
         ),
     ] = "accuracy",
     methods: MethodsFilter = [],  # noqa: B006
@@ -108,9 +108,9 @@ def table(
     test: Annotated[
         str | None,
         typer.Option(
-            metavar="wilcoxon|t",
+            metavar="wilcoxon|t|wilcoxon-clients",
             autocompletion=o.completion(_tests),
-            help="Test rows against the best of each setting, paired by seed, with Holm's correction.",
+            help="Test rows against the best of each setting, paired by seed or by client, with Holm's correction.",
         ),
     ] = None,
     against: Annotated[str | None, typer.Option(metavar="METHOD", help="--test: against this row in place of the best.")] = None,

@@ -42,6 +42,7 @@ TABLES = {
             "range": "Tables 5 and 6: FedALA's p by model",
             "participation": "Table 7: half of the clients join a round",
             "elastic": "Elastic Aggregation on a central test set",
+            "partitions": "FedAMP's three partitions: accuracy, median client, Wilcoxon's test over the clients",
             "ablation": "FedALA without adaptation of its weights",
         }.items()
     },

@@ -92,9 +92,8 @@ def build(
     cells: list[list[Cell | None]] = [[None] * len(found.settings) for _ in found.rows]
     for (i, j), runs in found.cells.items():
         cells[i][j] = _cell(runs, chosen, paper, wanted)
-    cells = cellular.compare(
-        cellular.mark_best(cells), [row.label for row in found.rows], [row.method for row in found.rows], wanted
-    )
+    names, named = [row.label for row in found.rows], [row.method for row in found.rows]
+    cells = cellular.compare(cellular.mark_best(cells), names, named, wanted, engine, chosen)
     cells = _judged(found.rows, cells)
     everything = [cell for row in cells for cell in row if cell]
     used = min(result.used for runs in found.cells.values() for result in runs)
@@ -106,7 +105,7 @@ def build(
     ]
     if used < chosen.last:
         notes.append(f"A run with fewer than {chosen.last} evaluated rounds counts with all it has (shortest: {used}).")
-    notes += [*_protocol(found.settings), *_paper_notes(found.rows, found.settings, cells), *found.notes]
+    notes += [*protocol(found.settings), *_paper_notes(found.rows, found.settings, cells), *found.notes]
     return Table("Accuracy", str(chosen), wanted, found.settings, found.rows, tuple(map(tuple, cells)), tuple(notes))
 
 
@@ -135,7 +134,7 @@ def counts(cells: Sequence[Cell]) -> str:
     return f"(n): number of runs, {min(numbers)} to {max(numbers)}."
 
 
-def _protocol(settings: Sequence[Setting]) -> list[str]:
+def protocol(settings: Sequence[Setting]) -> list[str]:
     """What all settings share in one line; what they do not, by value, unless the heads say it."""
     flat = [labels.flat(s.spec) for s in settings]
     shared, notes = [], []
@@ -210,5 +209,5 @@ def _columns(table: Table) -> list[Column]:
             columns.append(Column(("paper",), tuple(cellular.papers(cell and cell.paper, cell) for cell in cells), beside=True))
             columns.append(Column(("verdict",), tuple(Entry((cell and cell.verdict) or "") for cell in cells), beside=True))
         if table.wanted.test is not None:
-            columns.append(cellular.p_column(cells, table.wanted.test))
+            columns += cellular.columns_of_test(cells, table.wanted.test)
     return columns

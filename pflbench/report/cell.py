@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import labels
@@ -15,7 +16,8 @@ from pflbench.report import statistics as stats
 from pflbench.report.collect import TEST_LABELS
 from pflbench.report.grid import Column, Entry
 from pflbench.report.paper import Reference
-from pflbench.store.read import Result
+from pflbench.store.read import Result, Select
+from pflbench.store.scores import by_client
 
 REPRODUCED, DIFFERS, NOT_RUN, OTHER_PROTOCOL = "reproduced", "differs", "not run", "protocol differs"
 OPEN = "open"  # near enough, but FedALA was not run beside it
@@ -41,6 +43,7 @@ class Cell:
     differences: tuple[str, ...]
     interval: tuple[float, float] | None = None
     comparison: stats.Comparison | None = None
+    clients: tuple[Mapping[int, float], ...] = ()  # of each run the accuracy by client, where the clients are compared
     verdict: str | None = None
     test_labels: bool = False
 
@@ -55,6 +58,21 @@ class Cell:
     @property
     def by_seed(self) -> dict[int, float]:
         return dict(zip(self.seeds, self.values, strict=True))
+
+    @property
+    def by_client(self) -> dict[tuple[int, int], float]:
+        """By seed and client."""
+        return {(seed, k): value for seed, of in zip(self.seeds, self.clients, strict=True) for k, value in of.items()}
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        """Of each run the median over its clients; runs without results by client are left out."""
+        return tuple(float(np.median(list(of.values()))) for of in self.clients if of)
+
+    @property
+    def median(self) -> float | None:
+        """Their mean."""
+        return float(np.mean(self.medians)) if self.medians else None
 
 
 Cells = Sequence[Sequence[Cell | None]]
@@ -86,23 +104,35 @@ def mark_best(cells: Cells) -> list[list[Cell | None]]:
     ]
 
 
-def compare(cells: Cells, rows: Sequence[str], methods: Sequence[str], wanted: stats.Wanted) -> list[list[Cell | None]]:
-    """The cells with their comparisons. rows: the rows' labels.
+def compare(
+    cells: Cells, rows: Sequence[str], methods: Sequence[str], wanted: stats.Wanted, engine: Engine, select: Select
+) -> list[list[Cell | None]]:
+    """The cells with their comparisons. rows: the rows' labels. engine, select: where the runs are, and what counts of them.
 
     Raises UserError if `wanted.against` names no row, or several.
     """
     if wanted.test is None:
         return [list(row) for row in cells]
+    clients = wanted.test == stats.OVER_CLIENTS
+    if clients:
+        cells = [[cell and replace(cell, clients=_clients(engine, cell, select)) for cell in row] for row in cells]
     base = None if wanted.against is None else _row(wanted.against, rows, methods)
     columns = []
     for column in zip(*cells, strict=True):
         here = {label: cell for label, cell in zip(rows, column, strict=True) if cell}
         against = base or max(here, key=lambda label: here[label].mean, default=None)
         found: Mapping[str, stats.Comparison] = {}
-        if against in here:
+        if against in here and clients:
+            found = stats.compare_clients({label: cell.by_client for label, cell in here.items()}, against)
+        elif against in here:
             found = stats.compare({label: cell.by_seed for label, cell in here.items()}, against, wanted.test)
         columns.append([cell and replace(cell, comparison=found.get(label)) for label, cell in zip(rows, column, strict=True)])
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _clients(engine: Engine, cell: Cell, select: Select) -> tuple[dict[int, float], ...]:
+    each = (by_client(engine, run, t, select.last) for run, t in zip(cell.runs, cell.rounds, strict=True))
+    return tuple({client: 100 * value for client, value in of.items()} for of in each)
 
 
 def judge(cell: Cell | None, leader: Cell | None, ranked: bool = True) -> str | None:
@@ -163,6 +193,8 @@ def record(cell: Cell | None) -> dict[str, Any]:
         "pairs": compared and compared.pairs,
         "p": compared and compared.p,
         "p_holm": compared and compared.adjusted,
+        "median_client": cell and cell.median,
+        "median_clients": cell.medians if cell else (),
         "difference": cell and cell.difference,
         "verdict": cell.verdict if cell else NOT_RUN,
         "runs": cell.runs if cell else (),
@@ -192,13 +224,19 @@ def papers(reference: Reference | None, cell: Cell | None) -> Entry:
     return Entry(f"{text} †" if cell.difference is None else f"{text} ({cell.difference:+.2f})")
 
 
-def p_column(cells: Iterable[Cell | None], test: stats.Test) -> Column:
+def columns_of_test(cells: Sequence[Cell | None], test: stats.Test) -> list[Column]:
+    """p, and before it the median client where the clients are what is compared."""
+
     def entry(cell: Cell | None) -> Entry:
         if cell is None or cell.comparison is None:
             return Entry("")
         return Entry("-" if cell.comparison.adjusted is None else stats.p_text(cell.comparison.adjusted))
 
-    return Column((f"p ({test})",), tuple(map(entry, cells)), beside=True)
+    p = tuple(map(entry, cells))
+    if test != stats.OVER_CLIENTS:
+        return [Column((f"p ({test})",), p, beside=True)]
+    medians = tuple(Entry("" if cell is None or cell.median is None else f"{cell.median:.2f}") for cell in cells)
+    return [Column(("median", "client"), medians, beside=True), Column(("p", "(clients)"), p, beside=True)]
 
 
 def value(mean: float, std: float | None) -> str:

@@ -23,118 +23,18 @@ from functools import cache
 from typing import Any
 
 from pflbench.report import labels
+from pflbench.report.hyperparameters import HYPERPARAMETERS as HYPERPARAMETERS
+from pflbench.report.hyperparameters import OF_2022 as OF_2022
+from pflbench.report.hyperparameters import hyperparameters as hyperparameters
 from pflbench.store.read import Select
 from pflbench.store.reference import Value, values
 
 ACCURACY = "test_accuracy_percent"
 UNKNOWN = ("unknown", 0.0)
+EQUAL = ("iid", 0.0)  # equal shares
 # Of two values for the same method and protocol the first one is taken.
 _ORDER = ("table2", "table7", "table4", "table1", "table6", "text", "elastic")
 
-_FINETUNED = {
-    "finetune_epochs": 14,
-    "finetune_stop": "epochs",
-    "finetune_threshold": 0.01,
-    "finetune_cap": 100,
-    "finetune_affects_upload": True,
-}
-# The paper's values (methods.md 1), complete: what is not listed here is not the paper's method. They are the defaults,
-# to which a test holds them; importing the methods would import torch.
-HYPERPARAMETERS: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "fedprox": {"mu": 0.001},
-    "fedavg-c": _FINETUNED,
-    "fedprox-c": {"mu": 0.001, **_FINETUNED},
-    "per-fedavg": {
-        "hessian": "fo",
-        "alpha": "lr",
-        "beta": "lr",
-        "delta": 0.001,
-        "passes": 2,
-        "aggregation": "weighted",
-        "adapt_on": "train",
-    },
-    "fedrep": {"tau": 5},
-    "pfedme": {
-        "eta_p": 0.01,
-        "beta": 1.0,
-        "lam": 15.0,
-        "K": 5,
-        "c2": 0.001,
-        "theta_reset": "round",
-        "evaluate": "theta",
-    },
-    "ditto": {"lam": 0.1, "personal_epochs": 2, "aggregation": "weighted"},
-    "fedamp": {
-        "alpha_k": 1000.0,
-        "lam": 1.0,
-        "start": "own",
-        "prox": "squared",
-        "partial": False,
-        "sigma": 0.1,
-        "self_term": "own",
-        "xi_clip": False,
-    },
-    "fedphp": {"variant": "paper", "mu": 0.9, "lam": 0.01, "kernel": "fixed"},
-    "fedfomo": {"M": "all", "val_ratio": 0.2, "epsilon": 1e-5, "evaluate": "own"},
-    "apple": {
-        "eta_2": 0.01,
-        "mu": 0.1,
-        "L": 0.2,
-        "scheduler": "cos",
-        "M": "all",
-        "scale_lr": True,
-        "p_grad": "inner",
-        "p_init": "size",
-        "momentum": 0.0,
-    },
-    "partialfed": {
-        "tau": 5.0,
-        "tau_decay": 0.965,
-        "tau_min": 0.05,
-        "f_m": 8,
-        "f_s": 2,
-        "strategy_lr": 0.01,
-        "weight_decay": 0.0005,
-        "warmup_rounds": 0,
-        "reaggregate": "batch",
-        "split": "cycle",
-        "unit": "module",
-        "hard": "sample",
-        "start": "own",
-    },
-    "fedala": {
-        "eta": 1.0,
-        "s": 80,
-        "p": 1,
-        "threshold": 0.01,
-        "max_init_epochs": 100,
-        "min_epochs": 1,
-        "adapt": True,
-        "start_round": 2,
-        "subset": "random",
-        "drop_last": False,
-        "ala_all": False,
-        "skip_untrained": False,
-    },
-    "elastic": {"tau": 0.5, "mu": 0.95, "eta_s": 1.0, "holdout": 0.3},  # FL-bench's: the poster gives none
-}
-
-
-# What the code of 2022 did instead, from which the printed values probably come (methods.md 0.6): as good as the defaults.
-# A test holds it to the preset fedala2022.
-OF_2022: dict[str, dict[str, Any]] = {
-    "pfedme": {"evaluate": "w"},
-    "fedamp": {"self_term": "prev_cloud"},
-    "fedphp": {"variant": "fedala2022"},
-    "fedala": {"drop_last": True},
-}
-
-# What plugging in ALA decides of a method (methods.md 1.15).
-_WITH_ALA: dict[str, dict[str, Any]] = {
-    "fedamp": {"start": "cloud", "xi_clip": True},
-    "partialfed": {"start": "received"},
-}
 _OTHER_NAMES = {
     "naive aggregation (FedAvg)": "fedavg",
     "elastic aggregation": "elastic",
@@ -172,6 +72,11 @@ class Place:
         return self.stand_in or self.dataset
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What its dataset may be called; that of a variant also without it."""
+        return self.dataset, labels.label_title(self.dataset), self.dataset.partition(":")[0]
+
+    @property
     def rate(self) -> float:
         """The local learning rate (methods.md 2.2)."""
         if self.lr is not None:
@@ -181,6 +86,8 @@ class Place:
     @property
     def partition_label(self) -> str:
         """As the runs bear it: "Dir(0.1)"."""
+        if self.partition == EQUAL:
+            return "IID"
         kind, parameter = self.partition
         titles = {"dirichlet": "Dir", "pathological": "Pathological", "groups": "Groups"}
         return f"{titles[kind]}({parameter:g})" if kind in titles else kind
@@ -257,13 +164,6 @@ def name(title: str) -> str:
     return _names().get(base, base) + plus.lower()
 
 
-def hyperparameters(method: str) -> dict[str, Any]:
-    """The paper's hyperparameters of a method, with ALA plugged in ("ditto+ala") or not; {} where the paper has none."""
-    base, plus, _ = method.partition("+ala")
-    own = HYPERPARAMETERS.get(base, {})
-    return {**own, **HYPERPARAMETERS["fedala"], **_WITH_ALA.get(base, {})} if plus else own
-
-
 def find(spec: dict[str, Any], select: Select) -> Match | None:
     """The paper's value for a run's specification, nearest protocol first; None if the paper has none."""
     found = [
@@ -281,11 +181,12 @@ def is_at(spec: dict[str, Any], place: Place) -> bool:
         return False
     if place.stand_in:
         return labels.dataset_label(spec) == place.stand_in and _partition(spec["partition"]) == place.partition
-    if data.get("path") or data["name"] != place.dataset:
+    label = labels.dataset_label(spec)
+    if data.get("path") or place.dataset not in (label, data["name"]):
         return False
     if place.partition == UNKNOWN:
         return True
-    return not data.get("variant") and _partition(spec["partition"]) == place.partition
+    return label == place.dataset and _partition(spec["partition"]) == place.partition
 
 
 def differences(spec: dict[str, Any], select: Select, place: Place, varied: Iterable[tuple[str, Any]] = ()) -> tuple[str, ...]:
@@ -339,6 +240,8 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
             ("fewest samples", partition.get("least") or 40, 40),
             ("balanced classes", partition.get("balanced", False), False),
             ("central test set", partition.get("central_test", False), False),
+            ("dominant share", partition.get("dominant_share", 0.8), 0.8),
+            ("group sizes", partition.get("group_sizes"), None),
         ]
     return items
 
@@ -376,8 +279,11 @@ def _place(value: Value) -> Place:
 
 
 def _partition(spec: dict[str, Any]) -> tuple[str, float] | None:
+    if spec["scheme"] == "iid":
+        return EQUAL if spec["shares"] == "equal" else None
     kind = spec["kind"] if spec["scheme"] == "pfllib" else spec["scheme"]
-    parameter = {"dirichlet": spec.get("beta"), "pathological": spec.get("classes_per_client")}.get(kind)
+    parameters = {"dirichlet": "beta", "pathological": "classes_per_client", "groups": "groups"}
+    parameter = spec.get(parameters.get(kind, ""))
     return None if parameter is None else (kind, float(parameter))
 
 

@@ -83,6 +83,7 @@ EXHIBITS = (
     _of("Figure 8", "data in the practical setting", ("plot", "distribution", "Figure 8")),
     _of("Figure 9", "data of Cifar100, 50 and 100 clients", ("plot", "distribution", "Figure 9")),
     _of("", "attention recovers the groups of clients", ("plot", "attention"), paper=FEDAMP),
+    _of("", "IID, pathological and grouped clients; Wilcoxon's test over them", ("table", "partitions"), paper=FEDAMP),
     _of("Table", "accuracy on a central test set", ("table", "elastic"), paper=ELASTIC),
 )
 DRAWINGS = {

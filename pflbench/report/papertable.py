@@ -28,6 +28,7 @@ from pflbench.store.read import Select
 from pflbench.store.scores import by_series
 
 CENTRAL = "central"
+_UNPRINTED = "No paper's values stand beside these: what is at hand of FedAMP's paper, a review, prints none, and no protocol."
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,15 @@ def build(
     """
     if paper not in accuracy.PAPER:
         raise unknown("value of --paper", paper, accuracy.PAPER)
-    wanted = stats.Wanted(std, ci, test, against)
     chosen = selection.parse(select) if isinstance(select, str) else select
     planned = declared or tables.TABLES[name]
     declared = _filtered(planned.with_beside(), methods, datasets, partitions)
+    wanted = declared.wanted(std, ci, test, against)
+    paper = paper if planned.printed else "never"
     found, left = _collected(engine, name, declared, chosen, status)
     parts = [part for place in declared.places for part in _parts(declared, place, found, chosen, wanted)]
     parts = [part for part in parts if part.place not in planned.beside or any(part.cells)]
-    parts = _compared(declared, parts, wanted)
+    parts = _compared(declared, parts, wanted, engine, chosen)
     cells = [cell for part in parts for cell in part.cells if cell]
     notes = [
         "Accuracy in %, "
@@ -113,6 +115,7 @@ def build(
         accuracy.counts(cells),
         selection.sentence(chosen),
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
+        *([] if planned.printed else [_UNPRINTED, *accuracy.protocol([part.setting for part in parts if part.setting])]),
         *_paper_notes(declared, parts, paper),
         *_missing(declared, parts, planned.beside),
         *_hidden(parts, declared, found),
@@ -126,7 +129,7 @@ def build(
 def _filtered(declared: Declared, methods: Iterable[str], datasets: Iterable[str], partitions: Iterable[str]) -> Declared:
     """The part of the table that the filters name, each by name or title."""
     lines = named("method", methods, declared.lines, lambda x: (x.method, labels.method_title(x.method)))
-    places = named("dataset", datasets, declared.places, lambda x: (x.dataset, labels.DATASETS.get(x.dataset, x.dataset)))
+    places = named("dataset", datasets, declared.places, lambda x: x.names)
     places = named("partition", partitions, places, lambda x: (x.partition_label,))
     return replace(declared, lines=lines, places=places)
 
@@ -263,11 +266,11 @@ def _verdict(declared: Declared, planned: Planned, cell: Cell | None, leader: Ce
     return cellular.judge(cell, leader, declared.leader is not None)
 
 
-def _compared(declared: Declared, parts: Sequence[Part], wanted: stats.Wanted) -> list[Part]:
+def _compared(declared: Declared, parts: Sequence[Part], wanted: stats.Wanted, engine: Engine, chosen: Select) -> list[Part]:
     """The parts with their best cells marked and their comparisons."""
     names, methods = [line.label for line in declared.lines], [line.method for line in declared.lines]
     cells: cellular.Cells = list(zip(*(part.cells for part in parts), strict=True))
-    cells = cellular.compare(cellular.mark_best(cells), names, methods, wanted)
+    cells = cellular.compare(cellular.mark_best(cells), names, methods, wanted, engine, chosen)
     return [replace(part, cells=tuple(column)) for part, column in zip(parts, zip(*cells, strict=True), strict=True)]
 
 
@@ -339,7 +342,7 @@ def _columns(table: Table, part: Part) -> list[Column]:
         )
         columns += [Column(("paper",), printed), Column(("verdict",), tuple(Entry(text or "") for text in part.verdicts))]
     if table.wanted.test is not None:
-        columns.append(cellular.p_column(part.cells, table.wanted.test))
+        columns += cellular.columns_of_test(part.cells, table.wanted.test)
     if table.declared.extra == "improvement":
         columns.append(Column(("improvement",), tuple(Entry(_number(gain, "+.2f", "-")) for gain in part.improvements)))
         gains = [paper.improvements().get((line.method, part.place.dataset)) for line in table.lines]

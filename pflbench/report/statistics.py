@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from pflbench.errors import UserError, unknown
 
 Std = Literal["population", "sample"]
-Test = Literal["wilcoxon", "t"]
+Test = Literal["wilcoxon", "t", "wilcoxon-clients"]
 STDS: tuple[Std, ...] = ("population", "sample")
-TESTS: tuple[Test, ...] = ("wilcoxon", "t")
-TITLES = {"wilcoxon": "Wilcoxon signed-rank test", "t": "t-test"}
+TESTS: tuple[Test, ...] = ("wilcoxon", "t", "wilcoxon-clients")
+OVER_CLIENTS: Test = "wilcoxon-clients"  # what is paired are the clients, not the seeds
+TITLES = {"wilcoxon": "Wilcoxon signed-rank test", "t": "t-test", OVER_CLIENTS: "Wilcoxon signed-rank test over the clients"}
 ENOUGH = 5  # runs, below which an interval from resampling them says little
 LEVEL = 0.05
+Values = Mapping[int, float]  # by seed, or by client
+ByClient = Mapping[tuple[int, int], float]  # by seed and client
 _RESAMPLES = 9999
 _DIGITS = 9
 
@@ -29,8 +33,8 @@ _DIGITS = 9
 class Wanted:
     """What to compute beside the mean. Raises UserError for unknown names and an impossible level.
 
-    std: divisor n or n - 1. ci: level of a bootstrap interval of the mean. test: paired by seed, `against` a method or row, or
-    where that is None the best of each setting.
+    std: divisor n or n - 1. ci: level of a bootstrap interval of the mean. test: paired by seed or by client, `against` a method
+    or row, or where that is None the best of each setting.
     """
 
     std: Std = "population"
@@ -46,15 +50,19 @@ class Wanted:
         if self.ci is not None and not 0 < self.ci < 1:
             raise UserError(f"--ci {self.ci:g} is not possible.", "It is the level of the interval, e.g. 0.95.")
         if self.against is not None and self.test is None:
-            raise UserError("--against needs a test.", "Add --test wilcoxon or --test t.")
+            raise UserError("--against needs a test.", f"Add --test {', '.join(TESTS[:-1])} or {TESTS[-1]}.")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two rows of a setting, paired by seed. p is two-sided, `adjusted` after Holm over the comparisons of the setting."""
+    """Two rows of a setting, paired by seed or by client.
+
+    p is two-sided, `adjusted` after Holm over the comparisons of the setting.
+    """
 
     against: str  # the row
     pairs: int
+    differing: int  # pairs that differ: Wilcoxon's test drops the others
     p: float | None  # None: fewer than two pairs
     adjusted: float | None = None
     least: float = 0.0  # the smallest adjusted p that so many pairs could give
@@ -92,15 +100,14 @@ def interval(values: Sequence[float], level: float) -> tuple[float, float] | Non
     return float(found.low), float(found.high)
 
 
-def paired(a: Mapping[int, float], b: Mapping[int, float], test: Test) -> tuple[float | None, int]:
-    """(two-sided p, number of pairs) of values by seed; p is None for fewer than two pairs, 1 where no pair differs."""
-    seeds = sorted(a.keys() & b.keys())
-    d = np.array([a[seed] - b[seed] for seed in seeds]).round(_DIGITS)
+def paired(a: Values, b: Values, test: Test) -> tuple[float | None, int]:
+    """(two-sided p, number of pairs) of values by seed or client; p is None for fewer than two pairs, 1 where no pair differs."""
+    d = _differences(a, b)
     if len(d) < 2:
         return None, len(d)
     if not d.any():
         return 1.0, len(d)
-    if test == "wilcoxon":
+    if test != "t":
         from scipy.stats import wilcoxon
 
         return float(wilcoxon(d).pvalue), len(d)
@@ -111,9 +118,21 @@ def paired(a: Mapping[int, float], b: Mapping[int, float], test: Test) -> tuple[
     return float(ttest_1samp(d, 0).pvalue), len(d)
 
 
+def _differences(a: Values, b: Values) -> npt.NDArray[np.float64]:
+    return np.array([a[key] - b[key] for key in sorted(a.keys() & b.keys())], dtype=np.float64).round(_DIGITS)
+
+
+def by_client(a: ByClient, b: ByClient) -> tuple[dict[int, float], dict[int, float]]:
+    """Each client's mean over the seeds in which both rows tested it: its seeds are no independent pairs."""
+    shared = sorted(a.keys() & b.keys())
+    clients = {client for _, client in shared}
+    found = [{client: float(np.mean([row[key] for key in shared if key[1] == client])) for client in clients} for row in (a, b)]
+    return found[0], found[1]
+
+
 def least_p(pairs: int, test: Test) -> float:
     """The smallest two-sided p that so many pairs can give: Wilcoxon's is that of one sign throughout, 2 / 2^n."""
-    return 2.0 ** (1 - pairs) if test == "wilcoxon" else 0.0
+    return 0.0 if test == "t" else min(1.0, 2.0 ** (1 - pairs))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -127,13 +146,26 @@ def holm(p: Sequence[float]) -> list[float]:
 
 def compare(values: Mapping[str, Mapping[int, float]], against: str, test: Test) -> dict[str, Comparison]:
     """By row of a setting, its values by seed against those of the row `against`; Holm's correction over all of them."""
-    raw = {row: paired(own, values[against], test) for row, own in values.items() if row != against}
+    return _compare({row: (own, values[against]) for row, own in values.items() if row != against}, against, test)
+
+
+def compare_clients(values: Mapping[str, ByClient], against: str) -> dict[str, Comparison]:
+    """The same by client, of values by seed and client."""
+    return _compare(
+        {row: by_client(own, values[against]) for row, own in values.items() if row != against}, against, OVER_CLIENTS
+    )
+
+
+def _compare(pairs: Mapping[str, tuple[Values, Values]], against: str, test: Test) -> dict[str, Comparison]:
+    raw = {row: paired(*both, test) for row, both in pairs.items()}
     tested = {row: p for row, (p, _) in raw.items() if p is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return {
-        row: Comparison(against, pairs, p, corrected.get(row), min(1.0, len(tested) * least_p(pairs, test)))
-        for row, (p, pairs) in raw.items()
-    }
+    found = {}
+    for row, (p, number) in raw.items():
+        differing = int(np.count_nonzero(_differences(*pairs[row])))
+        least = min(1.0, len(tested) * least_p(differing if test == OVER_CLIENTS else number, test))
+        found[row] = Comparison(against, number, differing, p, corrected.get(row), least)
+    return found
 
 
 def p_text(p: float) -> str:
@@ -149,11 +181,25 @@ def notes(wanted: Wanted, counts: Collection[int], comparisons: Collection[Compa
             said.append(f"With fewer than {ENOUGH} runs (fewest: {min(counts)}) a bootstrap interval is too narrow to rely on.")
     if wanted.test is None:
         return said
+    clients = wanted.test == OVER_CLIENTS
     named = next((c.against for c in comparisons), wanted.against)
     whom = named if wanted.against else "the best of the setting"
-    said.append(f"p: two-sided {TITLES[wanted.test]} against {whom}, paired by seed, after Holm over the rows of a setting.")
+    how = f"{TITLES[wanted.test]} against {whom}, paired by {'client' if clients else 'seed'}"
+    said.append(f"p: two-sided {how}, after Holm over the rows of a setting.")
+    if clients:
+        said.append(
+            "Of a client counts the mean over the seeds that both methods have. SciPy's defaults: pairs without a difference are "
+            "dropped, equal differences share their rank. median client: mean over runs of the median over the clients."
+        )
     empty = [c for c in comparisons if c.p is not None and c.least >= LEVEL]
-    if empty:
+    if empty and clients:
+        few, tested = [c.differing for c in empty], sum(c.p is not None for c in comparisons)
+        number = f"{min(few)} to {max(few)}" if min(few) < max(few) else min(few)
+        said.append(
+            f"Empty test in {len(empty)} of {tested} comparisons: {number} clients that differ cannot give "
+            f"p < {LEVEL:g} after Holm."
+        )
+    elif empty:
         fewest = min(empty, key=lambda c: c.pairs)
         alone = least_p(fewest.pairs, wanted.test)
         seeds = f"{fewest.pairs} paired seeds"
@@ -166,5 +212,5 @@ def notes(wanted: Wanted, counts: Collection[int], comparisons: Collection[Compa
     if wanted.test == "t" and any(c.p is not None and c.pairs < ENOUGH for c in comparisons):
         said.append(f"Fewer than {ENOUGH} pairs: the t-test rests on the normality of the differences alone.")
     if any(c.p is None for c in comparisons):
-        said.append("p is missing where fewer than two seeds are paired.")
+        said.append(f"p is missing where fewer than two {'clients' if clients else 'seeds'} are paired.")
     return said

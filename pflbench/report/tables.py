@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from pflbench.errors import UserError
 from pflbench.report import labels, paper
+from pflbench.report import statistics as stats
 from pflbench.report.ala_weights import BLOCKS
 from pflbench.report.paper import Place, Reference
 
@@ -49,7 +51,7 @@ class Planned:
     @property
     def known(self) -> bool:
         """Whether pflbench has the dataset."""
-        return bool(self.place.stand_in) or self.place.dataset in labels.DATASETS
+        return bool(self.place.stand_in) or self.place.dataset.partition(":")[0] in labels.DATASETS
 
     @property
     def options(self) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class Planned:
         # Of the poster's partitions only the balance is known: any client count and dataset allows this scheme.
         kind, parameter = ("pathological", None) if place.partition == paper.UNKNOWN else place.partition
         found |= {"partition": kind} if kind != "dirichlet" else {}
-        if parameter is not None:
+        if parameter is not None and kind in _SCHEMES:
             found[_SCHEMES[kind]] = parameter if kind == "dirichlet" else int(parameter)
         found |= {"balanced": True} if place.balanced else {}
         # The usual learning rate hangs on the dataset.
@@ -86,7 +88,9 @@ class Planned:
 class Declared:
     """A table. same: of a place, what must agree beside dataset, model and partition for a run to be shown there at all.
 
-    beside: places that belong to another table of the paper, and stand between the others where there are runs of them.
+    compared: the method against which the others are tested over the clients, unless another test is asked for. printed: whether
+    the source prints values. beside: places that belong to another table of the paper, and stand between the others where there
+    are runs of them.
     leader: the method whose ranking counts in the verdict (methods.md 6), if any. extra: columns beside the accuracy.
     """
 
@@ -98,6 +102,8 @@ class Declared:
     leader: str | None = "fedala"
     extra: Literal["improvement", "weights"] | None = None
     beside: tuple[Place, ...] = ()
+    compared: str | None = None
+    printed: bool = True
 
     def with_beside(self) -> Declared:
         """The same with those places among its own, by dataset, partition and clients."""
@@ -122,8 +128,18 @@ class Declared:
         more = (self.planned(line, place) for line in lines if line.method not in shown for place in self.places)
         return (*more, *self.cells)
 
+    def wanted(self, std: stats.Std, ci: float | None, test: stats.Test | None, against: str | None) -> stats.Wanted:
+        """What to compute, as asked for, or else what the table is about. Raises UserError for clients that nobody tested."""
+        asked = stats.Wanted(std, ci, test or (stats.OVER_CLIENTS if self.compared else None), against)
+        if asked.test != stats.OVER_CLIENTS:
+            return asked
+        if self.places[0].central:
+            raise UserError("On a central test set there are no clients to pair.", "Take --test wilcoxon, paired by seed.")
+        own = next((line.label for line in self.lines if line.method == self.compared), None)
+        return replace(asked, against=asked.against or own)
+
     def planned(self, line: Line, place: Place) -> Planned:
-        return Planned(line, place, _printed(line, place))
+        return Planned(line, place, _printed(line, place) if self.printed else None)
 
 
 def command(options: Mapping[str, Any]) -> str:
@@ -177,6 +193,8 @@ _TINY = _dirichlet("tiny", "cnn")
 _TINY_RESNET = _dirichlet("tiny", "resnet18")
 _CIFAR100 = _dirichlet("cifar100", "cnn")
 _AGNEWS = _dirichlet("agnews", "fasttext")
+# FedAMP's three partitions: of its third, groups, the review says no more than what they are.
+_FEDAMP = (paper.EQUAL, ("pathological", 2.0), ("groups", 5.0))
 _POSTER = tuple(dict.fromkeys(r.place for r in paper.references() if r.place.central))
 
 TABLES = {
@@ -247,6 +265,16 @@ TABLES = {
         _lines("fedavg", "elastic"),
         _POSTER,
         leader=None,
+    ),
+    "partitions": Declared(
+        "Comparison over partitions",
+        "FedAMP, by a review of it",
+        # The review names FedAvg and FedProx; Local and Per-FedAvg show what no and what other personalization gives.
+        _lines("local", "fedavg", "fedprox", "per-fedavg", "fedamp", "heurfedamp"),
+        tuple(Place(data, "cnn", kind) for data in ("mnist", "fashionmnist", "emnist:byclass", "cifar100") for kind in _FEDAMP),
+        leader=None,
+        compared="fedamp",
+        printed=False,
     ),
     "ablation": Declared(
         "ALA without adaptation",

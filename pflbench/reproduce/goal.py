@@ -244,7 +244,7 @@ def _filtered(
     cells: tuple[Planned, ...], methods: Iterable[str], datasets: Iterable[str], partitions: Iterable[str]
 ) -> tuple[Planned, ...]:
     cells = named("method", methods, cells, lambda x: (x.line.method, labels.method_title(x.line.method)))
-    cells = named("dataset", datasets, cells, lambda x: (x.place.dataset, labels.DATASETS.get(x.place.dataset, x.place.dataset)))
+    cells = named("dataset", datasets, cells, lambda x: x.place.names)
     return named("partition", partitions, cells, lambda x: (x.place.partition_label,))
 
 

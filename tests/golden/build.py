@@ -66,6 +66,10 @@ RUNS: dict[str, tuple[str, ...]] = {
         "-m fedala --seeds 0-1 -d agnews --rounds 2 --clients 5 --set fedala.p=3",
         "-m fedavg -m fedala -d agnews --beta 1",  # the paper's protocol, all of it: minutes
     ),
+    "partitions": tuple(
+        f"-m local -m fedavg -m fedamp --seeds 0-1 -d fashionmnist --rounds 3 --clients 10 --lr 0.05 --partition {partition}"
+        for partition in ("iid", "pathological", "groups")
+    ),
 }
 
 # Of a long run, the clients of its best round are enough: they are all that a figure draws.

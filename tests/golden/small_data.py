@@ -31,8 +31,9 @@ COMMON, OF_CLASS = 20, 10  # words of all texts, and of those of a class
 
 @contextmanager
 def written(root: Path) -> Iterator[None]:
-    """All four below `root`, for as long as the context lasts."""
-    _mnist(root / "MNIST" / "raw")
+    """All five below `root`, for as long as the context lasts."""
+    for name in ("MNIST", "FashionMNIST"):
+        _mnist(root / name / "raw")
     _tiny(root / "tiny-imagenet-200" / "train")
     _agnews(root / "ag_news_csv")
     with ExitStack() as known:
