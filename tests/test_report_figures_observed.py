@@ -186,7 +186,7 @@ def test_losses_are_means_by_sample_count_over_those_who_took_part(engine: Engin
 @pytest.mark.parametrize("plot", [attention.plot, ala_weights.plot, ala_convergence.plot, objective.plot])
 def test_without_arrays_the_command_that_keeps_them_is_named(engine: Engine, plot: Callable[[Engine], Any]) -> None:
     add_run(engine, spec("fedala"), [0.1, 0.2])
-    with pytest.raises(UserError, match=r"(?s)None of these 1 runs kept.*pflbench run -m .*--observe-every"):
+    with pytest.raises(UserError, match=r"(?s)Of 1 run none kept.*pflbench run -m .*--observe-every"):
         plot(engine)
 
 

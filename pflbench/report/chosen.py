@@ -75,7 +75,7 @@ def with_arrays(engine: Engine, found: Arranged, names: Sequence[str], command: 
     ]
     if not seen:
         raise NothingYet(
-            f"None of these {len(runs)} runs kept {' or '.join(names)}.",
+            f"Of {labels.counted(len(runs), 'run')} none kept {' or '.join(names)}.",
             f"Make one that does: {command} (with --force, should it be finished already).",
         )
     return seen

@@ -67,6 +67,12 @@ _ITEMS = {
     "train.dtype": "{}",
     "version": "v{}",
 }
+_ONE = {
+    "partition.clients": "1 client",
+    "train.rounds": "1 round",
+    "train.local_epochs": "1 local epoch",
+    "train.eval_every": "evaluated every round",
+}
 
 
 def method_title(name: str) -> str:
@@ -169,7 +175,7 @@ def words(key: str, value: Any) -> str:
     if key in ("data.content", "partition.content", "partition hash"):
         return f"{key.removesuffix('.content')} {text[:8]}"
     if key in _ITEMS:
-        return _ITEMS[key].format(text)
+        return _ONE[key] if text == "1" and key in _ONE else _ITEMS[key].format(text)
     return f"{key.rpartition('.')[2]}={text}"
 
 

@@ -14,6 +14,7 @@ from pflbench.errors import NothingYet
 from pflbench.report import select as selection
 from pflbench.report.collect import Row, Setting, collect
 from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.labels import counted
 from pflbench.report.statistics import LEVEL, p_text
 from pflbench.store.read import Select
 
@@ -112,7 +113,7 @@ def build(
     accuracy = np.array([[np.mean([100 * (run.value or 0.0) for run in found.cells[i, j]]) for j in full] for i in rows])
     average, statistic, p = friedman(accuracy)
     missing = len(found.settings) - len(full)
-    left_out = (f"Left out: {missing} settings without runs of every row.",) if missing else ()
+    left_out = (f"Left out: {counted(missing, 'setting')} without runs of every row.",) if missing else ()
     return Ranks(
         select=str(chosen),
         settings=tuple(found.settings[j] for j in full),
