@@ -159,6 +159,20 @@ def heterogeneity(figure: Figure, raw: Raw) -> set[int]:
     return set(pd.concat(several).index)
 
 
+@checks("elastic")
+def elastic(figure: Figure, raw: Raw) -> set[int]:
+    """Around two classes, two of five clients and one epoch; on the central test set, not on the clients'."""
+    runs = raw.central(raw.where("dataset == 'mnist' and model == 'logreg' and lr == 0.001"))
+    kept = {"classes": 2, "ratio": 0.4, "epochs": 1}
+    assert len(figure.axes) == len(kept)
+    for ax, varied in zip(figure.axes, kept, strict=True):
+        here = runs[np.logical_and.reduce([runs[other] == kept[other] for other in kept if other != varied])]
+        assert {points(line.get_xydata()) for line in ax.lines} == over(here, varied)
+        assert len(ax.lines) == here["method"].nunique() == here[varied].nunique() == 2
+    assert (runs["value"] != raw.runs.loc[runs.index, "value"]).any()
+    return set(runs.index)
+
+
 @checks("fairness")
 def fairness(figure: Figure, raw: Raw) -> set[int]:
     runs = raw.where("dataset == 'digits' and beta == 1")

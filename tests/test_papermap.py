@@ -172,6 +172,17 @@ def test_fedamps_comparison_is_made(shell: Shell) -> None:
     assert "Nothing of the table 'partitions' (FedAMP, by a review of it) was run yet" in shell.refused("table", "partitions")
 
 
+def test_the_poster_s_figure_is_around_a_cell_of_its_table() -> None:
+    figure = wanted("plot:elastic")
+    table = {one.spec.key for one in wanted("table:elastic") if one.spec.data.label == "mnist"}
+    assert table < {one.spec.key for one in figure}
+    settings = {(s.partition.classes_per_client, s.train.join_ratio, s.train.local_epochs) for s in (one.spec for one in figure)}  # type: ignore[union-attr]
+    assert settings == {(2, 0.1, 1), (5, 0.1, 1), (10, 0.1, 1), (2, 0.01, 1), (2, 1.0, 1), (2, 0.1, 5), (2, 0.1, 10)}
+    assert len(figure) == 7 * 2 * 5
+    both = wanted("elastic")
+    assert {one.spec.key for one in both if one.tabled} == {one.spec.key for one in wanted("table:elastic")}
+
+
 def test_the_poster_s_balanced_row_is_run_balanced() -> None:
     """Its heads: "Balanced data across clients" above CIFAR-100 alone."""
     by_data = {one.spec.data.label: one for one in wanted("elastic")}

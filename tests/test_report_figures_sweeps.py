@@ -10,7 +10,7 @@ from report_database import add_partition, add_run, spec
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import fairness, heterogeneity, looks, pareto, scalability
+from pflbench.report import elastic, fairness, heterogeneity, looks, pareto, scalability
 from pflbench.report.sweep import sweeps
 from pflbench.store import db, write
 from pflbench.store.records import RoundRecord
@@ -122,6 +122,36 @@ def test_heterogeneity_is_over_beta(engine: Engine) -> None:
     np.testing.assert_allclose(ax.lines[0].get_xydata(), [[0.1, 90], [0.5, 60], [1, 40]])
     assert ax.get_xscale() == "log"
     assert ax.get_title() == "MNIST"
+
+
+def test_elastic_is_around_one_setting_and_on_the_central_test_set(engine: Engine) -> None:
+    """The clients' accuracy is 0.9 everywhere: it must not be drawn. Where everybody joins, the specification says "all"."""
+    held = {"scheme": "pathological", "clients": 20, "central_test": True}
+    accuracies = {(2, 0.5, 1): 0.3, (5, 0.5, 1): 0.4, (2, 1.0, 1): 0.5, (2, 0.5, 3): 0.6, (5, 1.0, 3): 0.99}
+    for (classes, ratio, epochs), accuracy in accuracies.items():
+        for method, more in (("fedavg", 0.0), ("elastic", 0.005)):
+            of = {"partition": {**held, "classes_per_client": classes}, "join_ratio": ratio, "local_epochs": epochs}
+            run = add_run(engine, spec(method, **of), [])
+            for t, value in enumerate((0.1, accuracy + more)):
+                write.write_round(engine, run, RoundRecord(round=t, accuracy=0.9, series={"central": (value, 1.0)}))
+    drawing = elastic.plot(engine)
+    drawn = [[line.get_xydata().tolist() for line in ax.lines] for ax in drawing.figure.axes]
+    fedavg = [[[2, 30], [5, 40]], [[0.5, 30], [1, 50]], [[1, 30], [3, 60]]]
+    for panel, expected in zip(drawn, fedavg, strict=True):
+        np.testing.assert_allclose(panel, [expected, [[x, y + 0.5] for x, y in expected]])
+    assert [ax.get_xlabel() for ax in drawing.figure.axes] == ["Classes per client", "Join ratio", "Local epochs"]
+    assert "central test set" in drawing.caption
+    assert "classes per client 2, join ratio 0.5, local epochs 1" in drawing.caption
+    assert drawing.runs == tuple(range(1, 9))
+
+
+def test_elastic_without_runs_of_it_names_the_command(engine: Engine) -> None:
+    for epochs in (1, 5):
+        add_run(engine, spec("fedavg", local_epochs=epochs), [0.1, 0.9])
+    with pytest.raises(UserError, match=r"(?s)no runs of Elastic.*pflbench run .*-m elastic"):
+        elastic.plot(engine)
+    with pytest.raises(UserError, match="no runs in two settings"):
+        elastic.plot(engine, methods=["fedavg"])
 
 
 def test_the_longest_sweep_comes_first(engine: Engine) -> None:

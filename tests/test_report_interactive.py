@@ -58,6 +58,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     add(engine, "fedamp", [{}, {"attention": XI}], partition=held, scheme=PATHOLOGICAL)
     models = np.random.default_rng(0).normal(size=(3, 2, 7)).astype(np.float32)
     add(engine, "fedrep", [{"trajectory_2": model} for model in models], scheme=clients(4))
+    for epochs in (1, 5):
+        tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
+        add_run(engine, spec("elastic", local_epochs=epochs), [0.1, 0.5], seconds=2.0, **SENT, **tested)
     return engine
 
 
@@ -226,6 +229,11 @@ def test_sweeps_have_bars_from_minimum_to_maximum(engine: Engine) -> None:
         add_run(engine, spec("ditto", partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, value])
     (line,) = only("heterogeneity", engine).spec["data"]
     assert (line["name"], line["x"], line["y"]) == ("Ditto", [0.5, 1], [60, 40])
+    for epochs, value in ((1, 0.4), (5, 0.6)):
+        add_run(engine, spec("elastic", local_epochs=epochs), [0.1, value])
+    one = only("elastic", engine)
+    assert (traces(one, "Elastic")[0]["x"], traces(one, "Elastic")[0]["y"]) == ([1, 5], [40, 60])
+    assert one.title == "MNIST, Dir(0.1), 20 clients: test accuracy by local epochs"
 
 
 def test_fairness_is_of_the_best_round_by_client(engine: Engine) -> None:

@@ -61,7 +61,7 @@ def test_a_run_by_its_key(golden: Engine) -> None:
         ({"where": ["p=2"]}, "expected METHOD.NAME=VALUE"),
         ({"where": ["fedala.p=9"]}, "No run of fedala has p=9.\nThere are: 1, 2, 3."),
         ({"where": ["fedala.q=9"]}, "fedala has no hyperparameter 'q'"),
-        ({"where": ["local.p=9"]}, "no such runs of 'local'"),
+        ({"where": ["pfedme.p=9"]}, "no such runs of 'pfedme'"),
         ({"runs": ["3"], "rounds": [2000]}, "No run has rounds 2000, run 3"),
     ],
 )

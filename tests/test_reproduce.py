@@ -170,6 +170,7 @@ def test_the_estimate_by_hand(engine: Engine) -> None:
     assert left("fedavg") == pytest.approx(100 * (7 + 9) / 2)  # the median of two runs
     assert left("ditto") == pytest.approx(100 * 8 * (30 / 10))  # measured on Cifar10: three times FedAvg
     assert left("fedprox") == pytest.approx(100 * 8 * 1.99 / 1.59)  # the paper's Table 3
+    assert left("fedavg", local_epochs=5) is None, "it takes longer, by how much was not measured"
     assert left("local") is None
     assert left("fedavg", dataset="tiny") is None
     assert left("fedavg", partition={"scheme": "dirichlet", "beta": 0.1, "clients": 50}) is None

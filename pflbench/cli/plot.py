@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pflbench.report import style
 
 NAMES = (
-    "curves, distribution, overhead, scalability, heterogeneity, fairness, ranks, attention, ala-weights, ala-convergence, "
-    "trajectory or loss: see docs/tables-and-figures.md; figure4 and such, as of the FedALA paper."
+    "curves, distribution, overhead, scalability, heterogeneity, elastic, fairness, ranks, attention, ala-weights, "
+    "ala-convergence, trajectory or loss: see docs/tables-and-figures.md; figure4 and such, as of the FedALA paper."
 )
 
 

@@ -311,7 +311,7 @@ def _show(
     assert results is not None
     if goal.table is not None:
         with _reported() as made:
-            write_table(show.grid(goal, results, runs), targets.format, targets.table)
+            write_table(show.grid(goal, results, outlook.tabled), targets.format, targets.table)
         whole &= bool(made)
     if goal.figure is not None:
         with _reported() as made:

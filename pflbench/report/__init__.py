@@ -53,6 +53,7 @@ PLOTS = {
     "overhead": Entry("Accuracy over training time and over bytes sent, with the Pareto front", "pflbench.report.pareto:plot"),
     "scalability": Entry("Accuracy and seconds per round over the number of clients", "pflbench.report.scalability:plot"),
     "heterogeneity": Entry("Accuracy over beta of Dirichlet partitions", "pflbench.report.heterogeneity:plot"),
+    "elastic": Entry("Elastic Aggregation by partition, participation and local epochs", "pflbench.report.elastic:plot"),
     "fairness": Entry("Accuracy of the clients by method, its median and worst tenth", "pflbench.report.fairness:plot"),
     "ranks": Entry("Average ranks of the methods, joined where they do not differ", "pflbench.report.critical_difference:plot"),
     "attention": Entry("Which client's model draws on whose, beside the clients' groups", "pflbench.report.attention:plot"),

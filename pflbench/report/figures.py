@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pflbench.report import ala_convergence, trajectory
@@ -46,6 +46,16 @@ def _pathological(dataset: str, classes: int = 2, **more: Any) -> Place:
     return Place(dataset, "cnn", ("pathological", float(classes)), **more)
 
 
+def _around_the_poster() -> tuple[Place, ...]:
+    """The poster's MNIST, as `table elastic` has it, one thing varied at a time: the settings of its figure are not printed."""
+    (mnist,) = (place for place in TABLES["elastic"].places if place.dataset == "mnist")
+    centre = replace(mnist, partition=("pathological", 2.0))
+    varied = [replace(centre, partition=("pathological", classes)) for classes in (5.0, 10.0)]
+    varied += [replace(centre, join_ratio=ratio) for ratio in (0.01, 1.0)]
+    varied += [replace(centre, local_epochs=epochs) for epochs in (5, 10)]
+    return (centre, *varied)
+
+
 # By the figure of the FedALA paper. Data alone are drawn: no model is trained, and so none of its fields counts.
 DISTRIBUTIONS = {
     "Figure 6": tuple(_place("tiny", beta) for beta in (0.01, 0.1, 0.5)),
@@ -77,6 +87,7 @@ FIGURES = {
             *(_place("agnews", beta, "fasttext") for beta in (0.1, 1.0)),
         ),
     ),
+    "elastic": DeclaredFigure("Elastic Aggregation's poster, figure", _cells(("fedavg", "elastic"), *_around_the_poster())),
     "fairness": DeclaredFigure(
         "four settings of FedALA's Table 2 and Table 7",
         _cells(METHODS, *(_place(dataset) for dataset in ("mnist", "cifar10", "cifar100", "tiny"))),

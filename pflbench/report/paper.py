@@ -60,6 +60,7 @@ class Place:
     clients: int = 20
     join_ratio: float = 1.0
     rounds: int = 2000
+    local_epochs: int = 1
     batch_size: int = 10
     lr: float | None = None
     central: bool = False
@@ -216,7 +217,7 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
         ("clients", partition["clients"], place.clients),
         ("join ratio", train["join_ratio"], place.join_ratio),
         ("rounds", train["rounds"], place.rounds),
-        ("local epochs", train["local_epochs"], 1),
+        ("local epochs", train["local_epochs"], place.local_epochs),
         ("batch size", train["batch_size"], place.batch_size),
         ("lr", train["lr"], place.rate),
     ]
@@ -270,8 +271,8 @@ def _place(value: Value) -> Place:
     dataset, model, clients = name(value.dataset), name(value.backbone), int(said["clients"])
     if value.table == "elastic":
         ratio = int(said["sampled_per_round"]) / clients
-        train = int(said["rounds"]), int(said["batch"]), float(said["lr"])
-        return Place(dataset, model, UNKNOWN, clients, ratio, *train, central=True, balanced=said["data"] == "balanced")
+        train: dict[str, Any] = {"rounds": int(said["rounds"]), "batch_size": int(said["batch"]), "lr": float(said["lr"])}
+        return Place(dataset, model, UNKNOWN, clients, ratio, **train, central=True, balanced=said["data"] == "balanced")
     kind, parameter = {"practical": ("dirichlet", "beta"), "pathological": ("pathological", "classes_per_client")}[
         said["scenario"]
     ]

@@ -85,6 +85,7 @@ EXHIBITS = (
     _of("", "attention recovers the groups of clients", ("plot", "attention"), paper=FEDAMP),
     _of("", "IID, pathological and grouped clients; Wilcoxon's test over them", ("table", "partitions"), paper=FEDAMP),
     _of("Table", "accuracy on a central test set", ("table", "elastic"), paper=ELASTIC),
+    _of("Figure", "accuracy by partition, participation, local epochs", ("plot", "elastic"), paper=ELASTIC),
 )
 DRAWINGS = {
     FEDALA: "its Figures 1 and 2 draw the method",

@@ -25,9 +25,8 @@ from pflbench.report.paper import Place, Reference
 from pflbench.report.tables import Declared, Line, Planned
 from pflbench.store import read
 from pflbench.store.read import Select
-from pflbench.store.scores import by_series
+from pflbench.store.scores import CENTRAL, by_series
 
-CENTRAL = "central"
 _UNPRINTED = "No paper's values stand beside these: what is at hand of FedAMP's paper, a review, prints none, and no protocol."
 
 

@@ -59,14 +59,7 @@ def sweeps(found: Arranged, key: str, command: str) -> list[Sweep]:
 
     The longest come first. Raises UserError where no two settings do; command: what makes them.
     """
-    groups: dict[str, dict[float, int]] = defaultdict(dict)
-    for j, setting in enumerate(found.settings):
-        spec = labels.flat({k: v for k, v in setting.spec.items() if k not in ("method", "seed")})
-        value = spec.pop(key, None)
-        if value is not None:
-            groups[json.dumps(spec, sort_keys=True)].setdefault(float(value), j)
-    every = [_sweep(found, group) for group in groups.values() if len(group) > 1]
-    made = [sweep for sweep in every if _rows(found, sweep)]
+    made = every(found, key)
     if not made:
         raise NothingYet(
             f"No method has runs in two settings that differ in {key.rpartition('.')[2]} and in nothing else.",
@@ -75,13 +68,27 @@ def sweeps(found: Arranged, key: str, command: str) -> list[Sweep]:
     return sorted(made, key=lambda sweep: -len(sweep.columns))
 
 
+def every(found: Arranged, key: str) -> list[Sweep]:
+    """The same, by setting; none where no two differ in that alone."""
+    groups: dict[str, dict[float, int]] = defaultdict(dict)
+    for j, setting in enumerate(found.settings):
+        spec = labels.flat({k: v for k, v in setting.spec.items() if k not in ("method", "seed")})
+        if spec.get("train.join_ratio") == 1:
+            spec["train.evaluate"] = "participants"  # who are all clients here, and the specification says so
+        value = spec.pop(key, None)
+        if value is not None:
+            groups[json.dumps(spec, sort_keys=True)].setdefault(float(value), j)
+    made = [_sweep(found, group) for group in groups.values() if len(group) > 1]
+    return [sweep for sweep in made if rows(found, sweep)]
+
+
 def _sweep(found: Arranged, group: dict[float, int]) -> Sweep:
     values, columns = zip(*sorted(group.items()), strict=True)
     heads = [found.settings[j].head for j in columns]
     return Sweep(", ".join(part for part in heads[0] if all(part in head for head in heads)), values, columns)
 
 
-def _rows(found: Arranged, sweep: Sweep) -> list[int]:
+def rows(found: Arranged, sweep: Sweep) -> list[int]:
     """The methods with runs at two values or more: one is no line."""
     return [i for i in range(len(found.rows)) if sum((i, j) in found.cells for j in sweep.columns) > 1]
 
@@ -89,7 +96,7 @@ def _rows(found: Arranged, sweep: Sweep) -> list[int]:
 def lines(found: Arranged, sweep: Sweep, measure: Measure) -> list[Line]:
     """A line per method that has two values or more."""
     made = []
-    for i in _rows(found, sweep):
+    for i in rows(found, sweep):
         at = {}
         for value, j in zip(sweep.values, sweep.columns, strict=True):
             measured = {run.id: m for run in found.cells.get((i, j), ()) if (m := measure.of(run)) is not None}
@@ -110,19 +117,22 @@ def best(run: Result) -> float | None:
 ACCURACY = Measure("Test accuracy (%)", best)
 
 
-def draw(found: Arranged, drawn: Sequence[Sweep], measures: Sequence[Measure], x: str) -> Figure:
-    """A column of panels per sweep, a row of panels per measure."""
+def draw(
+    found: Arranged, drawn: Sequence[Sweep], measures: Sequence[Measure], x: str | Sequence[str], titles: Sequence[str] = ()
+) -> Figure:
+    """A column of panels per sweep, a row of panels per measure. x: one label, or one for each sweep. titles: other ones."""
     made = [[lines(found, sweep, measure) for sweep in drawn] for measure in measures]
     shown = [row for row in found.rows if any(line.row == row for panels in made for panel in panels for line in panel)]
     sheet = Sheet(len(measures) * len(drawn), len(drawn), 1.5, measures=len(measures))
     for k, ax in enumerate(sheet.axes):
         which, column = divmod(k, len(drawn))
         _draw_panel(ax, made[which][column], drawn[column].values)
-        ax.set_xlabel(x if which == len(measures) - 1 else "")
+        label = x if isinstance(x, str) else x[column]
+        ax.set_xlabel(label if which == len(measures) - 1 else "")
         ax.set_ylabel(measures[which].label if sheet.left(k) else "")
         if measures[which].from_zero:
             ax.set_ylim(bottom=0)
-    sheet.name([_short(found, sweep, drawn) for sweep in drawn])
+    sheet.name(titles or [_short(found, sweep, drawn) for sweep in drawn])
     sheet.key([row.look.line for row in shown], [row.label for row in shown])
     return sheet.finish()
 
@@ -150,14 +160,19 @@ def _draw_panel(ax: Axes, drawn: Sequence[Line], values: Sequence[float]) -> Non
 
 def of_all(found: Arranged, drawn: Sequence[Sweep]) -> tuple[tuple[int, ...], str]:
     """The runs that these sweeps show, and what all of their settings have in common."""
-    cells = {(i, j) for sweep in drawn for i in _rows(found, sweep) for j in sweep.columns}
+    cells = {(i, j) for sweep in drawn for i in rows(found, sweep) for j in sweep.columns}
     runs = sorted(run.id for place in cells for run in found.cells.get(place, ()))
     return tuple(runs), protocol([found.settings[j] for j in sorted({j for sweep in drawn for j in sweep.columns})])
 
 
 def caption(found: Arranged, drawn: Sequence[Sweep]) -> str:
-    shown = {i for sweep in drawn for i in _rows(found, sweep)}
+    return f"{lettered([sweep.title for sweep in drawn])}. {remarks(found, drawn)}"
+
+
+def remarks(found: Arranged, drawn: Sequence[Sweep]) -> str:
+    """What lines and bars are, and which methods are left out."""
+    shown = {i for sweep in drawn for i in rows(found, sweep)}
     columns = {j for sweep in drawn for j in sweep.columns}
     once = {i for i, j in found.cells if j in columns} - shown
     left_out = f" At one value only, and left out: {', '.join(found.rows[i].label for i in sorted(once))}." if once else ""
-    return lettered([sweep.title for sweep in drawn]) + f". Lines: mean over runs; bars: minimum to maximum.{left_out}"
+    return f"Lines: mean over runs; bars: minimum to maximum.{left_out}"

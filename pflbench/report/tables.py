@@ -24,7 +24,7 @@ WITH_ALA = tuple(f"{name}+ala" for name in METHODS if (f"{name}+ala", "tiny") in
 _CROSS_SILO = ("fedamp", "apple")
 _SCHEMES = {"dirichlet": "beta", "pathological": "classes_per_client", "groups": "groups"}
 _FLAGS = {"methods": "-m", "datasets": "-d", "partition": "-p", "settings": "--set"}
-_DEFAULTS = {"join_ratio": 1.0, "rounds": 2000, "batch_size": 10, "lr": None}
+_DEFAULTS = {"join_ratio": 1.0, "rounds": 2000, "local_epochs": 1, "batch_size": 10, "lr": None}
 
 
 @dataclass(frozen=True)

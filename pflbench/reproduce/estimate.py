@@ -14,8 +14,8 @@ from pflbench.store.attempts import Speed
 
 BASELINE = "fedavg"
 
-# dataset, model, clients that join a round
-Setting = tuple[str, str, int]
+# dataset, model, clients that join a round, their local epochs
+Setting = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Clock:
     def __init__(self, measured: Sequence[Speed]) -> None:
         taken: dict[str, dict[Setting, list[float]]] = defaultdict(lambda: defaultdict(list))
         for one in measured:
-            taken[one.method][one.dataset, one.model, one.clients].append(one.seconds)
+            taken[one.method][one.dataset, one.model, one.clients, one.epochs].append(one.seconds)
         self._seconds = {name: {at: median(values) for at, values in own.items()} for name, own in taken.items()}
 
     def left(self, standing: Standing) -> Estimate:
@@ -43,7 +43,8 @@ class Clock:
         return Estimate(None if seconds is None else seconds * standing.rounds_left, basis)
 
     def _round(self, spec: RunSpec) -> tuple[float | None, str]:
-        at = (spec.data.label, spec.model, int(spec.train.join_ratio * spec.partition.clients))
+        train = spec.train
+        at = (spec.data.label, spec.model, int(train.join_ratio * spec.partition.clients), train.local_epochs)
         own, baseline = (self._seconds.get(name, {}).get(at) for name in (spec.method.name, BASELINE))
         if own is not None:
             return own, "measured"

@@ -98,7 +98,7 @@ def _measure(spec: RunSpec, setting: Setting, how: Execution) -> Speed:
     if slope <= 0:
         slope = seconds / samples
     taken = max(0.0, seconds - slope * samples) + slope * whole
-    return Speed(spec.method.name, spec.data.label, spec.model, clients, taken)
+    return Speed(spec.method.name, spec.data.label, spec.model, clients, spec.train.local_epochs, taken)
 
 
 def _timed(spec: RunSpec, setting: Setting, how: Execution, batches: int) -> tuple[int, float]:

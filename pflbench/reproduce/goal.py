@@ -44,11 +44,15 @@ class Keeps:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run that is needed. options: those of the command that makes it, all of its seeds at once."""
+    """A run that is needed. options: those of the command that makes it, all of its seeds at once.
+
+    tabled: not for a figure alone.
+    """
 
     spec: RunSpec
     keeps: Keeps
     options: dict[str, Any]
+    tabled: bool = True
 
     @property
     def command(self) -> str:
@@ -67,7 +71,8 @@ class Goal:
     or, for a figure of data alone, where.
 
     foreign: datasets that pflbench does not have, and the number of cells that need each. left_out: lines that the scale has no
-    room for. printed: the paper's table or figure, where only what stands there was asked for.
+    room for. printed: the paper's table or figure, where only what stands there was asked for. drawn: those that only the figure
+    shows.
     """
 
     name: str
@@ -78,6 +83,7 @@ class Goal:
     foreign: dict[str, int]
     left_out: tuple[str, ...]
     printed: str = ""
+    drawn: frozenset[Planned] = frozenset()
 
     def wanted(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
         """All runs, each once, by setting and seed: what belongs together comes together, and data are read once.
@@ -94,7 +100,7 @@ class Goal:
             options = {**self._options(cell), "seeds": seeds or self._seeds}
             keeps = self._keeps(cell)
             for spec in plan(Request(**options, data_dir=data_dir), parsed):
-                found.setdefault(spec.key, Wanted(spec, keeps, {**options, **keeps.options}))
+                found.setdefault(spec.key, Wanted(spec, keeps, {**options, **keeps.options}, cell not in self.drawn))
         settings = list(dict.fromkeys((one.spec.data, one.spec.partition) for one in found.values()))
         order = {setting: place for place, setting in enumerate(settings)}
         return tuple(sorted(found.values(), key=lambda one: (order[one.spec.data, one.spec.partition], one.spec.seed)))
@@ -184,7 +190,9 @@ def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[st
     name = part.name
     table = TABLES.get(_RUNS_OF.get(name, name)) if part.kind != "plot" else None
     figure = FIGURES.get(name) if part.kind != "table" else None
+    # Those of the table come first: a run that both need is one of the table's.
     cells = tuple(dict.fromkeys((*(table.needed if table else ()), *(figure.cells if figure else ()))))
+    drawn = {cell for cell in cells if table and cell not in table.needed and cell.place not in table.beside}
     if part.printed:
         there = _printed(part)
         cells = tuple(cell for cell in cells if cell.place in there)
@@ -207,6 +215,7 @@ def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[st
         {dataset: foreign.count(dataset) for dataset in foreign},
         tuple(left_out),
         part.printed,
+        frozenset(_with(others, cell) for cell in drawn),
     )
 
 

@@ -62,6 +62,11 @@ class Outlook:
         return [one.run for one in self.standings if one.run is not None]
 
     @property
+    def tabled(self) -> list[int]:
+        """Of these runs those that the table is made of."""
+        return [one.run for one in self.standings if one.run is not None and one.wanted.tabled]
+
+    @property
     def weights(self) -> list[float]:
         """The share of the time that each run ahead is expected to take: in seconds, or in rounds if one cannot be told."""
         seconds = [time.seconds for _, time in self.ahead if time.seconds is not None]
@@ -160,8 +165,9 @@ def _part(setting: str, same: Sequence[Standing], ahead: dict[str, Estimate]) ->
 def _setting(spec: RunSpec) -> str:
     train, partition = spec.train, spec.partition
     joining = f", join ratio {train.join_ratio:g}" if train.join_ratio < 1 else ""
+    epochs = f", {train.local_epochs} local epochs" if train.local_epochs > 1 else ""
     where = f"{labels.label_title(spec.data.label)}, {partition.label}, {labels.MODELS.get(spec.model, spec.model)}"
-    return f"{where}, {partition.clients} clients{joining}, {train.rounds} round{'s' * (train.rounds > 1)}"
+    return f"{where}, {partition.clients} clients{joining}{epochs}, {train.rounds} round{'s' * (train.rounds > 1)}"
 
 
 def _record(one: Standing, time: Estimate) -> dict[str, Any]:

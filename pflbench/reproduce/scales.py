@@ -41,7 +41,7 @@ class Scale:
         kind, parameter = place.partition
         # 5 for 20: with 2 of 10 classes each, all classes are held. A group of one client is none.
         clients = max(min(20, place.clients // 4), 2 * int(parameter) if kind == "groups" else 1)
-        return Place("digits", "mlp", place.partition, clients, 1.0 if place.join_ratio == 1 else 0.5, rounds)
+        return Place("digits", "mlp", place.partition, clients, 1.0 if place.join_ratio == 1 else 0.5, rounds, place.local_epochs)
 
     def line(self, line: Line, factor: float = 1.0) -> Line:
         """The same method. factor: by which rounds become fewer, and the round in which ALA starts becomes an earlier one."""

@@ -26,12 +26,16 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds that a round of one run took: medians of training and of evaluation, together. clients: those that join a round."""
+    """Seconds that a round of one run took: medians of training and of evaluation, together. clients: those that join a round.
+
+    epochs: of each of them.
+    """
 
     method: str
     dataset: str
     model: str
     clients: int
+    epochs: int
     seconds: float
 
 
@@ -48,7 +52,8 @@ def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Attempt]]:
 
 def speeds(engine: Engine, methods: Collection[str]) -> list[Speed]:
     """One per run of these methods that has a trained round, whatever became of it."""
-    query = select(Run.id, Run.method, Run.dataset, Run.model, Run.clients, Run.join_ratio).where(Run.method.in_(methods))
+    epochs = Run.spec["train"]["local_epochs"].as_integer().label("epochs")
+    query = select(Run.id, Run.method, Run.dataset, Run.model, Run.clients, Run.join_ratio, epochs).where(Run.method.in_(methods))
     with reading(engine) as c:
         rows = {row.id: row for row in c.execute(query)}
     spent = costs(engine, list(rows), 0.0)
@@ -58,6 +63,7 @@ def speeds(engine: Engine, methods: Collection[str]) -> list[Speed]:
             row.dataset,
             row.model,
             int(row.clients * row.join_ratio),
+            row.epochs,
             spent[id].seconds_round + spent[id].seconds_evaluate,
         )
         for id, row in rows.items()

@@ -12,6 +12,8 @@ from sqlalchemy import Engine, select
 from pflbench.store.read import Result, Select, reading
 from pflbench.store.schema import ClientRound, Round, Series
 
+CENTRAL = "central"  # the global model on the central test set
+
 
 def by_series(engine: Engine, results: Sequence[Result], name: str, chosen: Select) -> list[Result]:
     """The results with value, round and `used` by the named series, under the same rule; those without it are left out."""

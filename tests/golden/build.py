@@ -1,8 +1,9 @@
 """Builds golden.db.xz anew: real runs by the command line, short ones, on small data in the formats of the originals.
 
-    python tests/golden/build.py [NAME of a group of runs, ...]
+    python tests/golden/build.py [--add] [NAME of a group of runs, ...]
 
-With names only these groups are run, and nothing is written: to see what they do. See README.md beside this file.
+With names only these groups are run, and nothing is written: to see what they do; with --add they follow the runs that are there,
+and are written. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PAIRS = "-m fedprox -m fedprox+ala -m ditto -m ditto+ala -m fedrep -m fedrep+ala
 DIGITS = "-d digits --rounds 5 --batch-size 30"
 TINY = "-d tiny --rounds 2 --clients 10 --local-epochs 4 --lr 0.1"
 RESNET = "-d tiny --model resnet18 --rounds 1 --clients 4 --set fedala.max_init_epochs=3"
+POSTER = "-d mnist --model logreg --central-test --partition pathological --rounds 2 --clients 5"
 CIFAR100 = "-d cifar100 --rounds 1 --local-epochs 2 --lr 0.1"
 
 # What a table or figure needs, by the dataset or by what it is for. All are arguments of `pflbench run`.
@@ -40,9 +42,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         "-m fedala -d digits --rounds 4 --batch-size 32 --observe-every 2 --set fedala.p=2 --set fedala.min_epochs=3",
         "-m fedavg -m fedala -d digits --model logreg --rounds 6 --trajectory 4:3-6 --set fedala.start_round=4",
     ),
-    "elastic": (
-        "-m fedavg -m elastic --seeds 0-1 -d mnist --model logreg --central-test --partition pathological --rounds 2 --clients 5",
-    ),
+    "elastic": (f"-m fedavg -m elastic --seeds 0-1 {POSTER}",),
     "tiny": (
         f"{THREE} {TINY} --beta 0.01",
         f"{THREE} {TINY} --beta 0.5",
@@ -70,6 +70,13 @@ RUNS: dict[str, tuple[str, ...]] = {
         f"-m local -m fedavg -m fedamp --seeds 0-1 -d fashionmnist --rounds 3 --clients 10 --lr 0.05 --partition {partition}"
         for partition in ("iid", "pathological", "groups")
     ),
+    "elastic-varied": (
+        # At the usual rate all of them end at 100 %.
+        f"-m fedavg -m elastic --seeds 0-1 {POSTER} --lr 0.001 --join-ratio 0.4",
+        f"-m fedavg -m elastic --seeds 0-1 {POSTER} --lr 0.001 --join-ratio 0.4 --classes-per-client 5",
+        f"-m fedavg -m elastic --seeds 0-1 {POSTER} --lr 0.001",
+        f"-m fedavg -m elastic --seeds 0-1 {POSTER} --lr 0.001 --join-ratio 0.4 --local-epochs 3",
+    ),
 }
 
 # Of a long run, the clients of its best round are enough: they are all that a figure draws.
@@ -86,13 +93,15 @@ vacuum;
 """
 
 
-def build(names: list[str]) -> bytes:
-    """The database of these groups of runs, compressed."""
+def build(names: list[str], before: bytes | None = None) -> bytes:
+    """The database of these groups of runs, compressed. before: of the runs that they follow."""
     began = Path.cwd()
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # so that no command, which a run keeps, names a path
         os.environ["XDG_CACHE_HOME"] = folder
         try:
+            if before is not None:
+                Path("pflbench.db").write_bytes(lzma.decompress(before))
             with small_data.written(Path("data")):
                 for name in names:
                     for arguments in RUNS[name]:
@@ -116,7 +125,9 @@ def _call(arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    made = build(sys.argv[1:] or list(RUNS))
+    added = "--add" in sys.argv
+    groups = [name for name in sys.argv[1:] if name != "--add"]
+    made = build(groups or list(RUNS), TARGET.read_bytes() if added else None)
     print(f"{len(made) / 1e6:.2f} MB", file=sys.stderr)
-    if len(sys.argv) == 1:
+    if added or not groups:
         TARGET.write_bytes(made)

@@ -27,6 +27,7 @@ FIGURES: Mapping[str, Entry] = {
         "overhead": "costs:overheads",
         "scalability": "costs:scalability",
         "heterogeneity": "costs:heterogeneity",
+        "elastic": "costs:elastic",
         "fairness": "clients:fairness",
         "ranks": "ranks:figures",
         "attention": "attention:figures",

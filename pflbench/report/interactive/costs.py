@@ -1,4 +1,4 @@
-"""What accuracy costs, and how it moves with the number of clients and with beta."""
+"""What accuracy costs, and how it moves with one number of the setting: the clients, beta, and what `plot elastic` varies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 
 from sqlalchemy import Engine
 
+from pflbench.report import elastic as poster
 from pflbench.report import heterogeneity as betas
 from pflbench.report import pareto, scales, sweep
 from pflbench.report import scalability as clients
@@ -101,7 +102,26 @@ def heterogeneity(engine: Engine, filters: Filters) -> list[Interactive]:
     return [draw(one, sweep.ACCURACY, caption=betas.caption(found, [one])) for one in made]
 
 
-def _sweep(found: Arranged, of: Sweep, measure: Measure, *, name: str, x: str, caption: str) -> Interactive:
+def elastic(engine: Engine, filters: Filters) -> list[Interactive]:
+    """A figure for each group of settings that differ in one of the three alone; UserError where there is none."""
+    found = poster.collected(engine, filters)
+    measure = poster.measure(engine, found)
+    return [
+        _sweep(
+            found,
+            panel.sweep,
+            measure,
+            name="elastic",
+            x=panel.varied.label,
+            caption=poster.caption(found, [panel], panel.sweep.columns[0]),
+            over=f" by {panel.varied.label.lower()}",
+        )
+        for panel in poster.panels(found)
+    ]
+
+
+def _sweep(found: Arranged, of: Sweep, measure: Measure, *, name: str, x: str, caption: str, over: str = "") -> Interactive:
+    """over: for the title, where one setting may have several figures."""
     lines = sweep.lines(found, of, measure)
     runs, common = sweep.of_all(found, [of])
     ticks = f.numbers(of.values)
@@ -109,7 +129,7 @@ def _sweep(found: Arranged, of: Sweep, measure: Measure, *, name: str, x: str, c
     up = f.axis(measure.label, rangemode="tozero" if measure.from_zero else "normal")
     return f.make(
         name,
-        f"{of.title}: {_without_unit(measure.label)}",
+        f"{of.title}: {_without_unit(measure.label)}{over}",
         f"{caption} {common}",
         [_sweep_line(line, of.values, measure) for line in lines],
         f.layout(across, up, legend=True),
@@ -120,7 +140,7 @@ def _sweep(found: Arranged, of: Sweep, measure: Measure, *, name: str, x: str, c
 
 def _sweep_line(line: sweep.Line, values: Sequence[float], measure: Measure) -> Json:
     label = f.text(line.row.label)
-    places = ".2f" if measure is sweep.ACCURACY else ".3f"
+    places = ".2f" if measure.label.endswith("(%)") else ".3f"
     between = f"%{{customdata[0]:{places}}} to %{{customdata[1]:{places}}}"
     told = [[*f.numbers([low, high]), f.of_runs(runs)] for low, high, runs in zip(line.low, line.high, line.runs, strict=True)]
     return {

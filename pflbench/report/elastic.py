@@ -1,0 +1,135 @@
+"""`plot elastic`: Elastic Aggregation beside FedAvg by partition, participation and local epochs, one varied at a time.
+
+The figure of its poster compares them over these three, but neither its settings nor its values are printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Engine
+
+from pflbench.errors import NothingYet
+from pflbench.report import labels, style, sweep
+from pflbench.report.chosen import Filters
+from pflbench.report.collect import Arranged
+from pflbench.report.layout import lettered
+from pflbench.report.sweep import Measure, Sweep
+from pflbench.store import read
+from pflbench.store.read import Result, Select
+from pflbench.store.scores import CENTRAL, by_series
+
+METHOD, BASELINE = "elastic", "fedavg"
+COMMAND = "pflbench run -m fedavg -m elastic --local-epochs 1, and again with --local-epochs 5"
+
+
+@dataclass(frozen=True)
+class Varied:
+    """What a panel varies. key: in a run's specification; label: of the x axis."""
+
+    title: str
+    key: str
+    label: str
+
+
+# A setting has one of the first two: its partition is pathological or by a Dirichlet draw.
+VARIED = (
+    Varied("Partition", "partition.classes_per_client", "Classes per client"),
+    Varied("Partition", "partition.beta", "β"),
+    Varied("Participation", "train.join_ratio", "Join ratio"),
+    Varied("Local epochs", "train.local_epochs", "Local epochs"),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    varied: Varied
+    sweep: Sweep
+
+
+def plot(
+    engine: Engine,
+    *,
+    methods: Collection[str] = (),
+    datasets: Collection[str] = (),
+    partitions: Collection[str] = (),
+    status: Collection[str] = ("finished",),
+) -> style.Drawing:
+    """A panel for each that is varied around one setting. UserError where Elastic Aggregation has no two settings to compare."""
+    found = collected(engine, Filters(tuple(methods), tuple(datasets), tuple(partitions), status))
+    centre, drawn = around_one(found, panels(found))
+    sweeps = [panel.sweep for panel in drawn]
+    runs, protocol = sweep.of_all(found, sweeps)
+    missing = dict.fromkeys(one.title for one in VARIED if one.title not in {panel.varied.title for panel in drawn})
+    notes = [f"No panel: {', '.join(missing)}. `pflbench reproduce plot:elastic` has all three."] if missing else []
+    with style.context():
+        x, titles = [panel.varied.label for panel in drawn], [panel.varied.title for panel in drawn]
+        figure = sweep.draw(found, sweeps, [measure(engine, found)], x, titles)
+        return style.Drawing(figure, caption(found, drawn, centre), (*found.notes, *notes), runs, protocol)
+
+
+def collected(engine: Engine, filters: Filters) -> Arranged:
+    """The runs that the filters name; of the methods, if none is named, Elastic Aggregation and FedAvg."""
+    if not filters.methods:
+        there = [name for name in (BASELINE, METHOD) if name in read.distinct(engine, "method")]
+        if METHOD not in there:
+            raise NothingYet("There are no runs of Elastic Aggregation in this database yet.", f"Make some: {COMMAND}.")
+        filters = replace(filters, methods=there)
+    return filters.collect(engine)
+
+
+def panels(found: Arranged) -> list[Panel]:
+    """All that can be drawn of Elastic Aggregation, in whatever settings. Raises UserError where there is nothing."""
+    made = [
+        Panel(varied, one)
+        for varied in VARIED
+        for one in sweep.every(found, varied.key)
+        if any(found.rows[i].method == METHOD for i in sweep.rows(found, one))
+    ]
+    if not made:
+        raise NothingYet(
+            "Elastic Aggregation has no runs in two settings that differ in partition, join ratio or local epochs alone.",
+            f"Make them: {COMMAND}.",
+        )
+    return made
+
+
+def around_one(found: Arranged, made: Sequence[Panel]) -> tuple[int, list[Panel]]:
+    """The setting around which most is varied, on a central test set rather than not, in most values; and its panels."""
+
+    def of(j: int) -> list[Panel]:
+        return [panel for panel in made if j in panel.sweep.columns]
+
+    def worth(j: int) -> tuple[int, bool, int, int]:
+        return len(of(j)), _central(found, j), sum(len(panel.sweep.columns) for panel in of(j)), -j
+
+    centre = max({j for panel in made for j in panel.sweep.columns}, key=worth)
+    return centre, of(centre)
+
+
+def measure(engine: Engine, found: Arranged) -> Measure:
+    """A run's best accuracy on the central test set, where it has one; else the best of its clients' together."""
+    every = [run for cell in found.cells.values() for run in cell]
+    central = {run.id: run for run in by_series(engine, every, CENTRAL, Select("best"))}
+
+    def best(run: Result) -> float | None:
+        return sweep.best(central.get(run.id, run))
+
+    return Measure("Test accuracy (%)", best)
+
+
+def caption(found: Arranged, drawn: Sequence[Panel], centre: int) -> str:
+    spec = labels.flat(found.settings[centre].spec)
+    over = lettered([panel.varied.label for panel in drawn])
+    kept = ", ".join(f"{panel.varied.label.lower()} {spec[panel.varied.key]:g}" for panel in drawn)
+    where = "of the global model on the central test set" if _central(found, centre) else "pooled over the clients' test data"
+    return (
+        f"Best accuracy {where} of {labels.dataset_title(found.settings[centre].spec)}, one thing varied at a time: {over}. "
+        f"What is not varied: {kept}. {sweep.remarks(found, [panel.sweep for panel in drawn])} "
+        "The poster of Elastic Aggregation prints neither settings nor values of its figure: these settings are chosen here."
+    )
+
+
+def _central(found: Arranged, j: int) -> bool:
+    return bool(found.settings[j].spec["partition"].get("central_test"))
