@@ -38,7 +38,7 @@ _RC: dict[Any, Any] = {
     "lines.linewidth": 1.1,
     "lines.markersize": 3.5,
     "legend.frameon": False,
-    "legend.handlelength": 3.6,
+    "legend.handlelength": 3.2,
     "svg.fonttype": "none",
     "svg.hashsalt": "pflbench",
     "pdf.fonttype": 42,
