@@ -39,6 +39,7 @@ _RC: dict[Any, Any] = {
     "lines.markersize": 3.5,
     "legend.frameon": False,
     "legend.handlelength": 3.2,
+    "legend.columnspacing": 1.2,
     "svg.fonttype": "none",
     "svg.hashsalt": "pflbench",
     "pdf.fonttype": 42,
