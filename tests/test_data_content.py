@@ -168,7 +168,7 @@ def test_every_command_says_what_the_data_are(shell: Shell, tmp_path: Path) -> N
     assert label in shell("runs", "list").out
     assert json.loads(shell("runs", "list", "-d", "mnist", "--json").out)[0]["dataset"] == label
     assert f"other, hash {str(spec.content)[:16]}" in shell("runs", "show", "1").out
-    assert f"MNIST, other content {short}" in shell("table", "accuracy", "-d", "mnist").out
+    assert f"MNIST, other content {short}" in shell("table", "accuracy", "-d", "mnist", "-f", "markdown").out
     shown = shell("partition", "show", "-d", "mnist", "--clients", "2")
     assert label in shown.out + shown.err
     verified = shell("data", "verify", "mnist", "--json")
