@@ -118,7 +118,7 @@ def test_too_few_settings_for_any_result_are_told(engine: Engine) -> None:
     with pytest.raises(UserError, match="three rows"):
         critical_difference.plot(engine, methods=METHODS[:2])
     fill(engine, np.array([[0.1, 0.1, 0.4], [0.2, 0.2, 0.5], [0.3, 0.3, 0.6]]), METHODS[3:6])
-    assert "Left out: 1 settings without runs of every row." in critical_difference.plot(engine).notes
+    assert "Left out: 1 setting without runs of every row." in critical_difference.plot(engine).notes
 
 
 def test_the_options_are_those_of_the_table(engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -323,7 +323,7 @@ def test_the_table_of_ranks(engine: Engine) -> None:
     assert [row.label for row in table.rows] == ["Local", "FedAvg", "Ditto"]
     assert table.average.tolist() == pytest.approx([7 / 3, 7 / 3, 4 / 3])
     assert table.accuracy[2].tolist() == pytest.approx([61, 71, 81])
-    assert "Left out: 1 settings without runs of every row." in table.notes
+    assert "Left out: 1 setting without runs of every row." in table.notes
     assert any(note.startswith("Fewer than 10 settings") for note in table.notes)
     assert any("finds no difference" in note for note in table.notes)
     grid = table.grid()
