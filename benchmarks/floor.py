@@ -15,9 +15,9 @@ from pathlib import Path
 from pflbench.bench.ceilings import measure
 from pflbench.bench.floor import STEADY, floors, work
 from pflbench.bench.rounds import cut
-from pflbench.execution import find_device
-from pflbench.plan import Request, plan
-from pflbench.setting import load_setting
+from pflbench.run.execution import find_device
+from pflbench.run.plan import Request, plan
+from pflbench.run.setting import load_setting
 
 
 def main() -> None:

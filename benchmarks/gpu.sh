@@ -34,7 +34,7 @@ bench() { # NAME SECONDS ARGUMENTS...
 say "data"
 "$python" benchmarks/made_up.py "$out/data" --scale "$scale"
 say "correctness"
-OMP_NUM_THREADS=4 limited 120 "$python" -m pytest -q -x -p no:cacheprovider tests/test_gpu.py 2>&1 | tail -5
+OMP_NUM_THREADS=4 limited 120 "$python" -m pytest -q -x -p no:cacheprovider tests/engine/test_gpu.py 2>&1 | tail -5
 
 cifar="npz:$out/data/cifar10.npz"
 tiny="npz:$out/data/tiny.npz"

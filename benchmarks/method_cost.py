@@ -16,10 +16,10 @@ from pathlib import Path
 
 from pflbench import methods
 from pflbench.bench.rounds import RECEPTION, UNTIMED, UPDATE, Course, cut
-from pflbench.execution import Execution, federation, find_device
-from pflbench.plan import Request, plan
 from pflbench.report.paper import seconds_per_iteration
-from pflbench.setting import load_setting
+from pflbench.run.execution import Execution, federation, find_device
+from pflbench.run.plan import Request, plan
+from pflbench.run.setting import load_setting
 
 
 def ratios(name: str, options: argparse.Namespace, how: Execution) -> tuple[list[float], list[float]]:

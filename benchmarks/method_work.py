@@ -27,9 +27,9 @@ from pflbench.bench import ceilings, floor
 from pflbench.bench.ceilings import Ceilings
 from pflbench.bench.counting import Work
 from pflbench.bench.rounds import UNTIMED, Course, cut
-from pflbench.execution import Execution, exact_arithmetic, federation, find_device
-from pflbench.plan import Request, plan
-from pflbench.setting import Setting, load_setting
+from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
+from pflbench.run.plan import Request, plan
+from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 
 BASE = "fedavg"

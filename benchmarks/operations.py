@@ -29,12 +29,12 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 from pflbench import methods
 from pflbench.bench.rounds import cut
 from pflbench.contract.recorded import Recorded
-from pflbench.engine.batched import BatchedExecutor
-from pflbench.engine.capture import Call
+from pflbench.engine.batched.capture import Call
+from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.errors import UserError
-from pflbench.execution import Execution, federation, find_device
-from pflbench.plan import Request, plan
-from pflbench.setting import load_setting
+from pflbench.run.execution import Execution, federation, find_device
+from pflbench.run.plan import Request, plan
+from pflbench.run.setting import load_setting
 
 VIEWS = {
     *("view", "_unsafe_view", "_reshape_alias", "as_strided", "expand", "unsqueeze", "squeeze", "slice", "select", "split"),

@@ -38,10 +38,10 @@ from torch.utils.data import TensorDataset
 from pflbench import methods
 from pflbench.bench.rounds import cut
 from pflbench.errors import UserError
-from pflbench.execution import Execution, federation, find_device
 from pflbench.partition import Partition
-from pflbench.plan import Request, plan
-from pflbench.setting import Setting, load_setting
+from pflbench.run.execution import Execution, federation, find_device
+from pflbench.run.plan import Request, plan
+from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 
 Round = Callable[[], float]

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from command import Shell
 from sqlalchemy import Engine
+from support.command import Shell
 
 from pflbench.store import db
 
@@ -26,3 +26,9 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def store(tmp_path: Path) -> Engine:
     """A new database."""
     return db.connect(db.to_url(str(tmp_path / "results.db")))
+
+
+@pytest.fixture
+def engine(store: Engine) -> Engine:
+    """The same, where a test calls it so."""
+    return store

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from command import ROOT, Shell
+from support.command import ROOT, Shell
 
 from pflbench.cli import app
 

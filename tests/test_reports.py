@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command import ROOT, Shell
+from support.command import ROOT, Shell
 
 REPORTS = ROOT / "reports"
 # What `make demo` leaves there is nobody's but the reader's.

@@ -10,11 +10,11 @@ import torch
 
 from pflbench import methods
 from pflbench.bench.rounds import PHASES, Course
-from pflbench.engine.batched import BatchedExecutor
-from pflbench.engine.packed import Pack
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.packed.executor import Pack
 from pflbench.errors import unknown
-from pflbench.execution import Execution, checked, clients, executor, federation, initial_model
-from pflbench.setting import Setting
+from pflbench.run.execution import Execution, checked, clients, executor, federation, initial_model
+from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 
 SEEDS = 5  # of a pack: the paper's runs of a method

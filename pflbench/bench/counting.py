@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import ALL, Correct, Executor, Given, Objective, Shared, Step, Trained, Walked, unwrap
 from pflbench.engine.flat import Entry, Flat
+from pflbench.engine.requests import ALL, Correct, Executor, Given, Objective, Shared, Step, Trained, Walked, unwrap
 from pflbench.engine.samples import Samples
 
 COUNTED = 2  # samples on which FLOPs are counted: BatchNorm cannot train on one; all that is counted is linear in the batch

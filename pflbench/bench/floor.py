@@ -20,9 +20,9 @@ from pflbench.bench.counting import Counter, Work
 from pflbench.bench.rounds import UNTIMED, Course
 from pflbench.engine.federation import Federation
 from pflbench.engine.samples import Samples
-from pflbench.execution import Execution, federation
 from pflbench.methods.base import Method
-from pflbench.setting import Setting
+from pflbench.run.execution import Execution, federation
+from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 
 STEADY = UNTIMED + 1  # the first round without ALA's initial stage

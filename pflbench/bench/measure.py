@@ -14,8 +14,8 @@ from pflbench.bench import ceilings, floor
 from pflbench.bench.arms import Way, arm
 from pflbench.bench.rounds import UNTIMED
 from pflbench.errors import UserError
-from pflbench.execution import exact_arithmetic
-from pflbench.setting import Setting
+from pflbench.run.execution import exact_arithmetic
+from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 from pflbench.store.measurements import Arm, Measurement
 

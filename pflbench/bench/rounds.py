@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from pflbench import evaluation
 from pflbench.bench.clock import synchronised
 from pflbench.engine.federation import Federation
 from pflbench.methods.base import Method
 from pflbench.partition import Partition
-from pflbench.setting import Setting
+from pflbench.run import evaluation
+from pflbench.run.setting import Setting
 
 RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
 """Of a round, in order: download and local initialisation, test, local training and aggregation."""

@@ -71,9 +71,9 @@ def bench(
     from pflbench.bench.arms import way
     from pflbench.bench.measure import measure
     from pflbench.bench.rounds import UNTIMED, cut
-    from pflbench.execution import find_device, require_arithmetic
-    from pflbench.plan import plan
-    from pflbench.setting import load_setting
+    from pflbench.run.execution import find_device, require_arithmetic
+    from pflbench.run.plan import plan
+    from pflbench.run.setting import load_setting
     from pflbench.store import measurements
 
     measurements.check_name(name)

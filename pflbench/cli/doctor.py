@@ -10,7 +10,7 @@ from pflbench.cli.console import message, print_fields, print_json
 
 def doctor(db: o.Db = o.DEFAULT_DB, data_dir: o.DataDir = o.DEFAULT_DATA, as_json: o.Json = False) -> None:
     """Show versions, device, data found and the state of the database. Exit code 2 if something will not work."""
-    from pflbench.doctor import examine
+    from pflbench.run.doctor import examine
 
     found = examine(db, data_dir)
     if as_json:

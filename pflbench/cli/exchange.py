@@ -19,14 +19,14 @@ from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter
 from pflbench.errors import UserError, unknown
-from pflbench.files import replacing
+from pflbench.store.files import replacing
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from pflbench.store.export import Rows
-    from pflbench.store.merge import Outcome
-    from pflbench.store.pfllib_results import Reference
+    from pflbench.store.exchange.export import Rows
+    from pflbench.store.exchange.merge import Outcome
+    from pflbench.store.exchange.pfllib import Reference
 
 _BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
 _WORDS = {
@@ -41,19 +41,19 @@ _STATES = {"new": "a new reference series", "same": "here already", "replaced": 
 
 
 def _kinds() -> list[str]:
-    from pflbench.store.export import KINDS
+    from pflbench.store.exchange.export import KINDS
 
     return list(KINDS)
 
 
 def _formats() -> list[str]:
-    from pflbench.store.export import FORMATS
+    from pflbench.store.exchange.export import FORMATS
 
     return list(FORMATS)
 
 
 def _conflict_rules() -> list[str]:
-    from pflbench.store.merge import ON_CONFLICT
+    from pflbench.store.exchange.merge import ON_CONFLICT
 
     return list(ON_CONFLICT)
 
@@ -84,7 +84,7 @@ def export(
 
     Accuracies are fractions in [0, 1], as stored. Loss of a client: summed over its test samples. What was not measured is empty.
     """
-    from pflbench.store import export as store
+    from pflbench.store.exchange import export as store
 
     if kind not in store.KINDS:
         raise unknown("export", kind, store.KINDS)
@@ -134,7 +134,7 @@ def import_(
     Runs are the same if their keys are. One that is here is not copied; times, memory and observed arrays may differ. A conflict
     is one that is here with other numbers: it is named, and exit code 2 says so when all else is done.
     """
-    from pflbench.store import merge
+    from pflbench.store.exchange import merge
 
     if on_conflict not in merge.ON_CONFLICT:
         raise unknown("rule", on_conflict, merge.ON_CONFLICT)
@@ -185,7 +185,7 @@ def _chosen(
 
 def _to_stdout(found: Rows, format: str) -> int:
     """Writes the rows; a reader that has seen enough, such as `head`, ends the program without a word."""
-    from pflbench.store import export as store
+    from pflbench.store.exchange import export as store
 
     out: IO[bytes] = sys.stdout.buffer
     try:
@@ -213,7 +213,7 @@ def _target(db: str, dry_run: bool) -> Iterator[Engine]:
 
 def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """What became of one file, as --json says it."""
-    from pflbench.store import pfllib_results
+    from pflbench.store.exchange import pfllib as pfllib_results
 
     if path.is_dir():
         raise UserError(f"{path} is a folder.", "Name the files in it.")
@@ -229,7 +229,8 @@ def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]
 
 
 def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict[str, Any]:
-    from pflbench.store import merge, pfllib_results
+    from pflbench.store.exchange import merge
+    from pflbench.store.exchange import pfllib as pfllib_results
 
     outcomes: list[Outcome] = []
     with merge.opened(path, engine) as other:

@@ -16,7 +16,7 @@ import typer
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.plan import Request
+    from pflbench.run.plan import Request
 
 PARTITION = "Partition"
 TRAINING = "Training"
@@ -77,7 +77,7 @@ def models() -> Iterable[str]:
 
 
 def _partitions() -> Iterable[str]:
-    from pflbench.plan import SCHEMES
+    from pflbench.run.plan import SCHEMES
 
     return [f"{name}:" if name == "pfllib" else name for name in SCHEMES]
 
@@ -102,7 +102,7 @@ def _runs_at_a_time(text: str) -> str:
 
 def request(given: Mapping[str, Any]) -> Request:
     """The plan.Request of a command's parameters, which bear the names of its fields."""
-    from pflbench.plan import Request
+    from pflbench.run.plan import Request
 
     known: dict[str, Any] = {field.name: given[field.name] for field in fields(Request) if field.name in given}
     known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}

@@ -14,7 +14,7 @@ from pflbench.cli.progress import data_view
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.plan import Request
+    from pflbench.run.plan import Request
     from pflbench.store.read import PartitionInfo
     from pflbench.store.records import PartitionRecord
 
@@ -71,8 +71,8 @@ def show(
 
 def _made(request: Request) -> list[dict[str, Any]]:
     from pflbench import data
-    from pflbench.plan import plan
-    from pflbench.setting import load_setting
+    from pflbench.run.plan import plan
+    from pflbench.run.setting import load_setting
 
     shown = []
     # A partition does not depend on the method; any will do to complete the specification.

@@ -198,8 +198,8 @@ def _of_data(given: dict[str, Any], db: str, data_dir: Path) -> style.Drawing | 
     if missing is not None and missing.__cause__ is not None:
         raise missing  # the database cannot be read
 
-    from pflbench.plan import Request, partition_options, plan
     from pflbench.reproduce.show import partitions
+    from pflbench.run.plan import Request, partition_options, plan
 
     try:
         labels = [partition_options(text) for text in given["partitions"]] or [{}]
@@ -218,8 +218,8 @@ def _compute_surface(name: str, engine: Engine, given: dict[str, Any], data_dir:
     """The one figure whose numbers the database does not have: they are computed here, and stored."""
     if name != "trajectory":
         raise UserError(f"--surface does not belong to `pflbench plot {name}`.", "Leave it out.")
-    from pflbench import surface
     from pflbench.report import Entry
+    from pflbench.run import surface
 
     paths = call("plot trajectory", Entry("", "pflbench.report.trajectory:paths"), engine, given)
     surface.compute(engine, paths, data_dir)

@@ -18,7 +18,7 @@ from pflbench.errors import Diverged
 
 if TYPE_CHECKING:
     from pflbench.data import Progress as DataProgress
-    from pflbench.run import Progress as Step
+    from pflbench.run.loop import Progress as Step
 
 # A log of 2,000 rounds should still be readable.
 SECONDS_BETWEEN_LINES = 5.0

@@ -18,7 +18,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import command_line, duration, message, stdout
 from pflbench.cli.db import opened_if_there
 from pflbench.errors import NothingYet, UserError, unknown
-from pflbench.files import write_text
+from pflbench.store.files import write_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -22,10 +22,10 @@ from pflbench.report import papermap
 if TYPE_CHECKING:
     import sqlalchemy
 
-    from pflbench.execution import Execution
     from pflbench.reproduce.goal import Goal, Keeps, Wanted
     from pflbench.reproduce.outlook import Outlook, Part
     from pflbench.reproduce.standing import Standing
+    from pflbench.run.execution import Execution
     from pflbench.spec import RunSpec
 
 
@@ -275,7 +275,7 @@ def _make(
     outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, how: Execution, checkpoint_every: float, quiet: bool
 ) -> None:
     """The missing runs, one after another or packed. One that diverges is reported, and the others go on."""
-    from pflbench.packing import execute_pack, packs
+    from pflbench.run.pack import execute_pack, packs
 
     followed = [one.wanted for one, _ in outlook.ahead if one.wanted.keeps.follow is not None]
     if followed:

@@ -18,9 +18,9 @@ from pflbench.errors import UserError, unknown
 if TYPE_CHECKING:
     import sqlalchemy
 
-    from pflbench.execution import Execution
-    from pflbench.follow import Follow
-    from pflbench.setting import Setting
+    from pflbench.run.execution import Execution
+    from pflbench.run.follow import Follow
+    from pflbench.run.setting import Setting
     from pflbench.spec import RunSpec
 
 Engine = Literal["auto", "loop", "batched"]
@@ -91,7 +91,7 @@ def run(
     What is not given is the paper's: 2,000 rounds, 20 clients, Dir(0.1), batches of 10, one local epoch, the model and
     learning rate of the dataset. A finished run is not run again; an interrupted one resumes at its last checkpoint.
     """
-    from pflbench.plan import plan, preset_notes, warnings
+    from pflbench.run.plan import plan, preset_notes, warnings
 
     request = o.request(locals())
     specs = plan(request)
@@ -104,8 +104,8 @@ def run(
         print_json([{"key": spec.key, "memory": need, "spec": spec.model_dump(mode="json")} for spec, need in planned])
         return
 
-    from pflbench.execution import find_device, require_arithmetic
-    from pflbench.packing import execute_pack, packs
+    from pflbench.run.execution import find_device, require_arithmetic
+    from pflbench.run.pack import execute_pack, packs
 
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
     _prepare(specs, data_dir, quiet)
@@ -160,8 +160,8 @@ def execution(
     convolution: str = "auto",
 ) -> Execution:
     """What the options of the panel "Execution" say. Raises UserError for what does not go together."""
-    from pflbench.execution import Execution, checked
-    from pflbench.packing import packing
+    from pflbench.run.execution import Execution, checked
+    from pflbench.run.pack import packing
 
     for option, value, valid in (
         ("engine", engine, ENGINES),
@@ -185,8 +185,8 @@ def _remarks(specs: Sequence[RunSpec], data_dir: Path) -> list[str]:
 
 def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:
     """What each run will need of memory; None where data are missing. Says what will not fit."""
-    from pflbench.footprint import footprint
-    from pflbench.setting import load_setting
+    from pflbench.run.footprint import footprint
+    from pflbench.run.setting import load_setting
 
     found: dict[str, dict[str, Any] | None] = {}  # by all but the seed
     notes: dict[str, None] = {}  # in order, each once
@@ -210,8 +210,8 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
 
 def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
-    from pflbench.footprint import require_possible
-    from pflbench.setting import load_setting
+    from pflbench.run.footprint import require_possible
+    from pflbench.run.setting import load_setting
 
     notes: dict[str, None] = {}  # in order, each once
     for spec in {(spec.data, spec.partition, spec.method.name): spec for spec in specs}.values():
@@ -228,9 +228,9 @@ def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
 
 def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
     """What --trajectory asks for, if every run can give it; says how much that is."""
-    from pflbench.follow import check, parse
     from pflbench.models import build
-    from pflbench.setting import load_setting
+    from pflbench.run.follow import check, parse
+    from pflbench.run.setting import load_setting
 
     client = parse(text)
     most = 0
@@ -244,8 +244,9 @@ def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow
 
 
 def _require_global_model(spec: RunSpec, setting: Setting) -> None:
-    from pflbench import central, methods
-    from pflbench.execution import Execution, federation, find_device
+    from pflbench import methods
+    from pflbench.run import central
+    from pflbench.run.execution import Execution, federation, find_device
 
     fed = federation(spec, setting, find_device("cpu"), Execution(engine="batched"))
     central.require_global_model(spec.method.name, methods.make(spec.method), fed)

@@ -13,7 +13,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import message, print_fields, print_json, print_table
 from pflbench.cli.db import opened
 from pflbench.errors import UserError
-from pflbench.files import write_array
+from pflbench.store.files import write_array
 
 if TYPE_CHECKING:
     from pflbench.store.read import PartitionInfo, RunDetail
@@ -136,7 +136,7 @@ def rm(
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Remove runs with all their rounds. It asks first."""
-    from pflbench import checkpoint
+    from pflbench.run import checkpoint
     from pflbench.store import locks, read, write
     from pflbench.store.failures import sqlite_path
 

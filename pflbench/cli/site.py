@@ -13,7 +13,7 @@ from pflbench.cli.console import command_line, message
 from pflbench.cli.db import opened
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, uncollected
 from pflbench.errors import UserError
-from pflbench.files import write_text
+from pflbench.store.files import write_text
 
 if TYPE_CHECKING:
     from pflbench.site.page import Made

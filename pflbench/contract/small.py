@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pflbench import models
-from pflbench.checkpoint import tensors
 from pflbench.contract.recorded import Recorded
-from pflbench.engine.batched import BatchedExecutor
-from pflbench.engine.chunks import Chunks
-from pflbench.engine.executor import Executor
+from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.requests import Executor
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
+from pflbench.run.checkpoint import tensors
 from pflbench.spec import TrainSpec
 
 __all__ = ["CLASSES", "EXECUTORS", "federation", "tensors", "train"]

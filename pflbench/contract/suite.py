@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from pflbench import methods
-from pflbench.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.engine import rng
+from pflbench.engine.batched.programs import MIXED
 from pflbench.engine.federation import Federation
-from pflbench.engine.packed import Pack
-from pflbench.engine.programs import MIXED
+from pflbench.engine.packed.executor import Pack
 from pflbench.errors import Diverged
-from pflbench.evaluation import HEADLINE, evaluate
 from pflbench.methods.base import Method
 from pflbench.methods.placement import PLACEMENT
+from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
+from pflbench.run.evaluation import HEADLINE, evaluate
 from pflbench.spec import MethodSpec
 
 

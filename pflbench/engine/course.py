@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import Executor, Given, Grad, Objective, Step, Walked
+from pflbench.engine.requests import Executor, Given, Grad, Objective, Step, Walked
 
 LARGEST = "largest_gradient"
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from pflbench.engine import head, rng
 from pflbench.engine.batches import Plan, passes
 from pflbench.engine.course import Course
-from pflbench.engine.executor import ALL, Argument, Correct, Executor, Given, Objective, Step, Trained, Walked
 from pflbench.engine.flat import Flat
 from pflbench.engine.ledger import Ledger, Traffic
+from pflbench.engine.requests import ALL, Argument, Correct, Executor, Given, Objective, Step, Trained, Walked
 from pflbench.engine.scores import Scores
 from pflbench.errors import Diverged
 from pflbench.spec import TrainSpec

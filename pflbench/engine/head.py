@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import Executor, Trained
 from pflbench.engine.flat import Flat
+from pflbench.engine.requests import Executor, Trained
 
 FEATURES_AT_ONCE = 128  # of each client
 

@@ -16,7 +16,9 @@ from torch.nn import functional as F
 
 from pflbench.engine import threads
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import (
+from pflbench.engine.factored import Factored
+from pflbench.engine.flat import Flat
+from pflbench.engine.requests import (
     ALL,
     Correct,
     Executor,
@@ -31,8 +33,6 @@ from pflbench.engine.executor import (
     pick,
     unwrap,
 )
-from pflbench.engine.factored import Factored
-from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
 
 FEATURES_AT_ONCE = 128

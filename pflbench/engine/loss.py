@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflbench.engine.executor import Loss
+from pflbench.engine.requests import Loss
 
 
 def lean(loss: Loss) -> Loss:

@@ -11,9 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pflbench.engine.executor import Argument, Grad, Shared
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
+from pflbench.engine.requests import Argument, Grad, Shared
 from pflbench.errors import UserError
 from pflbench.methods.base import Method, hyper, method
 from pflbench.spec import TrainSpec

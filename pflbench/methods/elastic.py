@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pflbench.engine import rng
-from pflbench.engine.executor import Given, Grad, Loss, Output
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
+from pflbench.engine.requests import Given, Grad, Loss, Output
 from pflbench.methods.base import Method, hyper, method
 
 

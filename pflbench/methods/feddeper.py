@@ -7,8 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from pflbench.engine.executor import Given, Grad
 from pflbench.engine.federation import Federation
+from pflbench.engine.requests import Given, Grad
 from pflbench.methods.base import Method, hyper, method
 
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pflbench.engine.executor import Loss, Output
 from pflbench.engine.federation import Federation
+from pflbench.engine.requests import Loss, Output
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedavg import FedAvg
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pflbench.engine import rng
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import Argument, Grad
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
+from pflbench.engine.requests import Argument, Grad
 from pflbench.methods.base import Method, hyper, method
 
 

@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.executor import Grad
 from pflbench.engine.federation import Federation
+from pflbench.engine.requests import Grad
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedavg import FedAvg
 from pflbench.spec import TrainSpec

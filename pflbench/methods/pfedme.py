@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pflbench.engine.executor import Grad
 from pflbench.engine.federation import Federation
+from pflbench.engine.requests import Grad
 from pflbench.errors import UserError
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedavg import FedAvg

@@ -14,8 +14,8 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import labels, looks
 from pflbench.report.looks import Look
-from pflbench.store import pfllib_results
-from pflbench.store.pfllib_results import ReferenceCurve
+from pflbench.store.exchange import pfllib as pfllib_results
+from pflbench.store.exchange.pfllib import ReferenceCurve
 from pflbench.store.read import Floats
 
 _DASHES = ((4, 2), (1, 1.5), (6, 2, 1, 2))  # of several lines of one method

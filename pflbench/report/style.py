@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import unknown
-from pflbench.files import replacing, write_text
 from pflbench.report import layout, scales
 from pflbench.report.layout import Page
+from pflbench.store.files import replacing, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,14 +15,14 @@ from sqlalchemy import Engine
 
 from pflbench import methods
 from pflbench.bench.rounds import Course
-from pflbench.execution import Execution, exact_arithmetic, federation, find_device
-from pflbench.footprint import footprint
 from pflbench.models import build
 from pflbench.partition import Partition
 from pflbench.reproduce.estimate import Clock
 from pflbench.reproduce.goal import Keeps, Wanted
 from pflbench.reproduce.standing import standings
-from pflbench.setting import Setting, load_setting
+from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
+from pflbench.run.footprint import footprint
+from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 from pflbench.store.attempts import Speed, speeds
 

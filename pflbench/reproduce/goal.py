@@ -9,8 +9,6 @@ from typing import Any
 
 from pflbench import data
 from pflbench.errors import UserError, unknown
-from pflbench.follow import Follow
-from pflbench.plan import Request, plan
 from pflbench.report import labels
 from pflbench.report.figures import DISTRIBUTIONS, FIGURES, DeclaredFigure
 from pflbench.report.paper import Place
@@ -18,6 +16,8 @@ from pflbench.report.papermap import Part, resolve
 from pflbench.report.papertable import named
 from pflbench.report.tables import TABLES, Declared, Planned, command, printed
 from pflbench.reproduce.scales import SCALES, Scale, proportion
+from pflbench.run.follow import Follow
+from pflbench.run.plan import Request, plan
 from pflbench.spec import DataSpec, RunSpec
 
 # Tables that the papers do not have, and whose runs they show.

@@ -12,11 +12,11 @@ from sqlalchemy import Engine
 
 from pflbench import data
 from pflbench.errors import UserError
-from pflbench.plan import warnings
 from pflbench.report import labels
 from pflbench.reproduce.estimate import BASELINE, Clock, Estimate
 from pflbench.reproduce.goal import Goal, Wanted
 from pflbench.reproduce.standing import STATES, Standing, State, standings
+from pflbench.run.plan import warnings
 from pflbench.spec import RunSpec
 from pflbench.store.attempts import speeds
 

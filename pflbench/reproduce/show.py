@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench import data, report, surface
+from pflbench import data, report
 from pflbench.errors import UserError
 from pflbench.report import distribution, papertable, style, trajectory
 from pflbench.report.grid import Grid
 from pflbench.reproduce.goal import Goal
-from pflbench.setting import load_setting
+from pflbench.run import surface
+from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import read
 from pflbench.store.only import only

@@ -62,7 +62,7 @@ def fill(connection: Connection) -> None:
 
 @cache
 def _texts() -> tuple[str, ...]:
-    folder = Path(__file__).parents[1] / "report" / "paper"
+    folder = Path(__file__).parents[1] / "papers"
     return tuple(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.csv")))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 HERE = Path(__file__).parent
-PAPER = HERE.parents[1] / "pflbench" / "report" / "paper"
+PAPER = HERE.parents[1] / "pflbench" / "papers"
 DATASETS = {"mnist": "MNIST", "cifar100": "Cifar100", "tiny": "Tiny-ImageNet", "agnews": "AG News"}
 MODELS = {"cnn": "4-layer CNN", "resnet18": "ResNet-18", "fasttext": "fastText", "logreg": "Logistic Regression"}
 METHODS = {

@@ -1,0 +1,381 @@
+"""The batched executor: all clients of the cohort in one program, by `torch.func.vmap` over any nn.Module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pflbench.engine.batched import probe
+from pflbench.engine.batched.capture import Capture, Compiled
+from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine.batched.convolution import unfold
+from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
+from pflbench.engine.batched.merged import merge
+from pflbench.engine.batched.products import Products, descend
+from pflbench.engine.batched.programs import Advance, Inputs, Programs, frozen
+from pflbench.engine.batched.steps import Block, blocks
+from pflbench.engine.batches import Plan
+from pflbench.engine.flat import Flat
+from pflbench.engine.requests import (
+    ALL,
+    Correct,
+    Executor,
+    Given,
+    Loss,
+    Objective,
+    Step,
+    Trained,
+    Walked,
+    pick,
+    unwrap,
+)
+from pflbench.engine.samples import Samples
+
+EVALUATED_AT_ONCE = 8192  # samples of all clients together
+EVALUATED_PER_CLIENT = 512
+REFERENCE = "reference {}"  # among what a step is given
+MODELS, BUFFERS, LOSS, LAST, FEATURES = (
+    "models",
+    "buffers",
+    "loss",
+    "last loss",
+    "features",
+)  # of a state, beside a method's carry
+
+
+class BatchedExecutor:
+    """capture: how steps become programs (engine.capture); None: they are made as they are, as on a CPU.
+
+    convolution: one of engine.convolution.CONVOLUTIONS.
+    """
+
+    name = "batched"
+
+    def __init__(
+        self,
+        flat: Flat,
+        samples: Samples,
+        chunks: Chunks | None = None,
+        loss: Loss = F.cross_entropy,
+        capture: Capture | None = None,
+        convolution: str = "grouped",
+        programs: Programs | None = None,
+    ) -> None:
+        self.flat = flat
+        self.samples = samples
+        self.device = samples.device
+        self.chunks = chunks or Chunks()
+        self.loss = loss
+        self.programs = programs or Programs(capture)
+        self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
+        self.convolution = convolution
+        own = not isinstance(self.programs.capture, Compiled)  # that fuses by itself, and refuses functions with rules for vmap
+        if own:
+            merge(self.module)
+        if convolution == "unfolded":
+            unfold(self.module)
+        products = Products(self.module, samples) if own else None
+        self.gradients = Gradients(flat, self.module, samples, loss, products)
+        self._heads: list[BatchedExecutor] = []  # not in use
+        self._owner: BatchedExecutor | None = None
+
+    def close(self) -> None:
+        if self._owner is not None:
+            self._owner._heads.append(self)
+        else:
+            self.programs.forget()
+
+    def steps(self) -> dict[str, Any]:
+        """For the record of a run: how steps are made."""
+        return {**self.programs.record(), "convolution": self.convolution}
+
+    def sgd(
+        self,
+        rows: Tensor,
+        buffers: Tensor,
+        plan: Plan,
+        lr: float,
+        columns: slice = ALL,
+        correct: Correct | None = None,
+        given: Given | None = None,
+        objective: Objective | None = None,
+        references: Sequence[Tensor] = (),
+    ) -> Trained:
+        rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
+        alone = objective is None and not references
+        lookup = self.gradients.lookup(columns) if alone else None
+        gradients = self.gradients.make(columns, objective, lookup, factors=alone)
+        advance = self._descent(gradients, lookup, lr, columns, correct, len(references))
+        kind = ("sgd", lr, columns.start, columns.stop, frozen(correct), frozen(objective), len(references))
+        inputs = {**(given or {}), **{REFERENCE.format(i): r for i, r in enumerate(references)}}
+
+        def train(clients: Tensor, steps: Iterator[Block]) -> None:
+            state = {MODELS: rows[clients], BUFFERS: buffers[clients], LOSS: loss_out.new_zeros(len(clients))}
+            state = self.programs.run((*kind, self._data), advance, state, pick(inputs, clients), steps, {})
+            rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
+
+        asked = {"rows": rows, "buffers": buffers, "lr": lr, "columns": columns, "correct": correct, "given": given}
+        need = self._need("sgd", _width(plan), **asked, objective=objective, references=references)
+        self._each(plan, need, train, merged=alone)
+        return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows))
+
+    def walk(
+        self,
+        step: Step,
+        base: Tensor,
+        carry: Mapping[str, Tensor],
+        given: Given,
+        buffers: Tensor,
+        plan: Plan,
+        columns: slice = ALL,
+        *,
+        each: Mapping[str, Tensor] | None = None,
+        parts: int = 1,
+        objective: Objective | None = None,
+    ) -> Walked:
+        carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
+        losses = {name: next(iter(carry.values())).new_zeros(len(plan)) for name in (LOSS, LAST)}
+        advance = self._walk(self.gradients.make(columns, objective), step, columns, parts)
+        kind = ("walk", columns.start, columns.stop, frozen(step), parts, frozen(objective), tuple(carry))
+
+        def train(clients: Tensor, steps: Iterator[Block]) -> None:
+            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: base[clients], BUFFERS: buffers[clients]}
+            state |= {name: loss[clients] for name, loss in losses.items()}
+            inputs = {k: v[clients] for k, v in (each or {}).items()}
+            state = self.programs.run((*kind, self._data), advance, state, pick(given, clients), steps, inputs)
+            for out in (carry_out, losses):
+                for name in out:
+                    out[name][clients] = state[name]
+            buffers_out[clients] = state[BUFFERS]
+
+        asked = {"step": step, "base": base, "carry": carry, "given": given, "buffers": buffers, "columns": columns}
+        need = self._need("walk", _width(plan), **asked, each=each, parts=parts, objective=objective)
+        self._each(plan, need, train, merged=objective is None and parts == 1)
+        return Walked(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
+
+    @torch.no_grad()
+    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
+        # Where samples do not see one another, larger batches are faster.
+        batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
+        below = self.gradients.features()
+        first = max(range(len(plan)), key=lambda i: len(plan.order[i]))
+        two = torch.from_numpy(plan.order[first][None, :2]).to(self.device)
+        head = self._free_head(below(rows[first, None], buffers[first, None], two)[0, 0], sum(map(len, plan.order)))
+        table = head.samples.x
+        at, sizes = batches.positions().padded()
+        at[np.arange(at.shape[2]) >= sizes[..., None]] = len(table) - 1  # the row of what fills up a batch
+        where = torch.from_numpy(at).to(self.device)
+
+        def advance(state: Named, given: Given, inputs: Inputs) -> None:
+            found = below(state[MODELS], state[BUFFERS], inputs.index)
+            state[FEATURES][:, : found.shape[1]] = found
+            table[inputs.each["places"][:, : found.shape[1]]] = found
+
+        def pass_below(clients: Tensor, steps: Iterator[Block]) -> None:
+            state = {MODELS: rows[clients], BUFFERS: buffers[clients]}
+            state[FEATURES] = table.new_zeros(len(clients), at.shape[2], *table.shape[1:])
+            self.programs.run(("head", self._data, table.data_ptr()), advance, state, {}, steps, {"places": where[clients]})
+
+        self._each(batches, self._need("head", _width(batches), rows=rows, buffers=buffers), pass_below, merged=True)
+        order = torch.from_numpy(np.concatenate(plan.order)).to(self.device)
+        head.samples.y[: len(order)] = self.samples.y[order]
+        return head, plan.positions()
+
+    def _free_head(self, like: Tensor, count: int) -> BatchedExecutor:
+        """An executor for the head alone with room for so many samples, and for one more; `close` gives it back.
+
+        It is used again and again: programs read the samples where they lie.
+        """
+        for made in self._heads:
+            if len(made.samples.y) > count and made.samples.x.dtype == like.dtype:
+                self._heads.remove(made)
+                return made
+        samples = self.samples.room(like, count + 1)
+        made = BatchedExecutor(self.flat.head_alone(), samples, self.chunks, self.loss, programs=self.programs)
+        made._owner = self
+        return made
+
+    @torch.no_grad()
+    def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
+        loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
+        counts = np.array([int(s.sum()) for s in plan.sizes])
+        order = np.argsort(-counts, kind="stable")
+
+        def test(clients: np.ndarray) -> None:
+            chosen = torch.from_numpy(clients).to(self.device)
+            params, buffered = self.flat.views(rows[chosen]), self.gradients.buffers(buffers[chosen])
+            right, lost = correct[chosen], loss[chosen]
+            at_once = EVALUATED_AT_ONCE >> self.chunks.halvings("evaluation")
+            width = max(1, min(EVALUATED_PER_CLIENT, at_once // len(clients), int(counts[clients[0]])))
+            for start in range(0, int(counts[clients[0]]), width):
+                live = int((counts[clients] > start).sum())
+                index, mask = _evaluation_batch(plan, clients[:live], start, width)
+                x, y = self.gradients.batch(index.to(self.device))
+                keep = mask.to(self.device)
+                out = self.gradients.logits(
+                    {k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x
+                )
+                each = self.gradients.each(out.flatten(0, 1), y.flatten()).view_as(y)
+                right[:live] += ((out.argmax(-1) == y) & keep).sum(-1)
+                lost[:live] += (each * keep).sum(-1).to(torch.float64)
+            correct[chosen], loss[chosen] = right, lost
+
+        tested = order[counts[order] > 0]
+        need = self._need("evaluate", min(EVALUATED_PER_CLIENT, int(counts.max(initial=0))), rows=rows, buffers=buffers)
+        self.chunks.each("evaluation", tested, self.device, need, test)
+        return correct, loss
+
+    def _descent(
+        self, gradients: Gradient, lookup: Lookup | None, lr: float, columns: slice, correct: Correct | None, references: int
+    ) -> Advance:
+        """One step of SGD."""
+
+        def advance(state: Named, given: Given, inputs: Inputs) -> None:
+            w, b, live = state[MODELS], state[BUFFERS], inputs.live
+            mine = dict(given)
+            compared = [mine.pop(REFERENCE.format(i)) for i in range(references)]
+            grads, loss, after = gradients(w, b, inputs.index, compared, inputs.weights)
+            if correct is not None:
+                correction, penalty = correct(w, **unwrap(mine))
+                loss = loss + penalty
+            views = self.flat.views(w, columns)
+            if lookup is not None:
+                rate = lr if live is None else lr * live[:, None, None, None]
+                tokens, _ = self.samples.batch(inputs.index)
+                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), rate)
+            for name, view in views.items():
+                if isinstance(grads[name], Tensor):
+                    _subtract(view, grads[name], lr, live)
+                else:
+                    descend(view, grads[name], lr, live)
+            if correct is not None:
+                _subtract(w[..., columns], correction[..., columns], lr, live)
+            _keep(b, after, live)
+            state[LOSS].add_(_of(live, loss))
+
+        return advance
+
+    def _walk(self, gradients: Gradient, step: Step, columns: slice, parts: int) -> Advance:
+        """One step of a method's own."""
+
+        def advance(state: Named, given: Given, inputs: Inputs) -> None:
+            w, b, live = state[MODELS], state[BUFFERS], inputs.live
+            pieces = inputs.index.tensor_split(parts, dim=1)
+            losses: list[Tensor] = []
+
+            def grad(at: Tensor, part: int = 0, of: int = 0) -> Tensor:
+                rows = w
+                if columns == ALL:
+                    rows = at.to(w.dtype).expand(len(w), -1)
+                else:
+                    w[:, columns] = at
+                grads, loss, after = gradients(rows, b[:, of], pieces[part], (), inputs.weights)
+                _keep(b[:, of], after, live)
+                losses.append(loss)
+                return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
+
+            carry = {k: v for k, v in state.items() if k not in (MODELS, BUFFERS, LOSS, LAST)}
+            values = step(grad, **carry, **unwrap(given), **inputs.each)
+            for name, value in _apart(values, carry).items():
+                _keep(state[name], value, live)
+            _keep(state[LAST], losses[0], live)
+            state[LOSS].add_(_of(live, losses[0]))
+
+        return advance
+
+    def _each(
+        self, plan: Plan, need: Callable[[], int | None], do: Callable[[Tensor, Iterator[Block]], None], merged: bool
+    ) -> None:
+        """Calls `do` with some clients of the plan after others, and their steps; see `Chunks.each`.
+
+        Clients with most steps first, so that those still at work stay a prefix of the rows.
+        """
+        steps = plan.steps()
+        order = np.argsort(-steps, kind="stable")
+        merged = merged and not self.flat.has_batch_norm
+
+        def of_some(clients: np.ndarray) -> None:
+            mine = blocks(plan.take(clients.tolist()), self.samples.dtype, self.device, merged)
+            do(torch.from_numpy(clients).to(self.device), mine)
+
+        self.chunks.each("training", order[steps[order] > 0], self.device, need, of_some)
+
+    @property
+    def _data(self) -> tuple[int, ...]:
+        """Where the samples lie: a program reads them there."""
+        return self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape
+
+    def _need(self, request: str, width: int, **arguments: Any) -> Callable[[], int | None]:
+        """Bytes that a request takes for each client at a batch of `width` samples; found out once for all of its shape."""
+        shape = (request, width, tuple(self.samples.x.shape[1:]), probe.signature(arguments))
+
+        def find() -> int | None:
+            found = probe.need(self._without_data, request, width, arguments)
+            if found is None or request == "evaluate":
+                return found
+            return found + self.programs.held({**arguments, "each": None})  # of these, there is one step's at a time
+
+        return lambda: self.chunks.need(shape, find)
+
+    def _without_data(self) -> BatchedExecutor:
+        return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss, convolution=self.convolution)
+
+
+def _subtract(of: Tensor, what: Tensor, rate: float, live: Tensor | None) -> None:
+    if live is None:
+        of.sub_(what, alpha=rate)
+    else:
+        of.addcmul_(what, live.view(-1, *[1] * (of.dim() - 1)), value=-rate)
+
+
+def _of(live: Tensor | None, loss: Tensor) -> Tensor:
+    """0 in the place of others, even where theirs is no number."""
+    return loss if live is None else loss.masked_fill(live == 0, 0)
+
+
+def _keep(of: Tensor, what: Tensor, live: Tensor | None) -> None:
+    if not of.numel():
+        return
+    if live is None:
+        of.copy_(what)
+        return
+    here = live.view(-1, *[1] * (of.dim() - 1)) > 0
+    if what.dtype == of.dtype:
+        torch.where(here, what, of, out=of)
+    else:
+        of.copy_(torch.where(here, what, of))
+
+
+def _apart(values: Named, carry: Named) -> Named:
+    """What a step returns, without the memory of what it was given: that is overwritten, one value after another."""
+    if torch.compiler.is_compiling():  # which does not see memory
+        return {name: value.clone() for name, value in values.items()}
+    given = {tensor.untyped_storage()._cdata for tensor in carry.values()}
+    return {name: v.clone() if v.untyped_storage()._cdata in given else v for name, v in values.items()}
+
+
+def _width(plan: Plan) -> int:
+    """The largest batch."""
+    return max((int(sizes.max(initial=0)) for sizes in plan.sizes), default=0)
+
+
+def _step_counts(plan: Plan, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.maximum(plan.steps(), 1)).to(like)
+
+
+def _evaluation_batch(plan: Plan, clients: np.ndarray, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Samples start..start+width of each client [c, width], and which of them exist: padding is harmless in evaluation mode."""
+    index = np.zeros((len(clients), width), dtype=np.int64)
+    mask = np.zeros((len(clients), width), dtype=bool)
+    for i, client in enumerate(clients):
+        piece = plan.order[client][start : start + width]
+        index[i, : len(piece)] = piece
+        mask[i, : len(piece)] = True
+    return torch.from_numpy(index), torch.from_numpy(mask)

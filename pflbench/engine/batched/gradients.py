@@ -1,0 +1,230 @@
+"""Gradients of many clients at once, by `torch.func.vmap` over any nn.Module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from pflbench.engine.batched.convolution import present
+from pflbench.engine.batched.merged import owns_buffers, track_statistics
+from pflbench.engine.batched.products import Factors, Products
+from pflbench.engine.flat import Flat
+from pflbench.engine.loss import lean
+from pflbench.engine.requests import ALL, Loss, Objective, Output, output
+from pflbench.engine.samples import Samples
+
+Named = dict[str, Tensor]
+IMAGES = 4  # dimensions of a batch of images, and of the kernels for them
+Gradient = Callable[..., tuple[dict[str, Any], Tensor, Tensor]]
+
+
+class _Whole(nn.Module):
+    """A module with its features, callable by `functional_call`."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = output(self.whole, x)
+        return out.logits, out.features
+
+
+class _Below(nn.Module):
+    """A module's layers below its head, callable by `functional_call`."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.whole.features(x)  # type: ignore[operator]
+        return features
+
+
+class _LookedUp(nn.Module):
+    """In an embedding's place: what it gave for the batch is its parameter."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.weight
+
+
+class Lookup:
+    """The embedding of a model whose input are tokens: a step changes few of its rows.
+
+    name: of its parameter. module: the model, with the batch's vectors [b, positions, d] in the parameter's place.
+    """
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        self.name = f"{layer}.weight"
+        embedding = module.get_submodule(layer)
+        assert isinstance(embedding, nn.Embedding)
+        self.padding = embedding.padding_idx
+        self.module = copy.deepcopy(module)
+        self.module.set_submodule(layer, _LookedUp(module.get_parameter(self.name)))
+
+    def vectors(self, weight: Tensor, tokens: Tensor) -> Tensor:
+        """weight [c, V, d], tokens [c, b, positions] -> [c, b, positions, d]."""
+        return weight[_clients(tokens), tokens]
+
+    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, rate: Tensor | float) -> None:
+        """Subtracts rate (one for all, or [c, 1, 1, 1]) times the vectors' gradient in their rows; padding has no gradient."""
+        change = gradient * -rate
+        if self.padding is not None:
+            change = change * (tokens != self.padding).unsqueeze(-1)
+        weight.index_put_((_clients(tokens), tokens), change, accumulate=True)
+
+
+def _clients(tokens: Tensor) -> Tensor:
+    return torch.arange(len(tokens), device=tokens.device)[:, None, None]
+
+
+class Gradients:
+    """Of the clients' objectives, on a model of its own in training mode."""
+
+    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss, products: Products | None) -> None:
+        self.products = products
+        self.flat = flat
+        self.module = module
+        self.samples = samples
+        self.loss = lean(loss)
+        self._own_statistics = owns_buffers(module)
+        self._colours = present(module) and samples.x.dim() == IMAGES and samples.x.shape[1] > 1
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of samples [c, b]. Images in colours lie as a convolution in groups takes them, [b, c, ...]."""
+        if not self._colours:
+            return self.samples.batch(index)
+        x, y = self.samples.batch(index.t().contiguous())
+        return x.transpose(0, 1), y.t()
+
+    @cached_property
+    def _lookup(self) -> Lookup | None:
+        layer: str | None = getattr(self.flat.module, "lookup", None)
+        return None if layer is None else Lookup(self.module, layer)
+
+    def lookup(self, columns: slice) -> Lookup | None:
+        """Where the model says that it looks tokens up, and that embedding is trained."""
+        found = self._lookup
+        return found if found and found.name in {entry.name for entry in self.flat.within(columns)} else None
+
+    def make(
+        self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None, *, factors: bool = False
+    ) -> Gradient:
+        """(rows [c, P], buffers [c, B], index [c, b], references, weights) -> gradients by name, losses [c], new buffers [c, B].
+
+        weights: each sample's share of the mean loss, [c, b]; None where all count the same, as they must under an objective of
+        a method's own. lookup: the gradient of its parameter is that of the vectors looked up. factors: the gradient of a large
+        linear layer's weight is engine.products.Factors.
+        """
+        module = lookup.module if lookup else self.module
+        trained = {e.name for e in self.flat.within(columns)}
+        large = self.products.among(trained) if self.products and factors and not lookup else set()
+        trained -= large
+        whole = _Whole(module)
+
+        def outputs(params: Named, buffered: Named, x: Tensor) -> Output:
+            named = {f"whole.{k}": v for k, v in (*params.items(), *buffered.items())}
+            return Output(*functional_call(whole, named, (x,)))
+
+        def value(
+            params: Named, buffered: Named, x: Tensor, y: Tensor, references: tuple[Named, ...], weights: Tensor | None
+        ) -> Tensor:
+            if objective is not None:
+                # These come first: the module changes its buffers.
+                compared = [outputs(r, {k: v.clone() for k, v in buffered.items()}, x) for r in references]
+                return objective(self.loss, y, outputs(params, buffered, x), *compared)
+            logits = functional_call(module, (params, buffered), (x,))
+            return self.loss(logits, y) if weights is None else (self.each(logits, y) * weights).sum()
+
+        def loss_of(
+            params: Named,
+            constants: Named,
+            buffered: Named,
+            x: Tensor,
+            y: Tensor,
+            references: tuple[Named, ...],
+            weights: Tensor | None,
+        ) -> tuple[Tensor, Named]:
+            return value({**params, **constants}, buffered, x, y, references, weights), buffered
+
+        def gradients(
+            w: Tensor, b: Tensor, index: Tensor, references: Sequence[Tensor] = (), weights: Tensor | None = None
+        ) -> tuple[Named, Tensor, Tensor]:
+            module.train()
+            track_statistics(module, True)
+            # A convolution in groups takes no rows that lie apart: else they would be copied forward and backward.
+            views = {k: v.contiguous() if v.dim() > IMAGES else v for k, v in self.flat.views(w).items()}
+            x, y = self.batch(index)
+            if lookup is not None:
+                views[lookup.name] = lookup.vectors(views[lookup.name], x)
+            params = {k: v for k, v in views.items() if k in trained}
+            constants = {k: v for k, v in views.items() if k not in trained}
+            compared = tuple(self.flat.views(r) for r in references)
+            over = (0, 0, 0, 0, 0, 0, None if weights is None else 0)
+            per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=over)
+            keeping: AbstractContextManager[dict[str, Factors]] = self.products.kept(large) if self.products else nullcontext({})
+            with keeping as kept:
+                grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights)
+            buffers = [after[entry.name].reshape(len(b), -1).to(b.dtype) for entry in self.flat.buffers]
+            return {**grads, **kept}, loss, torch.cat(buffers, dim=1) if buffers else b
+
+        return gradients
+
+    def features(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """(rows [c, P], buffers [c, B], index [c, b]) -> inputs of the head in training mode, [c, b, ...]."""
+        below = _Below(self.module)
+
+        def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
+            named = {f"whole.{k}": v for k, v in (*params.items(), *buffered.items())}
+            out: Tensor = functional_call(below, named, (x,))
+            return out
+
+        def features(w: Tensor, b: Tensor, index: Tensor) -> Tensor:
+            self.module.train()
+            track_statistics(self.module, False)
+            found: Tensor = vmap(of_client)(self.flat.views(w), self._own_buffers(b), self.batch(index)[0])
+            return found
+
+        return features
+
+    def logits(self, params: Named, buffered: Named, x: Tensor) -> Tensor:
+        """Of clients' models [c, ...] for inputs [c, b, ...], in evaluation mode."""
+        self.module.eval()
+
+        def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
+            out: Tensor = functional_call(self.module, (params, buffered), (x,))
+            return out
+
+        found: Tensor = vmap(of_client)(params, buffered, x)
+        return found
+
+    def each(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss of every sample by itself: logits [b, ...], labels [b] -> [b]."""
+        found: Tensor = vmap(self.loss)(logits.unsqueeze(1), y.unsqueeze(1))
+        return found
+
+    def _own_buffers(self, rows: Tensor) -> Named:
+        """For the module to change."""
+        if not self.flat.buffers:
+            return {}
+        if self._own_statistics:
+            return self.buffers(rows.clone())
+        # Reshaping what lies apart is a copy, in which changes of it are lost.
+        return {name: v.clone(memory_format=torch.contiguous_format) for name, v in self.buffers(rows).items()}
+
+    def buffers(self, rows: Tensor) -> Named:
+        """Buffer rows as the module wants them: counters are integers there."""
+        types = {name: b.dtype for name, b in self.module.named_buffers()}
+        return {k: v.to(types[k]) for k, v in self.flat.buffer_views(rows).items()}

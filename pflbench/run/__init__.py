@@ -1,0 +1,1 @@
+"""From a specification to rows in the database."""

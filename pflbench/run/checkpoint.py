@@ -1,0 +1,97 @@
+"""Checkpoints of unfinished runs: the method's state and BatchNorm buffers after a round, in a file beside the database."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pflbench.errors import UserError
+from pflbench.store.files import aside
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that the rest of a run depends on, after round t and the reception of round t + 1.
+
+    Random streams need no place here: they follow from seed, round and client. `carried` holds plain numbers of the round loop.
+    """
+
+    t: int
+    state: Any  # the method's frozen dataclass of tensors
+    buffers: dict[str, Tensor]
+    carried: dict[str, Any]
+
+
+def discard(where: Path, run_id: int) -> None:
+    """Removes a run's checkpoint, if there is one."""
+    for left in (where / f"{run_id}.pt", *where.glob(f".{run_id}.pt.*.partial")):
+        left.unlink(missing_ok=True)
+
+
+def tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
+    """A method's state as named tensors: "w", and "base.w" where a state contains another."""
+    found: dict[str, Tensor] = {}
+    for field in dataclasses.fields(state):
+        value, name = getattr(state, field.name), f"{prefix}{field.name}"
+        found |= tensors(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value}
+    return found
+
+
+def _filled(like: Any, values: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """The inverse of `tensors`."""
+    new = {}
+    for field in dataclasses.fields(like):
+        value, name = getattr(like, field.name), f"{prefix}{field.name}"
+        new[field.name] = _filled(value, values, f"{name}.") if dataclasses.is_dataclass(value) else values[name]
+    return dataclasses.replace(like, **new)
+
+
+class Checkpoints:
+    """The checkpoint of one run. `owner` tells it from that of another run which had the same number before it was removed."""
+
+    def __init__(self, where: Path, run_id: int, owner: str) -> None:
+        self.file = where / f"{run_id}.pt"
+        self.owner = owner
+        self.seconds = 0.0  # that the last one took
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Writes the checkpoint whole or not at all. A full disk is a UserError."""
+        import torch
+
+        begun = time.perf_counter()
+        content = {**vars(snapshot), "state": tensors(snapshot.state), "owner": self.owner}
+        try:
+            with aside(self.file) as out:
+                torch.save(content, out)
+        except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+            raise UserError(
+                f"The checkpoint {self.file} could not be written: {str(error).splitlines()[0]}.",
+                "Is the disk full? All finished rounds are in the database.",
+            ) from error
+        self.seconds = time.perf_counter() - begun
+
+    def load(self, like: Any, device: torch.device) -> Snapshot | None:
+        """The snapshot, with a state of the type of `like`; None if there is none, or none of this run, or a damaged one."""
+        import torch
+
+        if not self.file.exists():
+            return None
+        try:
+            content = torch.load(self.file, map_location=device, weights_only=True)
+        except Exception:  # whatever is wrong with the file: without it the run begins anew
+            return None
+        shapes = {name: value.shape for name, value in tensors(like).items()}
+        if content.pop("owner") != self.owner or {k: v.shape for k, v in content["state"].items()} != shapes:
+            return None
+        return Snapshot(**{**content, "state": _filled(like, content["state"])})
+
+    def remove(self) -> None:
+        discard(self.file.parent, int(self.file.stem))

@@ -1,0 +1,193 @@
+"""How a specification is executed: the device, the executor, the clients on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from pflbench.engine import rng, threads
+from pflbench.engine.batched import convolution
+from pflbench.engine.batched.capture import capture
+from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batches import Plan
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
+from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.requests import Executor
+from pflbench.engine.samples import Samples
+from pflbench.errors import UserError
+from pflbench.models import build
+from pflbench.run.follow import Follow
+from pflbench.run.setting import Setting
+from pflbench.spec import RunSpec
+
+MEASURED = 32  # clients, at most, with which ways of computing are compared
+STEPS = 8  # that each of them takes then
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is executed; recorded with it, no part of its key."""
+
+    device: str = "auto"
+    engine: Literal["auto", "loop", "batched"] = "auto"
+    workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
+    chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
+    pack: int | None = 1  # batched: runs that differ in the seed alone, made together; None: as many as there is memory for
+    capture: Literal["auto", "graph", "compile", "none"] = "auto"  # batched: how steps become programs
+    convolution: Literal["auto", "grouped", "unfolded"] = "auto"  # batched: see engine.convolution; auto: measured on a GPU
+    observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
+    follow: Follow | None = None  # the client whose models are kept
+    scale: str | None = None  # of the reproduction that a run is made for, if it is
+
+    def engine_on(self, device: str) -> Literal["loop", "batched"]:
+        """The executor, on a device such as "cpu" or "cuda:0"."""
+        if self.engine == "auto":
+            return "loop" if device == "cpu" else "batched"
+        return self.engine
+
+
+def checked(how: Execution) -> Execution:
+    """The same. Raises UserError for ways of computing that the executor or the device does not have."""
+    place = str(find_device("auto")) if how.device == "auto" else how.device
+    engine = how.engine_on(place)
+    if engine == "loop":
+        chosen: dict[str, object] = {"chunk": how.chunk, "capture": how.capture, "convolution": how.convolution}
+    else:
+        chosen = {"workers": how.workers}
+    asked = [f"--{name} {value}" for name, value in chosen.items() if value not in (None, "auto")]
+    if asked:
+        other = "batched" if engine == "loop" else "loop"
+        raise UserError(
+            f"{' and '.join(asked)}: the {engine} executor has no such choice.", f"Add --engine {other}, or leave it out."
+        )
+    if how.workers is not None and place != "cpu":
+        raise UserError(f"--workers {how.workers}: clients go side by side on a CPU alone.", "Add --device cpu, or leave it out.")
+    if how.capture == "graph" and place == "cpu":
+        raise UserError("--capture graph: a CUDA graph needs a GPU.", "On a CPU there is --capture compile.")
+    return how
+
+
+def find_device(name: str) -> torch.device:
+    """ "auto" is the first GPU if there is one, else the CPU. A GPU that is not there is a UserError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"Unknown device '{name}'.", "Valid: auto, cpu, cuda, cuda:0, cuda:1, ...") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"Device '{name}' is not supported.", "Valid: auto, cpu, cuda, cuda:0, cuda:1, ...")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
+                        "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
+    return device
+
+
+def federation(spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> Federation:
+    """The clients of a specification on a device, with the initial model of its seed."""
+    flat = initial_model(spec, setting)
+    return clients(spec, setting, flat, executor(spec, setting, flat, device, how))
+
+
+def initial_model(spec: RunSpec, setting: Setting) -> Flat:
+    """Of the run's seed, with its layout, which does not depend on the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.torch_seed(spec.seed, "model"))
+        arrays = setting.arrays
+        return Flat(build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary))
+
+
+def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution) -> LoopExecutor | BatchedExecutor:
+    """What computes the clients of a specification, with the samples on the device."""
+    samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.floats), device)
+    if how.engine_on(str(device)) == "loop":
+        return LoopExecutor(flat, samples, how.workers)
+    chosen: str = how.convolution
+    if chosen == "auto":
+        decides = device.type == "cuda" and convolution.present(flat.module)
+        chosen = faster_convolution(spec, setting, flat, samples, how) if decides else convolution.CONVOLUTIONS[0]
+    chunks = Chunks(how.chunk, fitting=True)
+    return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, device), convolution=chosen)
+
+
+def faster_convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str:
+    """Of engine.convolution.CONVOLUTIONS the clearly faster one, measured with this model and as many clients."""
+    clients = min(how.chunk or spec.partition.clients, spec.partition.clients, MEASURED)
+    batch = np.concatenate(setting.partition.train)[: spec.train.batch_size]
+    plan = Plan((np.tile(batch, STEPS),) * clients, (np.full(STEPS, len(batch)),) * clients)
+    rows, buffers = (
+        row.to(samples.device, samples.dtype).repeat(clients, 1) for row in (flat.row(), flat.buffer_row(samples.dtype))
+    )
+    tried: list[BatchedExecutor] = []
+
+    def work(name: str) -> Callable[[], object]:
+        made = BatchedExecutor(flat, samples, capture=capture(how.capture, samples.device), convolution=name)
+        tried.append(made)
+        return lambda: made.sgd(rows, buffers, plan, 1e-4)
+
+    try:
+        return convolution.fastest(samples.device, work)
+    finally:
+        for made in tried:
+            made.close()
+
+
+def clients(spec: RunSpec, setting: Setting, flat: Flat, executor: Executor) -> Federation:
+    """Closes the executor and raises UserError where no client can train."""
+    fed = Federation(flat, executor, spec.train, setting.partition.train, setting.partition.test, spec.seed)
+    if not fed.batches(fed.nobody_left_out(), 1).steps().any():
+        executor.close()
+        raise UserError(
+            f"No client has a single batch to train on (batch size {spec.train.batch_size}, drop-last {spec.train.drop_last}).",
+            "Choose another --batch-size or --drop-last, or fewer clients; BatchNorm needs batches of at least 2.",
+        )
+    return fed
+
+
+def require_arithmetic(device: torch.device, dtype: str) -> None:
+    """Raises UserError where the device does not have it."""
+    if dtype == "tf32" and device.type == "cpu":
+        raise UserError("TF32 is arithmetic of NVIDIA's GPUs: there is none on a CPU.", "Use --dtype float32, or --device cuda.")
+
+
+@contextmanager
+def exact_arithmetic(device: torch.device, dtype: str = "float32") -> Iterator[None]:
+    """The same command gives the same numbers, and on a GPU float32 means float32: the defaults promise neither.
+
+    dtype "tf32": products of matrices and convolutions take 10 bits of each factor's fraction. Raises UserError on a CPU.
+    """
+    require_arithmetic(device, dtype)
+    tf32 = dtype == "tf32"
+    if device.type == "cpu":
+        with threads.one_thread():
+            yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def memory_errors(how: Execution, device: torch.device) -> Iterator[None]:
+    """Out of GPU memory is the user's to mend."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        hint = "--chunk N trains N clients at a time (try a quarter of the cohort)"
+        if how.engine == "loop":
+            hint = "A smaller --batch-size or model needs less"
+        raise UserError(
+            f"Out of GPU memory on {device}.", f"{hint}, --device cpu none. The same command resumes the run."
+        ) from None

@@ -1,0 +1,161 @@
+"""Runs that differ in the seed alone, made together as rows of one program: a pack.
+
+Each keeps its own rows, checkpoints, key and status. They share the data, which a seed does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import sqlalchemy
+import torch
+
+from pflbench.engine.batched.chunks import SHARE
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.federation import Federation
+from pflbench.engine.packed.executor import Pack
+from pflbench.engine.requests import Executor
+from pflbench.errors import Diverged, UserError
+from pflbench.run.execution import Execution, clients, exact_arithmetic, executor, find_device, initial_model, memory_errors
+from pflbench.run.footprint import Footprint, footprint
+from pflbench.run.loop import Progress, execute, rounds
+from pflbench.run.setting import Setting, load_setting
+from pflbench.spec import RunSpec
+from pflbench.store import write
+from pflbench.store.failures import sqlite_path
+
+Step = Progress | Diverged
+"""What a run of a pack reports. One that diverges says so and is over; the others go on."""
+
+
+def packing(how: Execution, asked: str | None) -> Execution:
+    """The execution with what --pack says: "auto", a number, or None for auto with `batched` on a GPU, else no packing.
+
+    Raises UserError for several runs at a time with `loop`.
+    """
+    place = str(find_device("auto")) if how.device == "auto" else how.device
+    if asked is None:
+        return replace(how, pack=None if how.engine_on(place) == "batched" and place != "cpu" else 1)
+    if asked != "auto" and int(asked) > 1 and how.engine_on(place) == "loop":
+        chosen = "loop" if how.engine == "loop" else f"{how.engine}, which is loop on {place}"
+        raise UserError(
+            f"--pack {asked} is not possible with --engine {chosen}: it makes one run after another.",
+            "Add --engine batched, or leave out --pack.",
+        )
+    return replace(how, pack=None if asked == "auto" else int(asked))
+
+
+def packs(
+    specs: Sequence[RunSpec],
+    store: sqlalchemy.Engine,
+    data_root: Path,
+    how: Execution,
+    *,
+    force: bool = False,
+    also_alike: Callable[[RunSpec], Hashable] = lambda spec: None,
+) -> Iterator[list[RunSpec]]:
+    """The specifications, those together that differ in the seed alone and fit. Without packing, in the order given.
+
+    force: those that are stored are made as well; else they take no place in a pack. also_alike: what else must be equal.
+    Memory is looked at when a pack is asked for.
+    """
+    if how.pack == 1 or _single(store, how):
+        yield from ([spec] for spec in specs)
+        return
+    alike: dict[Hashable, list[RunSpec]] = {}
+    for spec in specs:
+        alike.setdefault((spec.model_copy(update={"seed": 0}).key, also_alike(spec)), []).append(spec)
+    for group in alike.values():
+        ahead = [spec for spec in group if force or not _over(spec, store)]
+        yield from ([spec] for spec in group if spec not in ahead)
+        while ahead:
+            size = _size(ahead, data_root, how)
+            yield ahead[:size]
+            ahead = ahead[size:]
+
+
+def execute_pack(
+    specs: Sequence[RunSpec],
+    store: sqlalchemy.Engine,
+    data_root: Path,
+    how: Execution = Execution(),
+    *,
+    force: bool = False,
+    checkpoint_every: float = 30.0,
+    command: str = "",
+) -> Generator[tuple[int, Step], None, None]:
+    """As `execute`, of several runs that differ in the seed alone: what each reports, with its number among them.
+
+    An error other than divergence ends all. The others are then `interrupted`, as all are after KeyboardInterrupt.
+    """
+    if len(specs) == 1:
+        alone = execute(specs[0], store, data_root, how, force=force, checkpoint_every=checkpoint_every, command=command)
+        for step in _to_the_end(alone):
+            yield 0, step
+        return
+    device = find_device(how.device)
+    with (
+        exact_arithmetic(device, specs[0].train.dtype),
+        memory_errors(how, device),
+        closing(_inner(specs[0], data_root, device, how)) as inner,
+    ):
+        pack = Pack(inner, len(specs))
+        works = [
+            _to_the_end(rounds(spec, store, data_root, how, partial(_federation, spec, own), force, checkpoint_every, command))
+            for spec, own in zip(specs, pack.executors, strict=True)
+        ]
+        with closing(pack.together(works)) as steps:
+            yield from steps
+
+
+def _to_the_end(steps: Generator[Progress, None, None]) -> Generator[Step, None, None]:
+    try:
+        with closing(steps):
+            yield from steps
+    except Diverged as diverged:
+        yield Diverged(diverged.message, diverged.hint)  # without the traceback, which keeps the run's tensors
+
+
+def _inner(spec: RunSpec, data_root: Path, device: torch.device, how: Execution) -> BatchedExecutor:
+    setting = load_setting(spec, data_root)
+    made = executor(spec, setting, initial_model(spec, setting), device, how)
+    assert isinstance(made, BatchedExecutor), "the loop executor makes one run after another"
+    return made
+
+
+def _federation(spec: RunSpec, own: Executor, setting: Setting) -> Federation:
+    return clients(spec, setting, initial_model(spec, setting), own)
+
+
+def _single(store: sqlalchemy.Engine, how: Execution) -> bool:
+    """Whether runs cannot be made together. A database in memory belongs to one thread."""
+    in_memory = store.dialect.name == "sqlite" and sqlite_path(store.url) is None
+    return in_memory or how.engine_on(str(find_device(how.device))) == "loop"
+
+
+def _over(spec: RunSpec, store: sqlalchemy.Engine) -> bool:
+    found = write.find_run(store, spec.key)
+    return found is not None and found.status in ("finished", "diverged")
+
+
+def _size(specs: Sequence[RunSpec], data_root: Path, how: Execution) -> int:
+    """How many of them make the next pack, so that all that are needed are about equally large."""
+    most = how.pack or fitting(footprint(specs[0], load_setting(specs[0], data_root), how), len(specs))
+    return -(-len(specs) // -(-len(specs) // most))
+
+
+def fitting(one: Footprint | None, runs: int) -> int:
+    """How many of so many runs fit what is free, by the footprint of one: at least 1, which is all that is known without it.
+
+    Beyond what each run needs alone, its clients' models are copied into those of all and back.
+    """
+    if one is None:
+        return 1
+    if one.free is None:
+        return runs
+    each = one.models + one.batch_norm + one.copies + max(one.copies + one.activations, one.evaluation)
+    return max(1, min(runs, int((SHARE * one.free - one.data) / each)))

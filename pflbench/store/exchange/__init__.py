@@ -1,0 +1,1 @@
+"""Runs that leave a database and runs that come in."""

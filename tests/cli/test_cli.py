@@ -1,0 +1,309 @@
+"""The commands that read: what they print, as text and as JSON, and what they say when they cannot."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from support.command import ROOT, Done, Shell, environment, finish, start
+
+from pflbench import __version__
+from pflbench.cli import app, main
+from pflbench.cli.options import complete_setting, request
+from pflbench.cli.run import run
+from pflbench.methods import METHODS
+from pflbench.run.plan import Request
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with two seeds of two methods."""
+    path = tmp_path_factory.mktemp("results") / "pflbench.db"
+    assert main(["run", "-m", "fedavg", "-m", "ditto", "-d", "digits", "-r", "3", "--seeds", "0-1", "-q", "--db", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def shell(shell: Shell, made: Path, tmp_path: Path) -> Shell:
+    shutil.copy(made, tmp_path / "pflbench.db")
+    return shell
+
+
+def parsed(done: Done) -> object:
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_version_and_help(shell: Shell) -> None:
+    assert shell("--version").out == f"pflbench {__version__}\n"
+    assert "Usage: pflbench runs list" in shell("runs", "list", "-h").out
+    without = shell()
+    assert (without.code, "Commands" in without.out) == (2, True)
+
+
+def test_every_request_can_be_made_on_the_command_line() -> None:
+    given = dict.fromkeys(run.__annotations__)
+    assert request({**given, "methods": ["a"]}) == Request(
+        **{name: given[name] for name in Request.__annotations__} | {"methods": ("a",)}
+    )
+
+
+def test_methods(shell: Shell) -> None:
+    listed = parsed(shell("methods", "list", "--json"))
+    assert [row["name"] for row in listed] == list(METHODS)
+    assert listed[2] == {
+        "name": "fedprox",
+        "title": "FedProx",
+        "venue": "MLSys 2020",
+        "category": "traditional FL",
+        "from": "pflbench",
+    }
+    shown = parsed(shell("methods", "show", "ditto", "--json"))
+    defaults = {row["name"]: row["default"] for row in shown["hyperparameters"]}
+    assert (defaults["lam"], defaults["personal_epochs"]) == (0.1, 2)  # methods.md 1.8
+    assert "0.0001, 0.001, 0.01, 0.1, 1, 10" in shell("methods", "show", "ditto").out
+    assert "Did you mean 'ditto'?" in shell.refused("methods", "show", "dito")
+
+
+def test_the_facts_of_the_list_are_those_of_the_classes(shell: Shell) -> None:
+    from pflbench.methods import load
+
+    for row in parsed(shell("methods", "list", "--json")):
+        cls = load(row["name"])
+        assert row == {"name": row["name"], "title": cls.title, "venue": cls.venue, "category": cls.category, "from": "pflbench"}
+
+
+def test_data(shell: Shell, tmp_path: Path) -> None:
+    listed = parsed(shell("data", "list", "--json"))
+    assert {row["name"]: row["samples"] for row in listed["datasets"]}["mnist"] == 70_000
+    assert "npz:PATH" in shell("data", "list").out
+    found = parsed(shell("data", "verify", "--json"))
+    assert [(row["dataset"], row["state"]) for row in found] == [("digits", "ok"), ("digits", "official")]
+    missing = shell("data", "verify", "mnist", "--data-dir", "elsewhere")
+    assert missing.code == 2
+    assert "pflbench data download mnist --data-dir elsewhere" in missing.err
+    assert "Unknown dataset 'mnits'" in shell.refused("data", "download", "mnits")
+    broken = tmp_path / "data" / "ag_news_csv" / "test.csv"
+    broken.parent.mkdir(parents=True)
+    broken.write_text('"3","half a line')
+    corrupt = shell("data", "verify", "agnews:test")
+    assert (corrupt.code, "corrupt" in corrupt.out, str(broken.relative_to(tmp_path)) in corrupt.out) == (2, True, True)
+    assert "damaged" in corrupt.out
+
+
+def test_partition(shell: Shell) -> None:
+    """The stored partition is the one that is shown before a run, and holds all 1,797 digits once."""
+    (shown,) = parsed(shell("partition", "show", "-d", "digits", "--json"))
+    assert sum(map(sum, shown["train"])) + sum(map(sum, shown["test"])) == 1797
+    assert len(shown["train"]) == 10
+    (stored,) = parsed(shell("partition", "show", "--run", "1", "--json"))
+    assert stored == shown
+    assert parsed(shell("partition", "show", "--hash", shown["hash"][:12], "--json")) == [shown]
+    table = shell("partition", "show", "-p", "pathological", "--clients", "5", "--classes-per-client", "2").out.splitlines()
+    assert table[0].split() == ["client", *"0123456789", "train", "test", "total"]
+    for line in table[1:]:
+        _, *counts, train, test, total = map(int, line.split())
+        assert sum(n > 0 for n in counts) == 2
+        assert sum(counts) == train + test == total
+    assert "stand alone" in shell.refused("partition", "show", "--run", "1", "--beta", "1")
+    assert "more than the 10 classes" in shell.refused("partition", "show", "-p", "pathological", "--classes-per-client", "11")
+
+
+def test_a_partition_of_many_classes_is_listed_by_what_each_client_holds(shell: Shell, tmp_path: Path) -> None:
+    rows = "\n".join(f"class{i % 30},text {i}" for i in range(600))
+    (tmp_path / "own.csv").write_text(f"label,text\n{rows}\n")
+    table = shell(
+        "partition", "show", "-d", "csv:own.csv", "-p", "pathological", "--clients", "10", "--classes-per-client", "3"
+    ).out
+    assert table.splitlines()[0].split() == ["client", "class:samples", "train", "test", "total"]
+    assert len(table.splitlines()) == 11
+    assert table.splitlines()[1].count(":") == 3
+
+
+def test_runs(shell: Shell) -> None:
+    listed = parsed(shell("runs", "list", "--json"))
+    assert [(row["id"], row["method"], row["seed"]) for row in listed] == [
+        (4, "ditto", 1), (3, "fedavg", 1), (2, "ditto", 0), (1, "fedavg", 0),
+    ]  # fmt: skip
+    assert [row["id"] for row in parsed(shell("runs", "list", "-m", "ditto", "--limit", "1", "--json"))] == [4]
+    text = shell("runs", "list", "--limit", "3")
+    assert len(text.out.splitlines()) == 4
+    assert "--limit 6" in text.err
+    shown = parsed(shell("runs", "show", listed[0]["key"][:8], "--json"))
+    assert shown["spec"]["method"]["hyperparameters"]["lam"] == 0.1
+    assert [row["round"] for row in shown["last_rounds"]] == [0, 1, 2, 3]
+    assert shell("runs", "show", "1", "--last", "2").out.splitlines()[-1].split()[0] == "3"
+    assert "No run '99'" in shell.refused("runs", "show", "99")
+    assert "Valid: " in shell.refused("runs", "list", "--status", "done")
+
+
+def test_removing_runs(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--yes" in shell.refused("runs", "rm", "1")
+    assert "No run '99'" in shell.refused("runs", "rm", "2", "99", "--yes")
+    assert len(parsed(shell("runs", "list", "--json"))) == 4, "nothing is removed when one of them is unknown"
+    assert shell("runs", "rm", "2", "3", "2", "--yes").code == 0
+    assert [row["id"] for row in parsed(shell("runs", "list", "--json"))] == [4, 1]
+    assert parsed(shell("db", "check", "--json")) == {"ok": True, "problems": []}
+
+
+def test_table(shell: Shell, tmp_path: Path) -> None:
+    cells = parsed(shell("table", "accuracy", "--json"))["cells"]
+    best = {(row["method"], row["seed"]): 100 * row["best"] for row in parsed(shell("runs", "list", "--json"))}
+    for cell in cells:
+        values = [best[cell["method"], seed] for seed in (0, 1)]
+        assert cell["mean"] == pytest.approx(sum(values) / 2)
+        assert cell["std"] == pytest.approx(abs(values[0] - values[1]) / 2)
+        assert f"{cell['mean']:.2f}" in shell("table").out
+    assert "| Ditto |" in shell("table", "accuracy", "--format", "markdown").out
+    wrote = shell("table", "-f", "csv", "-o", "out.csv")
+    assert (wrote.out, "out.csv" in wrote.err) == ("", True)
+    assert [row["method"] for row in csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text()))] == ["fedavg", "ditto"]
+    assert shell("table", "-f", "markdown", "-o", "out.md").code == 0
+    made = (tmp_path / "out.md").read_text().splitlines()[-1]
+    assert "Made by `pflbench table -f markdown -o out.md` (pflbench " in made
+    assert made.endswith("from runs 1, 2, 3, 4.")
+    assert "Did you mean 'accuracy'?" in shell.refused("table", "acuracy")
+    assert "mean-last:K" in shell.refused("table", "--select", "middle")
+    assert "Unknown format" in shell.refused("table", "-f", "pdf")
+    assert "No runs with" in shell.refused("table", "-d", "mnist")
+    assert "Cannot write no/such/out.md: No such file or directory" in shell.refused("table", "-o", "no/such/out.md")
+
+
+def test_plot(shell: Shell, tmp_path: Path) -> None:
+    assert shell("plot", "curves").out == "curves.png\n"
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert b"Made by `pflbench plot curves` (pflbench " in (tmp_path / "curves.png").read_bytes()
+    assert shell("plot", "distribution", "-o", "who.svg").code == 0
+    assert "<svg" in (tmp_path / "who.svg").read_text()
+    assert "Valid: ala-convergence, " in shell.refused("plot", "bars")
+    assert "--x does not belong to `pflbench plot distribution`" in shell.refused("plot", "distribution", "--x", "round")
+    assert "--method does not belong" in shell.refused("plot", "distribution", "-m", "ditto")
+    assert ".png" in shell.refused("plot", "curves", "-o", "curves.bmp")
+
+
+def test_db(shell: Shell, tmp_path: Path) -> None:
+    info = parsed(shell("db", "info", "--json"))
+    assert info["runs"] == {"finished": 4}
+    assert info["rounds"] == 16
+    assert shell("db", "check").out == "No problems found.\n"
+    assert "nothing to do" in shell("db", "upgrade").out
+    assert parsed(shell("db", "upgrade", "--db", "new.db", "--json"))["from"] is None
+    assert (tmp_path / "new.db").exists()
+    (tmp_path / "foreign.db").write_text("this is no database, but it is long enough to look at" * 20)
+    assert "not a SQLite database" in shell.refused("db", "info", "--db", "foreign.db")
+    assert "no database at" in shell.refused("runs", "list", "--db", "missing.db")
+    assert not (tmp_path / "missing.db").exists()
+    assert "no database URL" in shell.refused("table", "--db", "nosuch://x")
+
+
+def test_db_check_reports_damage(shell: Shell, tmp_path: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "pflbench.db") as connection:
+        connection.execute("DELETE FROM run WHERE id = 1")  # foreign keys are off here: its rounds stay
+    connection.close()
+    done = shell("db", "check", "--json")
+    assert done.code == 2
+    assert json.loads(done.out)["problems"]
+
+
+def test_the_database_can_be_named_by_the_environment(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pflbench.db").rename(tmp_path / "other.db")
+    shell.refused("runs", "list")
+    monkeypatch.setenv("PFLBENCH_DB", "other.db")
+    assert len(parsed(shell("runs", "list", "--json"))) == 4
+
+
+def test_doctor(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "data" / "mnist").mkdir(parents=True)
+    found = parsed(shell("doctor", "--json"))
+    assert found["versions"]["pflbench"] == __version__
+    assert found["data"]["found"] == ["mnist"]
+    assert found["database"]["runs"] == {"finished": 4}
+    assert found["problems"] == []
+    assert "none yet" in shell("doctor", "--db", "missing.db").out
+    (tmp_path / "foreign.db").write_text("no database" * 100)
+    assert shell("doctor", "--db", "foreign.db").code == 2
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    program = "import runpy, sys; sys.argv[0] = 'pflbench'; runpy.run_module('pflbench', run_name='__main__')"
+    done = finish(start("tabel", folder=tmp_path, program=program))
+    assert (done.code, "Did you mean 'table'" in done.err) == (2, True)
+
+
+def test_wrong_use_is_told_in_two_lines(shell: Shell) -> None:
+    assert "Did you mean 'table'" in shell.refused("tabel")
+    assert "--rounds" in shell.refused("run", "--roundz", "3")
+    assert "'--method'" in shell.refused("run")
+    assert "a whole number" in shell.refused("run", "-m", "fedavg", "--rounds", "x")
+    assert "--workers 0" in shell.refused("run", "-m", "fedavg", "--workers", "0")
+
+
+def test_a_bug_is_told_in_two_lines_and_shown_on_request(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pflbench.store import db
+
+    def broken(url: str) -> None:
+        raise LookupError("of all things")
+
+    monkeypatch.setattr(db, "info", broken)
+    done = shell("db", "info")
+    assert (done.code, len(done.err.splitlines())) == (1, 2)
+    assert "LookupError: of all things" in done.err
+    monkeypatch.setenv("PFLBENCH_DEBUG", "1")
+    with pytest.raises(LookupError):
+        main(["db", "info"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("pflbench run -m fedp", {"fedphp", "fedphp+ala", "fedprox", "fedprox+ala", "fedprox-c"}),
+        ("pflbench run -d mn", {"mnist"}),
+        ("pflbench run --model c", {"cnn", "cnn2"}),
+        ("pflbench run -p d", {"dirichlet"}),
+        ("pflbench table a", {"ablation", "accuracy", "applicability"}),
+        ("pflbench plot d", {"distribution"}),
+        ("pflbench methods show di", {"ditto", "ditto+ala"}),
+        ("pflbench run --set fedr", {"fedrep.", "fedrep+ala."}),
+        ("pflbench run -m fedavg -m ditto --set d", {"ditto.lam=", "ditto.personal_epochs=", "ditto.aggregation="}),
+        ("pflbench run --set ditto.a", {"ditto.aggregation="}),
+    ],
+)
+def test_completion(words: str, expected: set[str], tmp_path: Path) -> None:
+    asked = {"_PFLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    assert set(finish(start(folder=tmp_path, **asked)).out.split()) == expected
+
+
+def test_completion_of_values_that_are_words() -> None:
+    """Where a shell takes name=value as one word, as zsh and fish do."""
+    context = typer.Context(typer.main.get_command(app))
+    assert complete_setting(context, "ditto.aggregation=") == ["ditto.aggregation=weighted", "ditto.aggregation=uniform"]
+    assert complete_setting(context, "fedamp.partial=t") == ["fedamp.partial=true"]
+    assert complete_setting(context, "fedfomo.M=") == ["fedfomo.M=all"]
+    assert complete_setting(context, "fedprox.mu=") == complete_setting(context, "no-method.x=") == []
+
+
+LIGHT = "--help; run --help; methods list; data list; runs list; runs show 1; table; plot curves; plot distribution; db info"
+
+
+def test_quick_commands_do_not_import_torch(made: Path, tmp_path: Path) -> None:
+    """One process for all: each import would be seen after any of them."""
+    program = (
+        "import sys\nfrom pflbench.cli import main\n"
+        f"codes = [main(command.split()) for command in {LIGHT.split('; ')!r}]\n"
+        "heavy = {'torch', 'torchvision', 'torchtext', 'sklearn'} & set(sys.modules)\n"
+        "sys.exit(f'codes {codes}, imported {heavy}' if heavy or any(codes) else 0)"
+    )
+    done = finish(start(folder=tmp_path, program=program, PFLBENCH_DB=str(made)))
+    assert done.code == 0, done.err
+
+
+def test_the_helper_hides_our_own_settings() -> None:
+    assert environment()["PYTHONPATH"] == str(ROOT)
+    assert not [name for name in environment() if name.startswith("PFLBENCH_")]

@@ -1,0 +1,271 @@
+"""`pflbench run`: results, progress, interruption, and every error a run can meet - exit code 2, two lines, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.command import Done, Shell, assert_refused, finish, start
+
+SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
+
+
+def parsed(done: Done) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(done.out)
+    return found
+
+
+def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(folder / "pflbench.db") as connection:
+        found = connection.execute(query).fetchall()
+    connection.close()
+    return found
+
+
+def test_a_dry_run_resolves_everything_and_does_nothing(shell: Shell, tmp_path: Path) -> None:
+    done = shell("run", "-m", "fedala", "-m", "local", "-d", "tiny", "--seeds", "0-1", "--set", "fedala.p=2", "--dry-run")
+    planned = parsed(done)
+    assert (done.code, len(planned), list(tmp_path.iterdir())) == (0, 4, [])
+    spec = planned[0]["spec"]
+    assert (spec["model"], spec["train"]["rounds"], spec["train"]["lr"]) == ("cnn", 2000, 0.005)
+    assert (spec["partition"]["scheme"], spec["partition"]["beta"], spec["partition"]["clients"]) == ("dirichlet", 0.1, 20)
+    assert (spec["method"]["hyperparameters"]["p"], spec["method"]["hyperparameters"]["s"]) == (2, 80)
+    assert len({plan["key"] for plan in planned}) == 4
+
+
+def test_results_on_stdout_messages_on_stderr_and_once_is_enough(shell: Shell, tmp_path: Path) -> None:
+    (planned,) = parsed(shell("run", "-m", "fedavg", *SHORT, "--dry-run"))
+    first = shell("run", "-m", "fedavg", *SHORT)
+    assert first.code == 0
+    assert len(first.out.splitlines()) == 1
+    (best,) = rows(tmp_path, "SELECT MAX(accuracy) FROM round")[0]
+    assert f"best {100 * best:.2f} %" in first.out
+    assert [line.split(": ")[1].split("  ")[0] for line in first.err.splitlines()] == [
+        "run 1 started, 2 rounds", "round 0/2", "round 2/2",
+    ]  # fmt: skip
+    assert rows(tmp_path, "SELECT key FROM run") == [(planned["key"],)]
+    again = shell("run", "-m", "fedavg", *SHORT, "--json")
+    assert "run 1 is finished already; --force" in again.err
+    assert [(row["run"], row["status"], row["best"]) for row in parsed(again)] == [(1, "finished", best)]
+    assert parsed(shell("run", "-m", "fedavg", *SHORT, "--force", "--json"))[0]["run"] == 2
+    assert rows(tmp_path, "SELECT attempt, status FROM run") == [(1, "finished"), (2, "finished")]
+
+
+def test_quiet(shell: Shell) -> None:
+    done = shell("run", "-m", "local", *SHORT, "--quiet")
+    assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 1)
+
+
+def test_progress_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    import subprocess
+    import sys
+
+    from support.command import PROGRAM, environment
+
+    command = [sys.executable, "-c", PROGRAM, "run", "-m", "fedavg", *SHORT]
+    size = {"COLUMNS": "160", "TERM": "xterm"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(**size), stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    shown = b""
+    try:
+        while block := os.read(ours, 4096):
+            shown += block
+    except OSError:  # Linux says so when the other end is closed
+        pass
+    out, _ = process.communicate(timeout=60)
+    os.close(ours)
+    assert process.returncode == 0
+    (best,) = rows(tmp_path, "SELECT MAX(accuracy) FROM round")[0]
+    assert f"best {100 * best:.2f} %" in shown.decode()
+    assert "s/round" in shown.decode()
+    assert "100%" in shown.decode()
+    assert len(out.splitlines()) == 1
+
+
+def test_ctrl_c_keeps_the_rounds_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    command = ("run", "-m", "fedavg", "-d", "digits", "--rounds", "15", "--clients", "5")
+    process = start(*command, folder=tmp_path)
+    assert process.stderr is not None
+    while "round 0/15" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    interrupted = finish(process)
+    assert interrupted.code == 130
+    assert "Interrupted. Run 1 keeps its rounds" in interrupted.err
+    assert "Traceback" not in interrupted.err
+    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
+    ((kept,),) = rows(tmp_path, "SELECT MAX(round) FROM round")
+    before = rows(tmp_path, "SELECT round, accuracy, test_loss FROM round")
+    resumed = finish(start(*command, folder=tmp_path))
+    assert (resumed.code, f"resumed after round {kept}" in resumed.err) == (0, True)
+    after = rows(tmp_path, "SELECT round, accuracy, test_loss FROM round")
+    assert after[: len(before)] == before
+    assert [row[0] for row in after] == list(range(16))
+    assert rows(tmp_path, "SELECT id, status FROM run") == [(1, "finished")]
+
+
+def test_a_diverged_run_is_reported_and_the_others_go_on(shell: Shell, tmp_path: Path) -> None:
+    command = ("run", "-m", "fedprox", "-m", "fedavg", *SHORT, "--set", "fedprox.mu=1e38", "--json")
+    done = shell(*command)
+    assert done.code == 2
+    told = done.err.splitlines()
+    at = next(i for i, line in enumerate(told) if line.startswith("Error: "))
+    assert told[at].startswith("Error: fedprox, seed 0: client")
+    assert "in round 1" in told[at]
+    assert told[at + 2].startswith("fedavg"), "two lines, and the next run"
+    assert [(row["method"], row["status"]) for row in parsed(done)] == [("fedprox", "diverged"), ("fedavg", "finished")]
+    reached = rows(tmp_path, "SELECT method, MAX(round) FROM run JOIN round ON id = run_id GROUP BY id")
+    assert reached == [("fedprox", 0), ("fedavg", 2)]
+    again = shell(*command)
+    assert (again.code, "--force" in again.err) == (2, True)
+    assert [row["status"] for row in parsed(again)] == ["diverged", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("-p pathological --classes-per-client 11", "11 classes per client are more than the 10 classes"),
+        ("--clients 2000", "2000 clients are too many for 1797 samples"),
+        ("--beta 0", "--beta 0.0 is not possible: it must be above 0."),
+        ("--beta 0.0001 --clients 100", "Use a larger beta, fewer clients"),
+        ("--rounds 0", "--rounds 0 is not possible: it must be at least 1."),
+        ("--rounds many", "--rounds many is not possible: it must be a whole number."),
+        ("--lr fast", "--lr fast is not possible: it must be a number."),
+        ("--workers 0", "--workers 0 is not possible: it must be at least 1."),
+        ("--join-ratio 2", "--join-ratio 2.0 is not possible: it must be at most 1."),
+        ("--batch-size -1", "--batch-size -1 is not possible"),
+        ("--join-ratio 0.05", "selects nobody"),
+        ("--model cnn", "Models that fit this data: logreg, mlp"),
+        ("--engine fast", "Valid: auto, batched, loop"),
+        ("--device tpu", "Unknown device 'tpu'"),
+        ("--db /no/such/folder/x.db", "No folder /no/such/folder"),
+        ("-d mnist", "pflbench data download mnist"),
+        ("-p pfllib:nowhere -d mnist", "config.json is missing"),
+        ("-d npz:nowhere.npz", "nowhere.npz does not exist"),
+        ("--set fedavg.mu=1", "fedavg"),
+        ("-m fedala --set fedala.p=x", "fedala.p = 'x' is not possible: it must be a whole number."),
+        ("-m fedala --set fedala.eta=nan", "fedala.eta = 'nan' is not possible: it must be a finite number."),
+        ("-m fedala --set fedala.adapt=perhaps", "fedala.adapt = 'perhaps' is not possible: it must be true or false."),
+        ("-m fedfomo --set fedfomo.M=some", "fedfomo.M = 'some' is not possible: it must be a whole number or 'all'."),
+        ("-m per-fedavg --set per-fedavg.alpha=-1", "per-fedavg.alpha = '-1' is not possible: it must be at least 0 or 'lr'."),
+        ("-m fedamp --join-ratio 0.5", "--set fedamp.partial=true"),
+        ("-m heurfedamp+ala --join-ratio 0.5", "--set heurfedamp.partial=true"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_stored(shell: Shell, tmp_path: Path, options: str, words: str) -> None:
+    assert words in shell.refused("run", "-m", "fedavg", *options.split())
+    assert not (tmp_path / "pflbench.db").exists() or rows(tmp_path, "SELECT * FROM run") == []
+
+
+def test_what_the_second_dataset_lacks_shows_before_the_first_is_run(shell: Shell, tmp_path: Path) -> None:
+    assert "The data of 'mnist' are missing" in shell.refused("run", "-m", "fedavg", *SHORT, "-d", "mnist")
+    assert not (tmp_path / "pflbench.db").exists()
+
+
+def test_a_gpu_that_is_not_there(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "PyTorch sees no GPU" in shell.refused("run", "-m", "fedavg", *SHORT, "--device", "cuda")
+
+
+def test_out_of_gpu_memory_names_the_option_that_helps(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pflbench.methods.fedavg import FedAvg
+
+    whole, calls = FedAvg.update, []
+
+    def update(self: FedAvg, fed: object, s: object, S: object) -> object:
+        calls.append(s)
+        if len(calls) == 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return whole(self, fed, s, S)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FedAvg, "update", update)
+    assert "--chunk N" in shell.refused("run", "-m", "fedavg", *SHORT)
+    assert rows(tmp_path, "SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("failed", 1)]
+    assert shell("run", "-m", "fedavg", *SHORT).code == 0
+    assert rows(tmp_path, "SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("finished", 2)]
+
+
+def test_a_corrupt_data_file_is_named(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, x=np.random.default_rng(0).random((200, 6)).astype(np.float32), y=np.arange(200) % 2)
+    command = ("run", "-m", "fedavg", "-d", f"npz:{path}", "--rounds", "1", "--clients", "2", "--beta", "10")
+    assert shell(*command).code == 0
+    path.write_bytes(path.read_bytes()[:-200])
+    assert "own.npz" in shell.refused(*command)
+    assert rows(tmp_path, "SELECT status FROM run") == [("finished",)]
+
+
+def test_a_database_of_another_program_is_left_alone(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "pflbench.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE recipe (name TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    assert "another program's database" in shell.refused("run", "-m", "fedavg", *SHORT)
+    path.write_bytes(b"no database at all " * 100)
+    assert "not a SQLite database" in shell.refused("run", "-m", "fedavg", *SHORT)
+    path.write_bytes(before)
+    assert rows(tmp_path, "SELECT name FROM sqlite_master") == [("recipe",)]
+
+
+def test_a_newer_database_is_refused(shell: Shell, tmp_path: Path) -> None:
+    assert shell("db", "upgrade").code == 0
+    with sqlite3.connect(tmp_path / "pflbench.db") as connection:
+        connection.execute("UPDATE pflbench_version SET version_num = '9999'")
+    connection.close()
+    assert "newer pflbench" in shell.refused("run", "-m", "fedavg", *SHORT)
+
+
+UNPRIVILEGED = """
+import os, sys
+sys.argv[0] = "pflbench"
+from pflbench.cli import main
+main(["db", "upgrade", "--db", "nowhere/x.db"])  # an error of the same kind
+main([*sys.argv[1:-1], "first.db", "--quiet"])  # imports what only root may read here
+if os.getuid() == 0:
+    os.seteuid(65534)  # root may write everywhere
+sys.exit(main())
+"""
+
+
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(0o755)  # pytest's folders are its user's alone
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    done = finish(start("run", "-m", "fedavg", *SHORT, "--db", str(closed / "x.db"), folder=tmp_path, program=UNPRIVILEGED))
+    assert_refused(done)
+    assert f"Cannot open {closed / 'x.db'}" in done.err
+
+
+FULL = """
+import resource, sys
+sys.argv[0] = "pflbench"
+from pflbench.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (350_000, 350_000))
+sys.exit(main())
+"""
+
+
+def test_a_disk_that_fills_up_loses_nothing_committed(shell: Shell, tmp_path: Path) -> None:
+    command = ("run", "-m", "local", "-d", "digits", "--rounds", "40", "--clients", "5", "--batch-size", "500")
+    done = finish(start(*command, folder=tmp_path, program=FULL))
+    assert_refused(done)
+    assert "committed before is kept" in done.err
+    ((stored,),) = rows(tmp_path, "SELECT MAX(round) FROM round")
+    assert stored > 5
+    before = rows(tmp_path, "SELECT round, accuracy FROM round")
+    assert [row[0] for row in before] == list(range(stored + 1))
+    assert shell(*command, "--quiet").code == 0
+    assert rows(tmp_path, "SELECT round, accuracy FROM round")[: len(before)] == before
+    assert parsed(shell("db", "check", "--json")) == {"ok": True, "problems": []}

@@ -1,0 +1,109 @@
+"""A stranger's first three commands, in any order: what there is not yet leads on, and what there is is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine
+from support.command import Shell
+from support.report_database import add_run, spec
+
+from pflbench.errors import UserError
+from pflbench.report import PLOTS, TABLES
+from pflbench.run.plan import partition_options
+from pflbench.store import db, read
+
+FEDALA = {"method": "fedala", "dataset": "tiny"}
+
+
+@pytest.fixture
+def engine(shell: Shell) -> Engine:
+    return db.connect(db.to_url("pflbench.db"))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("table", "heterogeneity"), "FedALA paper, Table 4: 210 runs of 14 methods on Tiny-ImageNet / AG News"),
+        (("plot", "trajectory"), "FedALA paper, Figure 4: 2 runs of FedAvg and FedALA on MNIST"),
+        (("plot", "heterogeneity"), "pflbench reproduce plot:heterogeneity --scale smoke|quick|full"),
+    ],
+)
+def test_nothing_yet_says_what_it_takes(command: tuple[str, str], says: str, shell: Shell) -> None:
+    """Without a database, with an empty one, and with runs of something else."""
+    for _ in range(3):
+        told = shell.refused(*command)
+        assert says in told
+        assert f"{command[1]} --scale smoke|quick|full" in told
+        assert "smoke about a minute, the rest not known before a first run" in told
+        made = db.connect(db.to_url("pflbench.db"))
+        if not read.distinct(made, "method") and Path("again").exists():
+            add_run(made, spec("fedavg"), [0.1, 0.2])
+        Path("again").touch()
+
+
+def test_every_table_and_figure_leads_on(shell: Shell) -> None:
+    for kind, name in [*(("table", name) for name in TABLES), *(("plot", name) for name in PLOTS if name != "distribution")]:
+        assert f"{name} --scale smoke|quick|full" in shell.refused(kind, name)
+
+
+def test_what_is_known_of_the_time_is_said(engine: Engine, shell: Shell) -> None:
+    """A round of FedAvg takes 2 + 5 seconds: FedALA's 1.93 / 1.59 of it (Table 3); 200 rounds of each, or 20."""
+    add_run(engine, spec("fedavg", rounds=3), [0.1, 0.2], seconds=2.0, participants=20)
+    seconds = 7 * (1 + 1.93 / 1.59)
+    told = shell.refused("plot", "trajectory")
+    assert f"full about {200 * seconds / 60:.0f} min, quick about {20 * seconds / 60:.0f} min" in told
+
+
+def test_one_run_of_the_paper_s_usual_setting_fills_its_place_in_the_table(engine: Engine, shell: Shell) -> None:
+    """`run -m fedala -d tiny` is Dir(0.1), which Table 4 leaves to Table 2: it stands between Dir(0.01) and Dir(0.5)."""
+    of = spec("fedala", dataset="tiny", lr=0.005, hyperparameters=_fedala())
+    add_run(engine, of, [0.1, 0.4])
+    document = json.loads(shell("table", "heterogeneity", "--json").out)
+    settings = list(dict.fromkeys(cell["setting"] for cell in document["cells"]))
+    assert settings == ["Tiny-ImageNet, Dir(0.01)", "Tiny-ImageNet, Dir(0.1)", "Tiny-ImageNet, Dir(0.5)", "AG News, Dir(1)"]
+    (filled,) = (cell for cell in document["cells"] if cell["n"])
+    assert (filled["mean"], filled["runs"], filled["setting"]) == (40, [1], settings[1])
+    assert {cell["verdict"] for cell in document["cells"] if not cell["n"]} == {"not run"}
+    assert any(note.startswith("Not run: 42 of 42 cells; next: pflbench run -m fedavg -d tiny") for note in document["notes"])
+    assert "40.00" in shell("table", "heterogeneity").out
+
+
+def _fedala() -> dict[str, object]:
+    from pflbench.report.paper import HYPERPARAMETERS
+
+    return HYPERPARAMETERS["fedala"]
+
+
+def test_a_distribution_needs_no_run_and_no_database(shell: Shell) -> None:
+    for step in range(2):
+        done = shell("plot", "distribution", "-d", "digits", "-p", "Pathological(2)", "-p", "iid", "-o", "d.svg")
+        assert done.code == 0, done
+        assert "Digits Pathological(2)" in done.err
+        assert "Digits IID" in done.err
+        assert Path("pflbench.db").exists() is bool(step)
+        db.connect(db.to_url("pflbench.db"))
+    assert "Unknown partition 'Dr(1)'" in shell.refused("plot", "distribution", "-d", "digits", "-p", "Dr(1)", "--db", "none.db")
+    assert "--method does not belong" in shell.refused("plot", "distribution", "-m", "fedavg")
+    assert "pflbench data download mnist" in shell.refused("plot", "distribution", "-d", "mnist")
+
+
+def test_labels_ask_for_their_partitions() -> None:
+    assert partition_options("dir(0.1)") == {"partition": "dirichlet", "beta": 0.1}
+    assert partition_options("Groups(5)") == {"partition": "groups", "groups": 5}
+    with pytest.raises(UserError, match=r"Unknown partition 'Pathological\(2.5\)'"):
+        partition_options("Pathological(2.5)")
+
+
+def test_the_drawn_partition_is_the_one_that_a_run_has(shell: Shell) -> None:
+    shell("plot", "distribution", "-d", "digits", "-o", "alone.png")
+    alone = Path("alone.caption.txt").read_text().splitlines()[0]
+    shell("run", "-m", "local", "-d", "digits", "--rounds", "1", "-q")
+    shell("plot", "distribution", "-d", "digits", "-o", "stored.png")
+    assert Path("stored.caption.txt").read_text().splitlines()[0] == alone
+    import matplotlib.image as image
+
+    assert np.array_equal(image.imread("alone.png"), image.imread("stored.png"))

@@ -1,0 +1,91 @@
+"""`pflbench run --pack`: the same lines as without, in the order of the packs; Ctrl-C, divergence, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+from support.command import Shell, finish, start
+
+SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5", "--engine", "batched")
+
+
+def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(folder / "pflbench.db") as connection:
+        found = connection.execute(query).fetchall()
+    connection.close()
+    return found
+
+
+def test_the_same_lines(shell: Shell, tmp_path: Path) -> None:
+    command = ("run", "-m", "local", "-m", "fedavg", *SHORT, "--seeds", "0-1")
+    packed = shell(*command, "--pack", "auto")
+    assert packed.code == 0
+    separate = shell(*command, "--force", "--quiet")
+
+    def results(out: str) -> list[list[str]]:
+        return sorted(line.split("  ")[1:] for line in out.splitlines())
+
+    assert results(packed.out) == results(separate.out)
+    assert [line.split("  ")[4] for line in packed.out.splitlines()] == ["seed 0", "seed 1", "seed 0", "seed 1"]
+    told = [line for line in packed.err.splitlines() if line.startswith("fedavg")]
+    assert [line.split(": ")[1].split("  ")[0] for line in told] == [
+        "run 3 started, 2 rounds", "run 4 started, 2 rounds", "round 0/2", "round 0/2", "round 2/2", "round 2/2",
+    ]  # fmt: skip
+    found = rows(tmp_path, "SELECT json_extract(environment, '$.pack') FROM run ORDER BY id")
+    assert [json.loads(str(pack)) for (pack,) in found[:4]] == [{"runs": 2, "calls": 5, "apart": 0}] * 4
+    assert found[4:] == [(None,)] * 4, "on a CPU nothing is packed unasked"
+
+
+def test_a_diverged_run_is_told_and_the_exit_code_says_so(shell: Shell, tmp_path: Path) -> None:
+    command = ("run", "-m", "fedprox", *SHORT, "--seeds", "0-1", "--set", "fedprox.mu=1e38", "--pack", "2", "--quiet")
+    done = shell(*command)
+    assert (done.code, done.err.count("Error: fedprox, seed")) == (2, 2)
+    assert rows(tmp_path, "SELECT status FROM run") == [("diverged",)] * 2
+    assert shell(*command).err.count("--force runs it anew") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--pack 0", "neither auto nor a number of runs"),
+        ("--pack many", "neither auto nor a number of runs"),
+        ("--pack 4 --engine loop", "--pack 4 is not possible with --engine loop"),
+        ("--pack 4 --engine loop --dry-run", "--pack 4 is not possible with --engine loop"),
+    ],
+)
+def test_what_is_refused(shell: Shell, tmp_path: Path, options: str, words: str) -> None:
+    assert words in shell.refused("run", "-m", "fedavg", *SHORT, "--seeds", "0-1", *options.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reproduce_packs_too(shell: Shell, tmp_path: Path) -> None:
+    command = ("reproduce", "ablation", "--scale", "smoke", "--seeds", "0-1", "--engine", "batched", "--pack", "2", "--json")
+    done = shell(*command)
+    assert (done.code, "Runs 1 to 2 of 4" in done.err, "Runs 3 to 4 of 4" in done.err) == (0, True, True)
+    found = rows(tmp_path, "SELECT seed, status, json_extract(environment, '$.pack.runs') FROM run ORDER BY id")
+    assert found == [(0, "finished", 2), (1, "finished", 2)] * 2
+    assert [cell["n"] for cell in json.loads(done.out)["cells"]] == [2, 2]
+
+
+def test_ctrl_c_keeps_the_rounds_of_all(tmp_path: Path) -> None:
+    command = ("run", "-m", "fedavg", *SHORT, "--rounds", "15", "--seeds", "0-1", "--pack", "2")
+    process = start(*command, folder=tmp_path)
+    assert process.stderr is not None
+    while "seed 1: round 0/15" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    interrupted = finish(process)
+    assert interrupted.code == 130
+    assert "Interrupted. Rounds that are kept: run 1 up to " in interrupted.err
+    assert "Traceback" not in interrupted.err
+    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)] * 2
+    kept = rows(tmp_path, "SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
+    resumed = finish(start(*command, folder=tmp_path))
+    assert (resumed.code, resumed.err.count("resumed after round")) == (0, 2)
+    after = rows(tmp_path, "SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
+    assert set(kept) < set(after)
+    assert [round for _, round, *_ in after] == [*range(16)] * 2

@@ -1,0 +1,234 @@
+"""The data behind a name: official content, the same samples in another order, other, damaged; and what a run says of it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.command import Shell
+from support.real_data import real
+from support.vision_files import put_idx, put_set
+
+from pflbench import data
+from pflbench._torchvision import torchvision
+from pflbench.data import content, idx
+from pflbench.data.content import Facts, Published
+from pflbench.errors import UserError
+from pflbench.spec import DataSpec
+
+RUN = ("run", "-m", "fedavg", "-d", "mnist", "--model", "logreg", "--rounds", "1", "--clients", "2", "--quiet")
+LABELS = ([0, 1] * 40, [0, 1] * 10)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+
+
+def put_mnist(root: Path) -> Path:
+    """A made-up MNIST, by its folder of files."""
+    folder = root / "MNIST" / "raw"
+    put_set(folder, ("train", "t10k"), LABELS)
+    return folder
+
+
+def zero(file: Path, start: int = 500, size: int = 40) -> None:
+    """Some bytes to nought; size and time of the file stay."""
+    before = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(start)
+        opened.write(bytes(size))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def of(x: list[int], y: list[int], train: int | None = None, classes: tuple[str, ...] = ("a", "b")) -> Facts:
+    return content.of_arrays(data.Arrays(np.array(x, np.uint8).reshape(-1, 1, 1, 1), np.array(y), classes, train_size=train))
+
+
+def test_the_hash_follows_samples_labels_classes_and_their_order() -> None:
+    base = of([1, 2, 3], [0, 0, 1], 2)
+    assert of([1, 2, 3], [0, 0, 1], 2) == base
+    moved = of([2, 1, 3], [0, 0, 1], 2)
+    assert (moved.samples, moved.hash != base.hash) == (base.samples, True)
+    others = [
+        of([1, 2, 4], [0, 0, 1], 2),
+        of([1, 2, 3], [0, 1, 1], 2),
+        of([1, 3, 2], [0, 1, 0], 2),  # a sample has gone from the training part to the test part
+        of([1, 2, 3], [0, 0, 1], 1),
+        of([1, 2, 3], [0, 0, 1], None),
+        of([1, 2, 3], [0, 0, 1], 2, ("a", "c")),
+        of([1, 2, 3, 3], [0, 0, 1, 1], 2),
+    ]
+    assert len({base.samples, *(other.samples for other in others)}) == 1 + len(others)
+    assert len({base.hash, moved.hash, *(other.hash for other in others)}) == 2 + len(others)
+
+
+def test_what_a_content_is() -> None:
+    facts = of([1, 2, 3], [0, 0, 1], 2)
+    states = {
+        "official": [Published(hash=facts.hash), Published((2, 1), checked=True)],
+        "same samples in another order": [Published((2, 1), hash="0", samples=facts.samples)],
+        "other": [Published((2, 2), checked=True), Published((2, 1), {"file": "md5"}), Published(hash="0", samples="0")],
+        "unknown": [Published((2, 1)), Published()],
+    }
+    for state, published in states.items():
+        assert {one.judge(facts).state for one in published} == {state}
+
+
+def test_other_data_of_the_same_name_have_keys_and_labels_of_their_own(tmp_path: Path) -> None:
+    for name in ("whole", "fewer", "zeroed"):
+        put_mnist(tmp_path / name)
+    put_set(tmp_path / "fewer" / "MNIST" / "raw", ("train", "t10k"), (LABELS[0][:-1], LABELS[1]))
+    zero(tmp_path / "zeroed" / "MNIST" / "raw" / "train-images-idx3-ubyte")
+    specs = [data.parse("mnist", tmp_path / name) for name in ("whole", "fewer", "zeroed")]
+    assert len({spec.content for spec in specs} - {None}) == 3
+    assert [spec.label for spec in specs] == [f"mnist, other content {str(spec.content)[:6]}" for spec in specs]
+    assert data.parse("mnist", tmp_path / "nowhere") == DataSpec(name="mnist")  # what is missing is meant to be the official one
+
+
+def test_a_run_loads_what_its_specification_names(tmp_path: Path) -> None:
+    """Also where data came, or changed, after it was planned."""
+    folder = put_mnist(tmp_path)
+    spec = data.parse("mnist", tmp_path)
+    assert len(data.load(spec, tmp_path).y) == 100
+    with pytest.raises(UserError, match="wants the official content, they hold"):
+        data.load(DataSpec(name="mnist"), tmp_path)
+    zero(folder / "t10k-images-idx3-ubyte")
+    with pytest.raises(UserError, match=f"wants the content {str(spec.content)[:6]}"):
+        data.load(spec, tmp_path)
+
+
+def test_files_are_read_once_until_one_of_them_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that leaves size and time as they were, too: the same bytes zeroed a moment after the first look."""
+    folder = put_mnist(tmp_path)
+    read = []
+    of_arrays = content.of_arrays
+    monkeypatch.setattr(content, "of_arrays", lambda arrays: read.append(1) or of_arrays(arrays))
+    first = data.identify(DataSpec(name="mnist"), tmp_path)
+    assert data.identify(DataSpec(name="mnist"), tmp_path) == first
+    assert len(read) == 1
+    for file in sorted(folder.iterdir()):
+        zero(file, start=21, size=2)
+        changed = data.identify(DataSpec(name="mnist"), tmp_path)
+        assert changed != first
+        first = changed
+    assert len(read) == 5
+
+
+def test_without_a_place_for_the_hash_it_is_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_mnist(tmp_path)
+    expected = data.identify(DataSpec(name="mnist"), tmp_path)
+    shutil.rmtree(tmp_path / ".cache")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert data.identify(DataSpec(name="mnist"), tmp_path) == expected
+    assert not list((tmp_path / ".cache").iterdir())
+
+
+def test_emnist_is_known_by_the_archive_from_which_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "EMNIST" / "raw"
+    put_set(folder, ("emnist-letters-train", "emnist-letters-test"), ([1, 2, 3], [4, 5]))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in folder.iterdir():
+            archive.writestr(f"gzip/{file.name}.gz", gzip.compress(file.read_bytes()))
+    spec = DataSpec(name="emnist", variant="letters")
+
+    def state() -> tuple[str, bool]:
+        found = data.identify(spec, tmp_path)
+        assert found is not None
+        return found.state, data.parse("emnist:letters", tmp_path).content is None
+
+    assert state() == ("other", False)  # far fewer than published
+    monkeypatch.setitem(idx.EMNIST_PARTS, "letters", (3, 2))
+    assert state() == ("unknown", False)
+    (folder / "gzip.zip").write_bytes(packed.getvalue())
+    assert state() == ("unknown", False)  # an archive, but not the published one
+    monkeypatch.setattr(torchvision().datasets.EMNIST, "md5", hashlib.md5(packed.getvalue()).hexdigest())
+    shutil.rmtree(tmp_path / ".cache")
+    assert state() == ("official", True)
+    zero(folder / "emnist-letters-test-labels-idx1-ubyte", start=8, size=1)
+    assert state() == ("other", False)
+
+
+def test_every_command_says_what_the_data_are(shell: Shell, tmp_path: Path) -> None:
+    put_mnist(tmp_path / "data")
+    spec = data.parse("mnist", tmp_path / "data")
+    label, short = spec.label, str(spec.content)[:6]
+    ran = shell(*RUN)
+    assert f"mnist in data has other content than the official files ({short}: 80 + 20 samples" in ran.err
+    assert label in ran.out
+    assert label in shell("runs", "list").out
+    assert json.loads(shell("runs", "list", "-d", "mnist", "--json").out)[0]["dataset"] == label
+    assert f"other, hash {str(spec.content)[:16]}" in shell("runs", "show", "1").out
+    assert f"MNIST, other content {short}" in shell("table", "accuracy", "-d", "mnist", "-f", "markdown").out
+    shown = shell("partition", "show", "-d", "mnist", "--clients", "2")
+    assert label in shown.out + shown.err
+    verified = shell("data", "verify", "mnist", "--json")
+    assert (verified.code, json.loads(verified.out)[-1]["state"]) == (0, "other")
+    assert "not the official content" in verified.err
+    # The same name on other data is another run; on the same data it is the same one.
+    assert "is finished already" in shell(*RUN).err
+    zero(tmp_path / "data" / "MNIST" / "raw" / "train-images-idx3-ubyte")
+    assert shell(*RUN).out.startswith("run 2 ")
+    put_idx(tmp_path / "data" / "MNIST" / "raw" / "train-labels-idx1-ubyte", np.array([1], np.uint8))
+    damaged = shell("data", "verify", "mnist")
+    assert (damaged.code, "damaged" in damaged.out) == (2, True)
+
+
+def test_the_record_of_a_run_has_the_hash(shell: Shell) -> None:
+    shell("run", "-m", "fedavg", "-d", "digits", "--model", "logreg", "--rounds", "1", "--quiet")
+    recorded = json.loads(shell("runs", "show", "1", "--json").out)["environment"]["data"]
+    assert (len(recorded["hash"]), recorded["state"]) == (64, "official")
+
+
+def test_listing_and_tables_read_no_data(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_mnist(tmp_path / "data")
+    shell(*RUN)
+    monkeypatch.setattr(data, "identify", lambda *_: pytest.fail("looked at the data"))
+    for arguments in (("--help",), ("runs", "list"), ("runs", "show", "1"), ("table", "accuracy"), ("data", "list")):
+        assert shell(*arguments).code == 0
+
+
+def test_the_shared_mnist_has_the_official_samples_in_another_order(tmp_path: Path) -> None:
+    """Its training files are not the published ones; as a set, the digits are those of the folder that PFLlib wrote."""
+    from pflbench.partition import pfllib
+
+    (tmp_path / "mnist").symlink_to(real("mnist").resolve())
+    x, y, _, _ = pfllib.read(real("pfllib/MNIST"))
+    pixels = np.rint((x.astype(np.float64) + 1) * 127.5).astype(np.uint8)
+    held = data.load(data.parse("mnist", tmp_path), tmp_path)
+    theirs, ours = (
+        sorted(row.tobytes() + bytes([k]) for row, k in zip(a, b, strict=True)) for a, b in ((pixels, y), (held.x, held.y))
+    )
+    assert theirs == ours
+    found = data.identify(DataSpec(name="mnist"), tmp_path)
+    assert found is not None
+    assert (found.state, found.in_key) == ("same samples in another order", found.hash)
+
+
+def test_the_shared_agnews_test_file_is_official_until_its_lines_are_moved(tmp_path: Path) -> None:
+    folder = tmp_path / "ag_news_csv"
+    shutil.copytree(real("ag_news_csv"), folder, copy_function=shutil.copyfile)
+    assert data.parse("agnews:test", tmp_path) == DataSpec(name="agnews", variant="test")
+    lines = (folder / "test.csv").read_bytes().splitlines(keepends=True)
+    states = []
+    for kept in ([*lines[1:], lines[0]], lines[1:]):
+        (folder / "test.csv").write_bytes(b"".join(kept))
+        found = data.identify(DataSpec(name="agnews", variant="test"), tmp_path)
+        assert found is not None
+        states.append(found.state)
+    assert states == ["same samples in another order", "other"]
+
+
+@pytest.mark.slow
+def test_the_shared_tiny_is_official(tmp_path: Path) -> None:
+    (tmp_path / "tiny-imagenet-200").symlink_to(real("tiny-imagenet-200").resolve())
+    assert data.parse("tiny", tmp_path) == DataSpec(name="tiny")

@@ -1,0 +1,352 @@
+"""Captured steps: the same numbers, few programs, no Python in between; and what cannot be captured is said."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pflbench import methods, models
+from pflbench.contract.recorded import Recorded
+from pflbench.contract.small import federation, tensors, train
+from pflbench.engine.batched.capture import WARM_UPS, Compiled, Graph, capture, makes_programs
+from pflbench.engine.batched.convolution import CONVOLUTIONS, fastest, present, unfold
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.programs import KINDS, MIXED, bucket, frozen
+from pflbench.engine.batched.steps import blocks
+from pflbench.engine.batches import Plan
+from pflbench.engine.samples import Samples
+from pflbench.methods.fedprox import proximal
+from pflbench.run import execution
+from pflbench.run.plan import Request, plan
+from pflbench.run.setting import load_setting
+
+CPU = torch.device("cpu")
+# Between two sizes of program: some programs are for more clients than take a step.
+SPREAD = (16, 8, 21, 14, 11, 5, 17)
+
+
+def make(name):
+    return methods.make(methods.spec(name, {"max_init_epochs": "2"} if name == "fedala" else {}))
+
+
+def captured(model="mlp", how=None, **settings):
+    fed = federation(model, "batched", **{"n": SPREAD, **settings})
+    fed.executor.close()
+    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, capture=how or Recorded())
+    return fed
+
+
+def assert_same(a, b, tolerance=1e-10):
+    for field, value in tensors(a).items():
+        torch.testing.assert_close(tensors(b)[field], value, rtol=0, atol=tolerance)
+
+
+# -- which numbers of clients there are programs for ----------------------------------------------------------------------
+
+
+def test_there_are_few_sizes_and_none_is_much_too_large():
+    for most in (1, 2, 7, 20, 100, 1000):
+        sizes = {bucket(count, most) for count in range(1, most + 1)}
+        assert len(sizes) <= 4 + np.log(most) / -np.log(0.8)
+        for count in range(1, most + 1):
+            assert count <= bucket(count, most) <= max(count / 0.8 + 2, 1)
+    assert bucket(1, 1) == 1
+    assert bucket(20, 20) == 20
+
+
+# -- the same numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mlp", "batchnorm", "fasttext"])
+@pytest.mark.parametrize("name", ["ditto", "pfedme", "fedphp", "fedala"])
+def test_clients_that_have_finished_stay_as_they_are(name, model):
+    settings = {"n": SPREAD, "drop_last": "never" if name == "ditto" else "auto"}
+    fed = captured(model, **settings)
+    assert_same(train(make(name), federation(model, "batched", **settings), 1), train(make(name), fed, 1))
+    assert fed.executor.programs.record()["programs"] > 0
+    assert set(fed.executor.programs.apart) <= {MIXED}
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("fedprox", "mlp"),
+        *(
+            pytest.param(*slow, marks=pytest.mark.slow)
+            for slow in (("fedala", "mlp"), ("fedavg", "cnn"), ("fedavg", "batchnorm"))
+        ),
+    ],
+)
+def test_compiled_steps(name, model):
+    settings = {"n": (10, 10), "dtype": "float32"}
+    fed = captured(model, Compiled(), **settings)
+    with torch.random.fork_rng():  # the compiler draws from the global generator
+        assert_same(train(make(name), federation(model, "batched", **settings), 1), train(make(name), fed, 1), 1e-5)
+    record = fed.executor.programs.record()
+    assert record["capture"] == "compile"
+    assert record["programs"] > 0
+    assert record["apart"] == {}
+
+
+def test_batches_of_different_sizes_are_one_block_with_weights():
+    plan = Plan((np.arange(7), np.arange(10, 15), np.arange(20, 23)), (np.array([3, 3, 1]), np.array([3, 2]), np.array([3])))
+    merged = list(blocks(plan, torch.float64, CPU, merged=True))
+    assert [(block.first, block.index[:, 0].tolist()) for block in merged] == [(3, [0, 10, 20]), (2, [3, 13]), (1, [6])]
+    assert [block.weights[: block.first].sum(1).tolist() for block in merged] == [pytest.approx([1] * k) for k in (3, 2, 1)]
+    assert merged[1].weights[1].tolist() == [0.5, 0.5, 0]
+    assert merged[2].index.tolist() == [[6, 0, 0]], "filled up with the client's own samples"
+    apart = [(block.step, block.size, block.index.tolist()) for block in blocks(plan, torch.float64, CPU, merged=False)]
+    assert apart == [
+        (0, 3, [[0, 1, 2], [10, 11, 12], [20, 21, 22]]),
+        (1, 3, [[3, 4, 5]]),
+        (1, 2, [[13, 14]]),
+        (2, 1, [[6]]),
+    ]
+
+
+# -- made once, then replayed ---------------------------------------------------------------------------------------------
+
+
+def test_after_the_first_round_no_step_runs_python(monkeypatch):
+    method, fed = make("fedala"), captured()
+    state = train(method, fed, 2)
+    programs, calls, whole = fed.executor.programs.record()["programs"], [], Samples.batch
+    monkeypatch.setattr(Samples, "batch", lambda self, index: calls.append(index.shape) or whole(self, index))
+    S = fed.nobody_left_out()
+    state = method.update(fed.at(3), state, S)
+    assert calls == []
+    method.receive(fed.at(4), state, S)
+    assert len(calls) == 1, "ALA's features: two samples show what they look like"
+    assert fed.executor.programs.record()["programs"] == programs
+
+
+def test_memory_is_given_back():
+    fed = captured()
+    train(make("fedavg"), fed, 1)
+    fed.executor.close()
+    assert fed.executor.programs.record()["programs"] == 0
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A stand-in for CUDA: from which pools graphs take their memory, and on which streams work is done."""
+    pools, streams = [], []
+
+    class Drawn:
+        def replay(self):
+            pass
+
+        def pool(self):
+            return 7
+
+    @contextmanager
+    def graph(drawn, pool):
+        pools.append(pool)
+        yield
+
+    @contextmanager
+    def on(stream):
+        streams.append(stream)
+        yield
+
+    stands_in = {
+        "Stream": lambda device: Mock(),
+        "current_stream": lambda device=None, stream=Mock(): stream,
+        "CUDAGraph": Drawn,
+        "graph": graph,
+        "stream": on,
+    }
+    for name, value in stands_in.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return SimpleNamespace(pools=pools, streams=streams)
+
+
+def test_graphs_share_memory_as_long_as_there_is_one(cuda):
+    pools, streams = cuda.pools, cuda.streams
+    taken, record = Graph(torch.device("cuda")), Mock()
+    calls = [taken(record), taken(record)]
+    assert pools == [None, 7]
+    assert record.call_count == 2 * (WARM_UPS + 1)
+    calls.clear()
+    taken(record)
+    assert pools[-1] is None, "the memory of graphs that are gone is gone"
+    assert streams[0] is streams[2] is streams[4], "one stream for warming up"
+    assert streams[1] is streams[3] is torch.cuda.current_stream(), "to which a failed capture returns, too"
+
+
+def test_after_a_failed_capture_there_is_a_new_pool(cuda):
+    taken, step = Graph(torch.device("cuda")), Mock()
+    kept = taken(step)
+    step.side_effect = [None] * WARM_UPS + [RuntimeError("operation not permitted when stream is capturing")]
+    with pytest.raises(RuntimeError, match="not permitted"):
+        taken(step)
+    step.side_effect = None
+    taken(step)
+    assert cuda.pools == [None, 7, None]
+    assert kept is not None
+
+
+def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
+    fed, whole, failed = captured(), Samples.batch, []
+    train(make("fedavg"), fed, 1)
+
+    def batch(self, index):
+        if self.device.type != "meta" and index.dim() == 2 and len(index) > 3:
+            failed.append(len(index))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return whole(self, index)
+
+    fed.executor.programs.forget()
+    monkeypatch.setattr(Samples, "batch", batch)
+    assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
+    assert failed
+    assert {len(one.live) for one in fed.executor.programs._made.values()} == {3}
+
+
+# -- what cannot be captured ----------------------------------------------------------------------------------------------
+
+
+def looks(w, *, anchor, strength):
+    """A penalty that decides by a number: a graph would take the same way for ever."""
+    pull = strength * (w - anchor)
+    return (pull if float(pull.abs().max()) > 0 else pull * 2), pull.square().sum(-1)
+
+
+def fit(fed, **how):
+    S = fed.nobody_left_out()
+    rows = fed.everyone(fed.initial())
+    return fed.at(1).sgd(rows, S, correct=looks, anchor=torch.zeros(fed.flat.size, dtype=fed.dtype), **how)
+
+
+def test_a_step_that_reads_numbers_is_made_without_capture_and_said():
+    fed = captured()
+    torch.testing.assert_close(fit(fed, strength=0.1), fit(federation(n=SPREAD), strength=0.1), rtol=0, atol=1e-10)
+    (reason,) = fed.executor.programs.apart
+    assert "not permitted while a step is captured" in reason
+
+
+class Idle:
+    """A capture that does nothing when it is called."""
+
+    name = "idle"
+
+    def __call__(self, step):
+        step()
+        return lambda: None
+
+
+def test_a_program_that_gives_other_numbers_is_not_used():
+    fed = captured(how=Idle())
+    assert_same(train(make("fedala"), federation(n=SPREAD), 2), train(make("fedala"), fed, 2))
+    assert list(fed.executor.programs.apart) == ["not captured: the program gave other numbers"]
+
+
+def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever():
+    fed = captured()
+    S, anchor = fed.nobody_left_out(), torch.zeros(fed.flat.size, dtype=fed.dtype)
+    rows = fed.everyone(fed.initial())
+    for k in range(KINDS + 2):
+        rows = fed.at(1).sgd(rows, S, correct=proximal, anchor=anchor, strength=0.01 * k)
+    (reason,) = fed.executor.programs.apart
+    assert "give numbers that change as tensors" in reason
+    as_tensors = captured()
+    rows = as_tensors.everyone(as_tensors.initial())
+    for k in range(KINDS + 2):
+        rows = as_tensors.at(1).sgd(rows, S, correct=proximal, anchor=anchor, strength=torch.tensor(0.01 * k, dtype=fed.dtype))
+    assert not as_tensors.executor.programs.apart
+
+
+def test_functions_are_known_by_themselves_and_their_arguments():
+    assert frozen(partial(looks, strength=[1, 2])) == frozen(partial(looks, strength=[1, 2]))
+    assert frozen(partial(looks, strength=1)) != frozen(partial(looks, strength=2))
+
+
+def test_on_a_cpu_nothing_is_captured_unless_asked_for():
+    assert capture("auto", CPU) is None
+    assert capture("none", CPU) is None
+    assert capture("compile", CPU).name == "compile"
+    for name in ("auto", "none", "compile"):
+        assert makes_programs(name, "cpu") == (capture(name, CPU) is not None)
+    assert [makes_programs(name, "cuda:0") for name in ("auto", "graph", "compile", "none")] == [True, True, True, False]
+
+
+# -- ways of computing a convolution ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["cnn", "cnn2", "resnet18", "resnet20"])
+def test_unfolded_convolutions_give_the_same(model):
+    """Strides, padding and missing biases are in these models."""
+    torch.manual_seed(0)
+    shape = (3, 32, 32) if model == "resnet18" else (1, 16, 16)
+    module = models.build(model, shape, 4).double().eval()
+    other = copy.deepcopy(module)
+    unfold(other)
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    expected, found = module(x), other(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    for a, b in zip(
+        torch.autograd.grad(found.square().sum(), list(other.parameters())),
+        torch.autograd.grad(expected.square().sum(), list(module.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+
+
+def test_training_with_unfolded_convolutions():
+    few = {"n": (6, 8), "lr": 0.05}
+    fed = federation("cnn", "batched", **few)
+    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution="unfolded")
+    assert fed.executor.steps()["convolution"] == "unfolded"
+    assert_same(train(make("fedavg"), federation("cnn", "batched", **few), 1), train(make("fedavg"), fed, 1))
+
+
+def test_what_is_in_groups_or_padded_otherwise_is_left_as_it_is():
+    kept = nn.Sequential(
+        nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding_mode="reflect")
+    )
+    unfold(kept)
+    assert {type(part) for part in kept} == {nn.Conv2d}
+    assert not present(kept)
+    assert present(nn.Sequential(nn.Conv2d(1, 1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("grouped", "unfolded", "chosen"), [(1.0, 1.0, "grouped"), (1.0, 0.9, "grouped"), (1.0, 0.5, "unfolded")]
+)
+def test_the_other_way_is_taken_where_it_is_clearly_faster(grouped, unfolded, chosen, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    takes = {"grouped": grouped, "unfolded": unfolded}
+
+    def work(name):
+        return lambda: now.__setitem__(0, now[0] + takes[name])
+
+    assert fastest(CPU, work) == chosen
+
+
+def test_ways_are_compared_with_the_run_s_own_model_and_clients(tmp_path, monkeypatch):
+    np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
+    request = Request(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", clients=3, beta=50.0, least=4, batch_size=5)
+    (spec,) = plan(request)
+    setting = load_setting(spec, tmp_path)
+    flat, how = execution.initial_model(spec, setting), execution.Execution("cpu", "batched")
+    samples, trained = Samples(setting.arrays.x, setting.arrays.y, torch.float32, CPU), []
+
+    def first(device, work):
+        trained.extend(work(name)() for name in CONVOLUTIONS)
+        return "unfolded"
+
+    monkeypatch.setattr(execution.convolution, "fastest", first)
+    assert execution.faster_convolution(spec, setting, flat, samples, how) == "unfolded"
+    grouped, unfolded = trained
+    assert grouped.rows.shape == (3, flat.size)
+    assert not torch.equal(grouped.rows[0], flat.row())
+    torch.testing.assert_close(unfolded.rows, grouped.rows, rtol=0, atol=1e-6)

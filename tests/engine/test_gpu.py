@@ -1,0 +1,57 @@
+"""What only a GPU can show: steps replayed as CUDA graphs give the numbers of the loop executor on the CPU, for every method.
+
+Without a GPU these are skipped; `tests/engine/test_capture.py` and the contract suite show the same of recorded steps on a CPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pflbench import methods
+from pflbench.contract.small import train
+from pflbench.engine.batched.programs import MIXED
+from pflbench.run.execution import Execution, exact_arithmetic, federation
+from pflbench.run.plan import Request, plan
+from pflbench.run.setting import load_setting
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def made(name, device, how):
+    request = Request((name,), ("digits",), Path("data"), clients=5, beta=1.0, rounds=3, batch_size=40, dtype="float64")
+    (spec,) = plan(request)
+    return methods.make(spec.method), federation(spec, load_setting(spec, Path("data")), torch.device(device), how)
+
+
+@pytest.mark.parametrize("name", methods.names(with_ala=True))
+def test_graphs_on_a_gpu_give_the_numbers_of_the_loop_on_a_cpu(name):
+    method, looped = made(name, "cpu", Execution("cpu", "loop", workers=1))
+    _, graphed = made(name, "cuda", Execution("cuda", "batched", capture="graph"))
+    with exact_arithmetic(torch.device("cuda")):
+        expected, found = method.deployed(train(method, looped, 2)), method.deployed(train(method, graphed, 2))
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-9)
+    record = graphed.executor.steps()
+    assert record["capture"] == "graph"
+    assert record["programs"] > 0
+    assert set(record["apart"]) <= {MIXED}
+
+
+@pytest.mark.parametrize("way", [{"capture": "compile"}, {"convolution": "unfolded"}, {"capture": "none"}, {"chunk": 2}])
+def test_other_ways_on_a_gpu(way):
+    method, looped = made("fedala", "cpu", Execution("cpu", "loop", workers=1))
+    _, other = made("fedala", "cuda", Execution("cuda", "batched", **way))
+    with exact_arithmetic(torch.device("cuda")):
+        expected, found = method.deployed(train(method, looped, 1)), method.deployed(train(method, other, 1))
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-9)
+
+
+def test_the_same_command_gives_the_same_numbers_on_a_gpu():
+    runs = []
+    for _ in range(2):
+        method, fed = made("fedala", "cuda", Execution("cuda"))
+        with exact_arithmetic(torch.device("cuda")):
+            runs.append(method.deployed(train(method, fed, 2)))
+    assert torch.equal(*runs)

@@ -1,0 +1,168 @@
+"""The loop executor's own ways to be fast: that they change no number, and that they are taken."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from pflbench.contract.small import federation, train
+from pflbench.engine import factored
+from pflbench.engine.flat import Flat
+from pflbench.engine.loop import _Worker
+from pflbench.engine.samples import Samples
+from pflbench.methods.fedala import FedALA
+from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.fedprox import FedProx
+
+PADDING = slice(0, 32)  # the first row of fastText's embedding
+
+
+@pytest.fixture
+def texts():
+    """Tokens 0 to 29, so that every batch has padding and repeated tokens."""
+    fed = federation("fasttext", "loop", local_epochs=2)
+    yield fed
+    fed.executor.close()
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_embeddings_train_as_with_dense_gradients(texts, mu):
+    """One round beside plain modules and torch.optim.SGD, whose embeddings have dense gradients."""
+    state = train(FedProx(mu=mu) if mu else FedAvg(), texts, 1)
+    now = texts.at(1)
+    S = now.cohort(1)
+    plan, rows = now.batches(S), []
+    for i in range(len(S)):
+        module = copy.deepcopy(texts.flat.module).double().train()
+        anchor = [p.detach().clone() for p in module.parameters()]
+        optimiser = torch.optim.SGD(module.parameters(), lr=texts.train.lr)
+        for index in plan.batches(i):
+            x, y = texts.executor.samples.batch(torch.from_numpy(index))
+            optimiser.zero_grad()
+            distance = sum((p - a).pow(2).sum() for p, a in zip(module.parameters(), anchor, strict=True))
+            (F.cross_entropy(module(x), y) + mu / 2 * distance).backward()
+            optimiser.step()
+        rows.append(parameters_to_vector(module.parameters()).detach())
+    expected = texts.shares(S) @ torch.stack(rows)
+    torch.testing.assert_close(state.w, expected, rtol=0, atol=1e-12)
+    assert torch.equal(state.w[PADDING], torch.zeros(32, dtype=torch.float64))
+    assert (state.w - texts.initial()).abs().max() > 0.01
+
+
+def test_weight_learning_on_embeddings_after_training_with_sparse_gradients(texts):
+    """A walk takes whole gradients from the workers that have trained."""
+    other = federation("fasttext", "batched", local_epochs=2)
+    of_loop, of_batched = (train(FedALA(p=3, max_init_epochs=2), fed, 2) for fed in (texts, other))
+    torch.testing.assert_close(of_loop.ala.W, of_batched.ala.W, rtol=0, atol=1e-10)
+    assert of_loop.ala.W.min() < 0.99
+
+
+def test_an_embedding_gradient_holds_the_touched_rows_alone(texts):
+    worker = _Worker(texts.flat, texts.executor.samples, F.cross_entropy)
+    worker.load(texts.initial(), torch.empty(0, dtype=torch.float64))
+    parameters, index = worker.select(slice(None)), torch.tensor([3])
+    worker.train(compact=True)
+    _, (embedding, *others) = worker.gradients(index, parameters)
+    touched = texts.executor.samples.batch(index)[0].unique()
+    assert embedding.is_sparse
+    assert embedding.coalesce().indices().flatten().tolist() == touched[touched > 0].tolist()
+    assert not any(gradient.is_sparse for gradient in others)
+    worker.train(compact=False)
+    _, (dense, *_) = worker.gradients(index, parameters)
+    torch.testing.assert_close(embedding.to_dense(), dense, rtol=0, atol=1e-15)
+
+
+def test_an_embedding_scaled_by_frequency_keeps_dense_gradients(texts):
+    """PyTorch has no sparse ones for it."""
+    module = copy.deepcopy(texts.flat.module)
+    module.embedding = nn.Embedding(30, 32, padding_idx=0, scale_grad_by_freq=True)
+    worker = _Worker(Flat(module), texts.executor.samples, F.cross_entropy)
+    worker.load(texts.initial(), torch.empty(0, dtype=torch.float64))
+    worker.train(compact=True)
+    _, (gradient, *_) = worker.gradients(torch.tensor([3]), worker.select(slice(None)))
+    assert not gradient.is_sparse
+
+
+class Twice(nn.Module):
+    """One layer at two places, and its weight at a third."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.output = nn.Linear(6, 3, bias=False)
+
+    def forward(self, x):
+        return self.output(torch.tanh(self.layer(torch.tanh(self.layer(x)))) @ self.layer.weight)
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every linear layer counts as large."""
+    monkeypatch.setattr(factored, "LARGE", 1)
+
+
+def worker_on(module):
+    samples = Samples(np.random.default_rng(3).normal(size=(20, 6)), np.arange(20) % 3, torch.float64, torch.device("cpu"))
+    worker = _Worker(Flat(module), samples, F.cross_entropy)
+    worker.load(worker.flat.row(), torch.empty(0, dtype=torch.float64))
+    return worker
+
+
+@torch.no_grad()
+def stepped(worker, index, columns=slice(None)):
+    worker.train(compact=True)
+    parameters = worker.select(columns)
+    _, gradients = worker.gradients(index, parameters)
+    worker.descend(parameters, gradients, 0.3)
+    return gradients
+
+
+@pytest.mark.parametrize("columns", [slice(None), slice(0, 42), slice(42, 60)])
+def test_factored_steps_are_those_of_whole_gradients(large, columns):
+    """A shared layer, whose gradient has three parts; also where only that (42 numbers) or only what is above it is trained."""
+    torch.manual_seed(0)
+    module = Twice().double()
+    worker, index = worker_on(module), torch.arange(7)
+    x, y = worker.samples.batch(index)
+    before = row = worker.row.clone()
+    for _ in range(3):
+        vector_to_parameters(row, module.parameters())
+        gradients = torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
+        row = row.clone()
+        row[columns] -= 0.3 * parameters_to_vector(gradients)[columns]
+        stepped(worker, index, columns)
+    torch.testing.assert_close(worker.pull(), row, rtol=0, atol=1e-13)
+    assert (row - before).abs().max() > 0.01
+
+
+def test_a_large_layer_has_no_gradient_tensor_in_sgd_and_one_in_other_walks(large):
+    worker = worker_on(nn.Sequential(nn.Linear(6, 3)).double())
+    weight, bias = stepped(worker, torch.arange(7))
+    assert weight is None
+    assert bias.shape == (3,)
+    worker.train(compact=False)
+    _, (weight, _) = worker.gradients(torch.arange(7), worker.select(slice(None)))
+    assert weight.shape == (3, 6)
+
+
+def test_what_an_interrupted_step_left_is_forgotten(large):
+    worker, twin = (worker_on(nn.Sequential(nn.Linear(6, 3, bias=False)).double()) for _ in range(2))
+    twin.load(worker.row, torch.empty(0, dtype=torch.float64))
+    with torch.no_grad():
+        worker.train(compact=True)
+        worker.gradients(torch.arange(5), worker.select(slice(None)))  # and then no `descend`
+    for each in (worker, twin):
+        stepped(each, torch.arange(5, 12))
+    assert torch.equal(worker.pull(), twin.pull())
+
+
+def test_fedavg_and_fedprox_train_the_same_with_factored_layers(large):
+    """FedProx's correction is taken at the model before the step."""
+    for method in (FedAvg(), FedProx(mu=0.7)):
+        fed, other = federation("mlp", "loop"), federation("mlp", "batched")
+        torch.testing.assert_close(train(method, fed, 2).w, train(method, other, 2).w, rtol=0, atol=1e-12)
+        fed.executor.close()

@@ -1,0 +1,363 @@
+"""Memory: what is counted, how many clients are computed at a time, and what happens when there is not enough."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sqlite3
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pflbench import methods
+from pflbench.contract.small import federation, tensors, train
+from pflbench.engine import memory
+from pflbench.engine.batched.chunks import SHARE, Chunks, in_words
+from pflbench.engine.memory import Peak
+from pflbench.engine.samples import Samples
+from pflbench.methods import METHODS
+
+CPU = torch.device("cpu")
+DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
+
+
+def make(name):
+    few = {"finetune_cap": "2", "max_init_epochs": "2"}
+    return methods.make(methods.spec(name, {h.name: few[h.name] for h in methods.hyperparameters(name) if h.name in few}))
+
+
+def batched(chunks=None, model="mlp", **how):
+    fed = federation(model, "batched", **{"n": (14, 13, 19, 13, 15), **how})
+    fed.executor.chunks = chunks or Chunks()
+    return fed
+
+
+def limit(monkeypatch, clients):
+    """No more clients than this fit: the second batch of more of them fails, after a step that changed what it could."""
+    whole, calls = Samples.batch, []
+
+    def batch(self, index):
+        if self.device.type != "meta" and index.dim() == 2 and len(index) > clients:
+            calls.append(len(index))
+            if len(calls) % 2 == 0:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return whole(self, index)
+
+    monkeypatch.setattr(Samples, "batch", batch)
+
+
+# -- what is counted --------------------------------------------------------------------------------------------------
+
+
+def test_the_peak_counts_what_lives_at_once():
+    a = torch.zeros(1000)
+    with Peak() as peak:
+        b = a + 1  # 4,000 bytes
+        c = b.double()  # 8,000 more
+        view = c[:10]
+        del b
+        d = a[:5].view(5).add_(1)  # nothing new
+        e = torch.ones(100)  # 400
+    assert (peak.most, peak.now, peak.largest) == (12_000, 8_400, 8_000)
+    assert len(view) + len(d) + len(e) == 115
+
+
+def allocated_at_most(work):
+    """By PyTorch's profiler: the most that the allocator had given out, beyond what it had at the beginning and the result."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
+        kept = work()
+    events = [e for e in told.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
+    return now.max() - sum(value.nbytes for value in vars(kept).values())
+
+
+class Made:
+    """A capture of which nothing is left but its place: the step is made as it is."""
+
+    name = "made"
+
+    def __call__(self, step):
+        step()
+        return step
+
+
+@pytest.mark.parametrize("capture", [None, Made()], ids=["plain", "captured"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "batchnorm", "fasttext"])
+def test_what_one_client_is_said_to_take_is_what_the_allocator_gives(model, capture):
+    fed = batched(Chunks(fitting=True), model, n=(10,) * 6, batch_size=5)
+    fed.executor.programs.capture = capture
+    S = fed.nobody_left_out()
+    rows, given = fed.everyone(fed.initial()), {"columns": slice(None), "correct": None, "given": None}
+    need = fed.executor._need("sgd", 5, rows=rows, buffers=fed._buffers("model"), lr=0.1, **given)()
+    steps = fed.batches(S, 1)
+    if capture is None:  # else what is kept from the first time would be missing
+        fed.executor.sgd(rows, fed._buffers("model"), steps, 0.1)
+    real = allocated_at_most(lambda: fed.executor.sgd(rows, fed._buffers("model"), steps, 0.1))
+    assert SHARE * real / 6 <= need <= 1.1 * real / 6, "kernels' own buffers are what a share is left free for"
+
+
+def test_free_memory_of_a_gpu_is_what_the_driver_and_the_cache_have(monkeypatch):
+    for name, value in {"mem_get_info": (700, 1000), "memory_reserved": 200, "memory_allocated": 150}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert memory.free(torch.device("cuda")) == 750
+
+
+def test_free_memory_of_a_cpu_is_within_the_container_s_limit(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    of_machine = memory.free(CPU)
+    (tmp_path / "memory.max").write_text("9000000\n")
+    (tmp_path / "memory.current").write_text("5000000\n")
+    (tmp_path / "memory.stat").write_text("anon 3000000\ninactive_file 1500000\nactive_file 400000\nslab 7\n")
+    assert memory.free(CPU) == 5_900_000
+    (tmp_path / "memory.max").write_text("max\n")
+    if of_machine is not None:
+        assert memory.free(CPU) == pytest.approx(of_machine, rel=0.5)
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2.34e9, "2.34 GB")])
+def test_sizes_in_words(size, text):
+    assert memory.readable(size) == text
+
+
+# -- how many clients at a time ---------------------------------------------------------------------------------------
+
+
+def sizes(chunks, clients):
+    seen = []
+    chunks.each("training", np.arange(clients), CPU, lambda: 100, lambda now: seen.append(now.tolist()))
+    assert [client for now in seen for client in now] == list(range(clients))
+    return [len(now) for now in seen]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "free", "expected"),
+    [
+        (Chunks(), 500, [10]),
+        (Chunks(4), 500, [4, 4, 2]),
+        (Chunks(4, fitting=True), 100, [4, 4, 2]),  # what was asked for is done
+        (Chunks(fitting=True), 1000 / SHARE, [10]),
+        (Chunks(fitting=True), 999 / SHARE, [5, 5]),  # 9 fit; two parts then, and of one size
+        (Chunks(fitting=True), 420 / SHARE, [4, 4, 2]),
+        (Chunks(fitting=True), 10, [1] * 10),
+        (Chunks(fitting=True), None, [10]),
+    ],
+)
+def test_as_many_as_fit(chunks, free, expected, monkeypatch):
+    monkeypatch.setattr(memory, "room", lambda device: free)
+    assert sizes(chunks, 10) == expected
+    assert chunks.record()["clients"] == ({} if expected == [10] else {"training": expected[0]})
+
+
+def test_what_fitted_once_fits_again(monkeypatch):
+    """A program keeps what it has taken."""
+    free = [600]
+    monkeypatch.setattr(memory, "room", lambda device: free[0])
+    chunks = Chunks(fitting=True)
+    first = sizes(chunks, 10)
+    free[0] = 100
+    assert sizes(chunks, 10) == first == [4, 4, 2]
+
+
+def test_of_a_step_that_looks_at_values_nothing_is_known_and_all_are_tried(monkeypatch):
+    monkeypatch.setattr(memory, "room", lambda device: 1)
+    fed = batched(Chunks(fitting=True))
+    S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
+
+    def step(grad, *, w):
+        return {"w": w - 0.1 * grad(w) if float(w.sum()) < 1e9 else w}
+
+    after = fed.at(1).train_by(step, rows, S, carry={"w": rows})["w"]
+    assert (after - rows).abs().amax(1).min() > 0
+    assert list(fed.executor.chunks._needs.values()) == [None]
+    assert fed.executor.chunks.record()["clients"] == {}
+
+
+def test_out_of_memory_halves_and_repeats_and_is_kept():
+    chunks, done = Chunks(), []
+
+    def work(now):
+        if len(now) > 3:
+            raise torch.OutOfMemoryError
+        done.append(len(now))
+
+    chunks.each("training", np.arange(10), CPU, lambda: None, work)
+    chunks.each("training", np.arange(7), CPU, lambda: None, work)
+    assert done == [2, 2, 2, 2, 2, 2, 2, 2, 1]
+    assert [(s.clients, s.then) for s in chunks.shortages] == [(10, 5), (5, 2)]
+    assert in_words(chunks.shortages).startswith("Out of memory in training with 10 clients at a time: 2 at a time")
+    assert (chunks.halvings("training"), chunks.halvings("evaluation")) == (2, 0)
+
+
+def test_one_client_that_does_not_fit_is_an_error():
+    chunks, tried = Chunks(), []
+
+    def work(now):
+        tried.append(len(now))
+        raise torch.OutOfMemoryError("no")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no"):
+        chunks.each("training", np.arange(4), CPU, lambda: None, work)
+    assert tried == [4, 2, 1]
+
+
+def test_what_a_failed_part_held_is_free_before_the_next():
+    held = []
+
+    def work(now):
+        if held:
+            assert held[0]() is None
+        mine = torch.zeros(10)
+        held.append(weakref.ref(mine))
+        if len(now) > 2:
+            raise torch.OutOfMemoryError
+
+    Chunks().each("training", np.arange(4), CPU, lambda: None, work)
+    assert len(held) == 3
+
+
+# -- the results do not depend on it ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*METHODS, "fedrep+ala"])
+def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
+    fed, method = batched(), make(name)
+    whole = train(method, fed, 1)
+    tested = fed.evaluate(method.deployed(whole), fed.nobody_left_out(), method.slot)
+
+    def same(chunks):
+        other = batched(chunks)
+        state = train(method, other, 1)
+        for field, value in tensors(whole).items():
+            torch.testing.assert_close(tensors(state)[field], value, rtol=0, atol=1e-12)
+        scores = other.evaluate(method.deployed(state), other.nobody_left_out(), method.slot)
+        assert scores.correct.tolist() == tested.correct.tolist()
+        assert scores.loss == pytest.approx(tested.loss, abs=1e-12)
+        return chunks
+
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "room", lambda device: 110_000)
+        fitted = same(Chunks(fitting=True))
+        assert 1 <= fitted.record()["clients"]["training"] < fed.size
+        assert None not in fitted._needs.values(), "its requests need values that tensors without data do not have"
+    limit(monkeypatch, 2)
+    assert [(s.clients, s.then) for s in same(Chunks()).shortages if s.work == "training"] == [(5, 2)]
+
+
+def test_running_out_counts_no_loss_twice(monkeypatch):
+    fed = batched()
+    S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
+    steps, buffers = fed.batches(S, 1), fed._buffers("model")
+
+    def losses():
+        fed.executor.chunks = Chunks()
+        walked = fed.executor.walk(lambda grad, w: {"w": w - 0.1 * grad(w)}, rows, {"w": rows}, {}, buffers.unsqueeze(1), steps)
+        return torch.stack([walked.loss, walked.last_loss, fed.executor.sgd(rows, buffers, steps, 0.1).loss])
+
+    before = losses()
+    limit(monkeypatch, 2)
+    torch.testing.assert_close(losses(), before, rtol=0, atol=1e-12)
+    assert fed.executor.chunks.shortages
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedme", "fedala"])
+def test_running_out_leaves_batch_norm_alone(name, monkeypatch):
+    a, b = batched(model="batchnorm"), batched(model="batchnorm")
+    train(make(name), a, 1)
+    limit(monkeypatch, 2)
+    train(make(name), b, 1)
+    assert b.executor.chunks.halvings("training") == 1
+    for slot in a.buffers:
+        torch.testing.assert_close(b.buffers[slot], a.buffers[slot], rtol=0, atol=1e-12)
+
+
+def test_running_out_in_evaluation_shrinks_its_batches_too(monkeypatch):
+    fed = batched(tests=(90, 4, 30, 70, 110))
+    models, S = fed.everyone(fed.initial()), fed.nobody_left_out()
+    before = fed.evaluate(models, S)
+    monkeypatch.setattr("pflbench.engine.batched.executor.EVALUATED_AT_ONCE", 64)
+    seen, whole = [], Samples.batch
+
+    def batch(self, index):
+        seen.append(index.numel())
+        if index.numel() > 40 and len(seen) % 2 == 0:
+            raise torch.OutOfMemoryError
+        return whole(self, index)
+
+    monkeypatch.setattr(Samples, "batch", batch)
+    after = fed.evaluate(models, S)
+    assert seen[:3] == [60, 48, 32], "12 of each of 5 clients, then of the 4 that have more; then 16 of each of 2"
+    assert max(seen[2:]) == 32
+    assert after.correct.tolist() == before.correct.tolist()
+    assert after.loss == pytest.approx(before.loss)
+    assert fed.executor.chunks.record()["clients"] == {"evaluation": 2}
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def stored(query):
+    with sqlite3.connect("pflbench.db") as database:
+        return database.execute(query).fetchall()
+
+
+def test_a_run_says_once_that_memory_ran_out_and_records_it(shell, monkeypatch):
+    assert shell("run", "-m", "fedavg", *DIGITS).code == 0
+    with monkeypatch.context() as patched:
+        limit(patched, 4)
+        done = shell("run", "-m", "fedavg", *DIGITS, "--force")
+    assert done.code == 0
+    assert done.err.count("Out of memory in training with 10 clients at a time: 2 at a time from here on") == 1
+    (first,), (second,) = stored("SELECT environment FROM run ORDER BY id")
+    assert json.loads(first)["chunk"] == {"asked": "auto", "clients": {}, "out_of_memory": []}
+    found = json.loads(second)["chunk"]
+    assert found["clients"]["training"] == 2
+    assert found["out_of_memory"][0] == {"work": "training", "clients": 10, "then": 5}
+    assert json.loads(second)["torch_threads"] >= 1, "the rest of the record is kept"
+    a, b = (stored(f"SELECT accuracy FROM round WHERE run_id = {run} ORDER BY round") for run in (1, 2))
+    assert a == b
+    assert len(a) == 3
+
+
+def test_a_client_too_large_for_the_memory_ends_the_run(shell, monkeypatch):
+    limit(monkeypatch, 0)
+    assert "Out of GPU memory" in shell.refused("run", "-m", "fedavg", *DIGITS)
+    assert stored("SELECT status, message FROM run") == [("failed", "out of GPU memory")]
+
+
+@pytest.mark.parametrize("chunk", ["0", "-2", "x", "1.5"])
+def test_a_chunk_that_is_none(shell, chunk):
+    assert "neither auto nor a number" in shell.refused("run", "-m", "fedavg", *DIGITS, "--chunk", chunk)
+
+
+# -- nothing of size C x C x P ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedfomo", "apple", "fedamp", "heurfedamp"])
+def test_no_tensor_is_larger_than_twice_all_models(name):
+    C = 40
+    fed = batched(n=(2,) * C, tests=(1,) * C, batch_size=2)
+    one = C * fed.flat.size * fed.dtype.itemsize
+    with Peak() as peak:
+        state = train(make(name), fed, 1)
+    assert one <= peak.largest <= 2 * one, "C x P, and with both parts of a step; C x C x P would be 40 times that"
+    assert peak.most < 20 * one
+    theta = next(value for value in tensors(state).values() if value.shape == (C, fed.flat.size))
+    with Peak() as offence:
+        (torch.ones(C, C, 1) * theta).sum(1)
+    assert offence.largest == C * one, "such a one would be seen"
+
+
+def test_what_else_takes_memory_does_not_change_how_many_fit_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their number decides the last digits of a result."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    rooms = []
+    for used in (100, 9_000_000):
+        for name, value in (("max", 10_000_000), ("current", used), ("stat", "inactive_file 0")):
+            (tmp_path / f"memory.{name}").write_text(str(value))
+        rooms.append((memory.room(CPU), memory.free(CPU)))
+    assert rooms == [(5_000_000, 9_999_900), (5_000_000, 1_000_000)]

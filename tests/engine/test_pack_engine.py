@@ -1,0 +1,125 @@
+"""The executors of a pack: one run goes on at a time, each has its part of the time, and like requests become one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pflbench.contract.small import federation
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.packed.executor import Pack
+
+# -- the time, and taking turns ------------------------------------------------------------------------------------------
+
+
+def together(*works: Any) -> tuple[Pack, list[Any]]:
+    """Each work is called with its executor, and what it returns is kept."""
+    pack = Pack(federation(engine="batched").executor, len(works))
+    result: dict[int, Any] = {}
+
+    def generator(number: int) -> Iterator[Any]:
+        yield works[number](pack.executors[number])
+
+    for number, item in pack.together([generator(k) for k in range(len(works))]):
+        result[number] = item
+    return pack, [result[k] for k in range(len(works))]
+
+
+def test_each_is_charged_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of 12 s for three is 4 s of each; what a run does by itself is its own; waiting is nobody's."""
+    now = [100.0]
+
+    def evaluated(*_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        now[0] += 12
+        return torch.zeros(12), torch.zeros(12)
+
+    monkeypatch.setattr(BatchedExecutor, "evaluate", evaluated)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    fed = federation()
+
+    def work(own: float, executor: Any) -> float:
+        now[0] += own
+        fed.executor = executor
+        fed.evaluate(fed.initial(), torch.arange(fed.size))
+        seconds: float = executor.clock()
+        return seconds
+
+    assert together(*(partial(work, own) for own in (0, 5, 10)))[1] == [4, 9, 14]
+    assert now[0] == 100 + 4 + 9 + 14
+
+
+def test_only_one_goes_on_at_a_time() -> None:
+    at_work: list[int] = []
+    fed = federation()
+
+    def work(number: int, executor: Any) -> int:
+        mine = federation()
+        mine.executor = executor
+        for _ in range(5):
+            at_work.append(number)
+            time.sleep(0.002)
+            assert at_work[-1] == number
+            mine.evaluate(fed.initial(), torch.arange(fed.size))
+        return number
+
+    pack, found = together(*(partial(work, k) for k in range(3)))
+    assert found == [0, 1, 2]
+    assert at_work == [0, 1, 2] * 5
+    assert pack.executors[0].record() == {"runs": 3, "calls": 5, "apart": 0}
+
+
+# -- which requests are one ----------------------------------------------------------------------------------------------
+
+
+def scaled(w: Tensor, *, anchor: Tensor, strength: float, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    d = factor * strength * (w - anchor)
+    return d, (d * d).sum(-1)
+
+
+class Penalty:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Penalty) and self.factor == other.factor
+
+    def __hash__(self) -> int:
+        return hash(self.factor)
+
+    def of(self, w: Tensor, *, anchor: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+        return scaled(w, anchor=anchor, strength=strength, factor=self.factor)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "apart"),
+    [
+        ({}, {}, 0),
+        ({"strength": 0.1}, {"strength": 0.2}, 1),
+        ({"correct": partial(scaled, factor=2.0)}, {"correct": partial(scaled, factor=2.0)}, 0),
+        ({"correct": partial(scaled, factor=2.0)}, {"correct": partial(scaled, factor=3.0)}, 1),
+        ({"correct": Penalty(2.0).of}, {"correct": Penalty(2.0).of}, 0),
+        ({"correct": Penalty(2.0).of}, {"correct": Penalty(3.0).of}, 1),
+        ({"columns": slice(None)}, {"columns": slice(0, 78)}, 1),
+        ({"anchor": "rows"}, {}, 0),
+    ],
+)
+def test_differences_between_requests(first: dict[str, Any], second: dict[str, Any], apart: int) -> None:
+    """One row of a run's own is one for each of its clients; what differs in anything but rows is made apart. Equal anyway."""
+
+    def work(seed: int, how: dict[str, Any], executor: Any) -> Tensor:
+        fed = federation("mlp", "batched", seed=seed)
+        fed.executor = executor or fed.executor
+        S = torch.arange(fed.size)
+        anchor = fed.everyone(fed.initial() + 1) if how.get("anchor") else fed.initial() + 1
+        return fed.at(1).sgd(fed.everyone(fed.initial()), S, **{"correct": scaled, "strength": 0.1, **how, "anchor": anchor})
+
+    pack, found = together(partial(work, 0, first), partial(work, 1, second))
+    for seed, how in enumerate((first, second)):
+        torch.testing.assert_close(found[seed], work(seed, how, None), rtol=0, atol=1e-12)
+    assert [executor.record()["apart"] for executor in pack.executors] == ([1, 0] if apart else [0, 0])

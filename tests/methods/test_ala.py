@@ -1,0 +1,119 @@
+"""ALA, what both FedALA and the plug-in have of it (methods.md 1.14, 1.15)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pflbench import methods
+from pflbench.contract.small import federation, train
+from pflbench.contract.toy import EXECUTORS, Quadratic, executor, q2
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
+from pflbench.engine.samples import Samples
+from pflbench.errors import Diverged
+from pflbench.methods.base import Method
+from pflbench.spec import MethodSpec, TrainSpec
+
+BOTH = pytest.mark.parametrize("name", ["fedala", "fedavg+ala", "ditto+ala"])
+
+
+def make(name: str, **hyperparameters: Any) -> Method:
+    return methods.make(MethodSpec(name=name, hyperparameters=hyperparameters))
+
+
+@BOTH
+def test_who_has_trained_is_remembered(name: str) -> None:
+    """With skip_untrained ALA begins with a client's second participation, and without it with the first after round 1."""
+    fed = federation(n=(12, 5, 9, 7, 6, 8), join_ratio=0.5)
+    state, waiting = (train(make(name, skip_untrained=skip), fed, 3) for skip in (False, True))
+    cohorts = [set(fed.cohort(t).tolist()) for t in (1, 2, 3, 4)]
+    trained = cohorts[0] | cohorts[1] | cohorts[2]
+    before = [set().union(*cohorts[:t]) for t in range(4)]
+    second = set().union(*(cohort & earlier for cohort, earlier in zip(cohorts, before, strict=True)))
+    late = set().union(*cohorts[1:])
+    assert second < late, "else nothing is told apart"
+    for found in (state, waiting):
+        assert set(found.ala.trained.nonzero().flatten().tolist()) == trained
+    assert set(state.ala.started.nonzero().flatten().tolist()) == late
+    assert set(waiting.ala.started.nonzero().flatten().tolist()) == second
+
+
+@pytest.mark.parametrize("engine", EXECUTORS)
+def test_fedprox_s_term_stays_centred_at_what_was_received(engine: str) -> None:
+    """Q2, mu = 0.5: hat-theta_2 = (0.075, 0.2) and Theta = (0.075, 0.05), so that its upper value moves by 0.1 (1.8 - 0.075)."""
+    fed, method = q2(engine), make("fedprox+ala", mu=0.5, s=100, max_init_epochs=11)
+    first = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
+    now = fed.at(2)
+    received = method.receive(now, first, now.cohort(2))
+    hat, Theta, centres = received.base.start, received.base.w, torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()
+    assert (hat - Theta).abs().max() > 0.1
+    local = method.update(now, received, now.cohort(2)).local
+    torch.testing.assert_close(local, hat - 0.1 * (hat - centres + 0.5 * (hat - Theta)), rtol=0, atol=1e-12)
+    assert local[1, 1] == pytest.approx(0.2 + 0.1 * (1.8 - 0.5 * 0.15))
+
+
+def root(output: Tensor, labels: Tensor) -> Tensor:
+    """0 at the samples, where its slope is infinite."""
+    return output.abs().sum(-1).sqrt().mean()
+
+
+@pytest.mark.parametrize("engine", EXECUTORS)
+def test_an_infinite_gradient_behind_a_clip_is_noticed(engine: str) -> None:
+    flat = Flat(Quadratic().double())
+    samples = Samples(np.zeros((4, 2)), np.zeros(4, dtype=np.int64), torch.float64, torch.device("cpu"))
+    train = TrainSpec(rounds=1, batch_size=2, lr=0.1, dtype="float64")
+    fed = Federation(flat, executor(engine, flat, samples, root), train, [np.arange(2), np.arange(2, 4)], [np.arange(2)] * 2, 0)
+
+    def step(grad: Any, *, w: Tensor, at: Tensor) -> dict[str, Tensor]:
+        return {"w": (w - grad(at)).nan_to_num(0).clamp(-1, 1)}
+
+    S = fed.nobody_left_out()
+    base = torch.tensor([[1.0, 1.0], [0.0, 0.0]]).double()
+    for client, diverges in ((0, False), (1, True)):
+        with fed.course(S[[client]], fed.batches(S[[client]], 1), base[[client]]) as course:
+            given = {"at": base[[client]]}
+            if not diverges:
+                assert fed.walk(step, course, carry={"w": base[[client]]}, given=given).carry["w"].isfinite().all()
+                continue
+            with pytest.raises(Diverged, match="client 1 has a non-finite value after an inner loop"):
+                fed.walk(step, course, carry={"w": base[[client]]}, given=given)
+
+
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@BOTH
+@pytest.mark.usefixtures("double_precision")
+def test_what_is_observed_does_not_take_torch_s_default_type(name: str) -> None:
+    seen = observed(name, observing=True)
+    assert seen["ala_epoch_losses"].dtype == np.float32
+    assert (~np.isnan(seen["ala_epoch_losses"])).any(axis=1).all()
+
+
+@BOTH
+def test_where_nobody_observes_no_losses_are_gathered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Federation, "observe", lambda self, what, value: asked.append(what))
+    assert "ala_epoch_losses" not in observed(name, observing=False)
+    assert not [what for what in asked if what.startswith("ala")]
+
+
+def observed(name: str, observing: bool) -> dict[str, np.ndarray]:
+    """In the reception of round 2."""
+    fed, method = federation(dtype="float32"), make(name)
+    state = method.receive(fed.at(1), method.init(fed), fed.cohort(1))
+    state = method.update(fed.at(1), state, fed.cohort(1))
+    now = fed.at(2)
+    now.observing = observing
+    method.receive(now, state, now.cohort(2))
+    return now.ledger.artifacts

@@ -1,0 +1,214 @@
+"""Elastic Aggregation (methods.md 1.16): the numbers of the specification, a twin in plain PyTorch, limits and edge cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.twins import close, setup
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+from pflbench import methods
+from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.toy import executor
+from pflbench.engine.batches import Plan
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
+from pflbench.engine.requests import Walked
+from pflbench.engine.samples import Samples
+from pflbench.errors import UserError
+from pflbench.methods.elastic import Elastic, ElasticState, elasticity, measure, squared_norm
+from pflbench.methods.fedavg import FedAvg
+from pflbench.spec import TrainSpec
+
+engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
+
+
+class Scaling(nn.Module):
+    """F(x) = (w_1 x, w_2 x), one layer."""
+
+    head = "layer"
+    blocks = (("layer",),)
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 2, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.tensor([[1.0], [-0.5]]))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def one_layer(engine, n=(30, 10)):
+    flat = Flat(Scaling().double())
+    x = np.arange(1.0, sum(n) + 1)[:, None]
+    samples = Samples(x, np.zeros(len(x), dtype=np.int64), torch.float64, torch.device("cpu"))
+    parts = np.split(np.arange(len(x)), np.cumsum(n)[:-1])
+    return Federation(flat, executor(engine, flat, samples), TrainSpec(rounds=4, lr=0.1, dtype="float64"), parts, parts, 0)
+
+
+def exact(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@engines
+@pytest.mark.parametrize(("batches", "expected"), [(1, [0.1, 0.05]), (2, [0.495, 0.2475])])
+def test_sensitivity_numbers(engine, batches, expected):
+    fed = one_layer(engine)
+    S, theta = torch.tensor([0]), fed.initial()[None]
+    with fed.course(S, Plan((np.arange(batches),), (np.ones(batches, dtype=np.int64),)), theta) as course:
+        carry, given = {"Omega": torch.zeros(1, 2).double()}, {"theta": theta, "mu": 0.95}
+        walked = fed.walk(measure, course, carry=carry, given=given, objective=squared_norm)
+    close(walked.carry["Omega"], exact([expected]))
+
+
+def test_server_numbers(monkeypatch):
+    """What the clients would upload is given; everything after it is the method's."""
+    fed = one_layer("loop").at(1)
+    fed.observing = True
+    of_clients = exact([[0.8, 1.2], [0.6, 0.8]]), exact([[0.4, 0.1], [0.8, 0.1]])
+    zeros = torch.zeros(2)
+    monkeypatch.setattr(Federation, "sgd", lambda *_, **__: of_clients[0])
+    monkeypatch.setattr(Federation, "walk", lambda *_, **__: Walked({"Omega": of_clients[1]}, zeros, zeros, zeros))
+    method, begin = Elastic(tau=0.5, holdout=0.5), ElasticState(theta=exact([1, 1]))
+    close(method.update(fed, begin, fed.cohort(1)).theta, exact([0.875, 1.13]))
+    Omega = torch.from_numpy(fed.ledger.artifacts["sensitivities"])
+    close(Omega, exact([0.5, 0.1]))
+    close(elasticity(fed.flat, Omega, 0.5), exact([0.5, 1.3]))
+    half = Elastic(tau=0.5, holdout=0.5, eta_s=0.5).update(fed, begin, fed.cohort(1))
+    close(half.theta, exact([0.9375, 1.065]))
+
+
+@engines
+@pytest.mark.parametrize("model", ["mlp", "batchnorm"])
+def test_twin(model, engine):
+    fed, twin = setup(model, engine)
+    tau, mu, eta_s = 0.3, 0.8, 1.2
+    method = Elastic(tau=tau, mu=mu, eta_s=eta_s, holdout=0.4)
+    state = train(method, fed)
+    for t in range(1, 4):
+        now = fed.at(t)
+        S = now.cohort(t)
+        B, D = zip(*(method.split(fed, c) for c in S.tolist()), strict=True)
+        measuring = now.batches(S, 1, purpose="sensitivity", samples=B, drop_last="never")
+        training, old = now.batches(S, samples=D), list(twin.server.parameters())
+        total = sum(map(len, D))
+        step, Omega = ([torch.zeros_like(q) for q in old] for _ in range(2))
+        for i, c in enumerate(S.tolist()):
+            probe = twin.fresh().train()
+            twin.load(probe, twin.server)
+            of_client = [torch.zeros_like(q) for q in old]
+            for index in measuring.batches(i):
+                x, _ = twin.data(index)
+                norm = sum(out.norm() ** 2 for out in probe(x)) / len(x)
+                for o, g in zip(of_client, torch.autograd.grad(norm, list(probe.parameters())), strict=True):
+                    o.copy_(mu * o + (1 - mu) * g.abs())
+            twin.load(twin.clients[c], twin.server)
+            twin.sgd(twin.clients[c], training, i)
+            with torch.no_grad():
+                for d, o, was, now_is, part in zip(step, Omega, old, twin.clients[c].parameters(), of_client, strict=True):
+                    d += len(D[i]) / total * (was - now_is)
+                    o += len(D[i]) / total * part
+        with torch.no_grad():
+            for q, d, o in zip(old, step, Omega, strict=True):
+                q -= eta_s * (1 + tau - o / o.max()) * d
+    close(state.theta, parameters_to_vector(twin.server.parameters()).detach())
+    if model == "batchnorm":
+        expected = torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients])
+        close(fed.buffers["model"], expected)
+
+
+@engines
+def test_without_a_holdout_it_is_fedavg(engine):
+    close(train(Elastic(holdout=0), federation(engine=engine)).theta, train(FedAvg(), federation(engine=engine)).w)
+
+
+@engines
+def test_without_sensitivities_it_is_fedavg_on_what_remains_for_training(engine):
+    """mu = 1 keeps Omega at 0, so zeta = 1."""
+    fed, method = federation(engine=engine, join_ratio=0.5), Elastic(mu=1)
+    elastic = train(method, fed)
+    fed.train_indices = [method.split(fed, client)[1] for client in range(fed.size)]
+    fed.n = fed.n.new_tensor([len(D_k) for D_k in fed.train_indices])
+    close(elastic.theta, train(FedAvg(), fed).w)
+
+
+def test_a_server_that_does_not_move():
+    fed = federation()
+    assert torch.equal(train(Elastic(eta_s=0), fed).theta, fed.initial())
+
+
+def test_elasticity_by_tensor():
+    fed = federation("mlp")
+    Omega = torch.rand(fed.flat.size, generator=torch.Generator().manual_seed(1)).double()
+    bias = fed.flat.parameters[1]
+    Omega[bias.start : bias.stop] = 0
+    zeta = elasticity(fed.flat, Omega, 0.5)
+    for entry in fed.flat.parameters:
+        mine, o = zeta[entry.start : entry.stop], Omega[entry.start : entry.stop]
+        if entry == bias:
+            assert (mine == 1).all()
+        else:
+            assert mine.min() == mine[o.argmax()] == 0.5
+            assert mine.max() == mine[o.argmin()] <= 1.5
+
+
+def test_the_split_is_fixed_and_leaves_something_to_train_on():
+    fed, method = federation(n=(40, 40, 3, 1, 0)), Elastic()
+    sizes = []
+    for client in range(fed.size):
+        B, D = method.split(fed.at(1), client)
+        again = method.split(fed.at(7), client)
+        assert np.array_equal(B, again[0])
+        assert np.array_equal(D, again[1])
+        assert np.array_equal(np.sort(np.append(B, D)), fed.train_indices[client])
+        sizes.append((len(B), len(D)))
+    assert sizes == [(12, 28), (12, 28), (0, 3), (0, 1), (0, 0)]
+    first, second = (method.split(fed, client)[0] - fed.train_indices[client][0] for client in (0, 1))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(method.split(federation(n=(40,), seed=1), 0)[0], method.split(fed, 0)[0])
+
+
+def observed(fed, cohort):
+    now = fed.at(1)
+    now.observing = True
+    Elastic().update(now, Elastic().init(fed), torch.tensor(cohort))
+    return now.ledger.artifacts["sensitivities"]
+
+
+@engines
+def test_who_cannot_measure_is_left_out_of_the_mean(engine):
+    fed = federation(engine=engine, n=(3, 20, 33))
+    assert np.allclose(observed(fed, [0, 1]), observed(fed, [1]), rtol=0, atol=1e-12)
+    assert np.allclose(observed(fed, [0, 1, 2]) * 38, observed(fed, [1]) * 14 + observed(fed, [2]) * 24, rtol=0, atol=1e-12)
+    assert not observed(fed, [0]).any()
+    close(
+        Elastic().update(fed.at(1), Elastic().init(fed), torch.tensor([0])).theta,
+        fed.sgd(fed.initial()[None], torch.tensor([0]))[0],
+    )
+
+
+def test_sensitivities_do_not_look_at_labels():
+    fed = federation(engine="batched")
+    seen = observed(fed, [0, 1, 2, 3])
+    fed.executor.samples.y = (fed.executor.samples.y + 1) % 4
+    assert np.array_equal(observed(fed, [0, 1, 2, 3]), seen)
+    assert (seen >= 0).all()
+    assert seen.any()
+
+
+def test_communication_is_three_models():
+    fed, method = federation(join_ratio=0.5).at(1), Elastic()
+    S = fed.cohort(1)
+    method.update(fed, method.receive(fed, method.init(fed), S), S)
+    expected = np.zeros((fed.size, 4), dtype=np.int64)
+    expected[S.numpy(), :2] = 2 * fed.flat.size, fed.flat.size
+    assert np.array_equal(fed.ledger.traffic.by_client(), expected)
+
+
+@pytest.mark.parametrize("wrong", [{"tau": -0.1}, {"mu": 1.1}, {"holdout": 1}, {"eta_s": -1}])
+def test_impossible_values_are_refused(wrong):
+    with pytest.raises(UserError, match="is not possible"):
+        methods.spec("elastic", wrong)

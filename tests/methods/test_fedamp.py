@@ -1,0 +1,409 @@
+"""FedAMP and HeurFedAMP (methods.md 1.9): the specification's numbers, twins in plain PyTorch, limits, ALA."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.attention import close, clouds, near
+from support.twins import rows, setup
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
+
+from pflbench import methods
+from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.toy import q2, rounds
+from pflbench.engine.federation import Federation
+from pflbench.errors import UserError
+from pflbench.methods.fedamp import AMPState, FedAMP
+from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.heurfedamp import HeurFedAMP
+from pflbench.methods.local import Local
+from pflbench.spec import MethodSpec, TrainSpec
+
+engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
+both = pytest.mark.parametrize("cls", [FedAMP, HeurFedAMP])
+UNIT = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+
+
+def holding(w):
+    """The state in which clients have uploaded w and received nothing since."""
+    return AMPState(w=w, u=torch.zeros_like(w), start=w)
+
+
+# -- the numbers of the specification -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("alpha_k", "sigma", "xi_12"), [(1, 1, 0.1353352832), (1000, 0.1, 2.0611536e-5), (1, 0.5, 0.0366312778)])
+def test_attention(alpha_k, sigma, xi_12):
+    near(FedAMP(alpha_k=alpha_k, sigma=sigma).attention(UNIT, 1), [[0, xi_12], [xi_12, 0]], 1e-10)
+
+
+@engines
+def test_a_round(engine):
+    """A = 0.8646647168, u_1, and one step from w_1 on |w - (1, 1)|^2 / 2."""
+    fed, method = q2(engine, centres=((1, 1), (1, 1))).at(2), FedAMP(alpha_k=1, sigma=1)
+    S = fed.cohort(2)
+    received = method.receive(fed, holding(UNIT), S)
+    near(received.u, [[0.8646647168, 0.1353352832], [0.1353352832, 0.8646647168]])
+    close(method.deployed(received), UNIT)
+    after = method.update(fed, received, S)
+    near(after.w[0], [0.9864664717, 0.1135335283])
+
+
+@pytest.mark.parametrize(
+    ("sigma", "xi_ii", "xi_12", "xi_13"),
+    [(1, 1 / 3, 0.2201589671, 0.4465076996), (1, "1/N", 0.2201589671, 0.4465076996), (10, 0.5, 4.2430248e-4, 0.4995756975)],
+)
+def test_heuristic_attention(sigma, xi_ii, xi_12, xi_13):
+    method, w = HeurFedAMP(sigma=sigma, xi_ii=xi_ii), torch.cat([UNIT, torch.ones(1, 2)])
+    near(method.attention(w, 1)[0], [0, xi_12, xi_13], 1e-10)
+    if sigma == 1:
+        near(clouds(method, w)[0], [0.7798410329, 0.6666666667])
+
+
+def test_the_clouds_are_a_gradient_step_on_the_attention_term():
+    """U = W - alpha_k / 2 * grad of sum_{i<j} A(|w_i - w_j|^2), by automatic differentiation; for the 2 see `attention`."""
+    w = torch.randn(5, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64).requires_grad_()
+    i, j = torch.triu_indices(5, 5, 1)
+    (1 - torch.exp(-(w[i] - w[j]).square().sum(1) / 4)).sum().backward()
+    close(clouds(FedAMP(alpha_k=3, sigma=4), w.detach()), (w - 3 / 2 * w.grad).detach())
+
+
+# -- twins ----------------------------------------------------------------------------------------------------------------
+
+
+def attention_by_hand(method, vectors, i):
+    """xi_ij for all j, as printed, with Python's numbers; xi_ii last of all."""
+    others = [j for j in range(len(vectors)) if j != i]
+    if isinstance(method, FedAMP):
+        squares = {j: float(((vectors[i] - vectors[j]) ** 2).sum()) for j in others}
+        xi = {j: method.alpha_k * math.exp(-squares[j] / method.sigma) / method.sigma for j in others}
+        if method.xi_clip and sum(xi.values()) > 1:
+            xi = {j: value / sum(xi.values()) for j, value in xi.items()}
+    else:
+        e = {j: math.exp(method.sigma * float(F.cosine_similarity(vectors[i], vectors[j], dim=0, eps=0))) for j in others}
+        own = 1 / len(vectors) if method.xi_ii == "1/N" else method.xi_ii
+        xi = {j: (1 - own) * e[j] / sum(e.values()) for j in others}
+    return [xi.get(j, 1 - sum(xi.values())) for j in range(len(vectors))]
+
+
+@engines
+@pytest.mark.parametrize("model", ["mlp", "batchnorm"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAMP(alpha_k=0.5, lam=0.6, sigma=2.0),
+        FedAMP(alpha_k=0.5, lam=0.6, sigma=2.0, start="cloud"),
+        FedAMP(alpha_k=4.0, lam=3.0, sigma=2.0, start="cloud", xi_clip=True),
+        FedAMP(alpha_k=0.5, lam=0.6, sigma=2.0, self_term="prev_cloud"),
+        HeurFedAMP(alpha_k=0.5, lam=0.6),
+        HeurFedAMP(alpha_k=0.5, lam=0.6, sigma=2.0, xi_ii=0.7, start="cloud"),
+    ],
+    ids=["fedamp", "cloud", "clip", "prev_cloud", "heurfedamp", "xi_ii"],
+)
+def test_twin(method, model, engine):
+    fed, twin = setup(model, engine)
+    state = train(method, fed, 3)
+    w = [parameters_to_vector(m.parameters()).detach() for m in twin.clients]
+    u, reach = [v.clone() for v in w], 0.0
+    for t in (1, 2, 3):
+        S, plan = fed.cohort(t).tolist(), fed.at(t).batches(fed.cohort(t))
+        uploaded = [w[c] for c in S]
+        for k, c in enumerate(S):
+            if t > 1:
+                xi = attention_by_hand(method, uploaded, k)
+                own = u[c] if getattr(method, "self_term", "own") == "prev_cloud" else w[c]
+                u[c] = xi[k] * own + sum(xi[j] * uploaded[j] for j in range(len(S)) if j != k)
+                reach = max(reach, (u[c] - w[c]).norm().item())
+        for k, c in enumerate(S):
+            module = twin.clients[c].train()
+            optimiser = torch.optim.SGD(module.parameters(), lr=fed.train.lr)
+            torch.nn.utils.vector_to_parameters((u if method.start == "cloud" else w)[c].clone(), module.parameters())
+            for index in plan.batches(k):
+                x, y = twin.data(index)
+                far = parameters_to_vector(module.parameters()) - u[c]
+                optimiser.zero_grad()
+                (F.cross_entropy(module(x), y) + method.lam / (2 * method.alpha_k) * far.square().sum()).backward()
+                optimiser.step()
+            w[c] = parameters_to_vector(module.parameters()).detach().clone()
+    assert reach > 0.05, "the clouds differ from the clients' own models"
+    close(state.w, torch.stack(w))
+    close(state.w, rows(twin.clients))
+    if model == "batchnorm":
+        close(fed.buffers["model"], torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients]))
+
+
+# -- limits ---------------------------------------------------------------------------------------------------------------
+
+
+@engines
+@both
+def test_without_the_penalty_it_is_local_training(cls, engine):
+    close(train(cls(lam=0, start="own"), federation(engine=engine)).w, train(Local(), federation(engine=engine)).theta, 0)
+
+
+@engines
+def test_models_far_apart_do_not_attend_to_one_another(engine):
+    fed = federation(engine=engine)
+    state = train(FedAMP(sigma=1e-6), fed)
+    assert torch.equal(state.u, state.w)
+    assert torch.equal(FedAMP(sigma=1e-6).attention(state.w, 1), torch.zeros(4, 4).double())
+
+
+@engines
+def test_heurfedamp_that_takes_all_alike_and_starts_from_the_cloud_is_fedavg(engine):
+    alike = {"n": (15, 15, 15), "engine": engine}
+    heuristic = train(HeurFedAMP(sigma=0, lam=0, start="cloud"), federation(**alike))
+    average = train(FedAvg(), federation(**alike)).w
+    close(heuristic.u, average.expand_as(heuristic.u))
+    alone = train(HeurFedAMP(xi_ii=1), federation(**alike))
+    assert torch.equal(alone.u, alone.w)
+
+
+@both
+@engines
+def test_round_one_is_pulled_to_the_initial_model(cls, engine):
+    fed, method = federation(engine=engine).at(1), cls()
+    received = method.receive(fed, method.init(fed), fed.cohort(1))
+    assert torch.equal(received.u, fed.everyone(fed.initial()))
+    assert not fed.ledger.artifacts
+
+
+@both
+def test_one_client(cls):
+    fed = federation(n=(20,))
+    state = train(cls(), fed)
+    assert torch.equal(state.u, state.w)
+    assert not torch.equal(state.w[0], fed.initial())
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_identical_models_stay_where_they_are(cls, dtype):
+    """xi_ij = alpha_k / sigma = 10^4 there: an exact result shows that large weights cancel."""
+    w = torch.randn(1, 300, generator=torch.Generator().manual_seed(4), dtype=dtype).expand(6, -1).clone()
+    assert torch.equal(clouds(cls(), w), w)
+    if cls is FedAMP:
+        assert FedAMP().attention(w, 1)[0, 1] == 1000 / 0.1
+    pair = torch.cat([w[:2], w[:1] + 5])
+    torch.testing.assert_close(clouds(cls(), pair)[0], clouds(cls(), pair)[1], rtol=0, atol=0)
+
+
+def test_the_cohort_s_models_alone_make_its_clouds():
+    w = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    S = torch.tensor([0, 2, 3])
+    for method in (FedAMP(alpha_k=1, sigma=3), HeurFedAMP()):
+        fed = federation(join_ratio=0.75).at(2)
+        received = method.receive(fed, holding(w), S)
+        close(received.u[S], clouds(method, w[S]))
+        assert torch.equal(received.u[1], torch.zeros(3).double())
+
+
+# -- options --------------------------------------------------------------------------------------------------------------
+
+
+def test_clipping():
+    w = torch.randn(5, 40, generator=torch.Generator().manual_seed(3), dtype=torch.float64) / 50
+    w[4] += 100
+    free, clipped = (FedAMP(xi_clip=clip).attention(w, 1) for clip in (False, True))
+    assert free[0].sum() > 1e4
+    near(clipped.sum(1), [1, 1, 1, 1, 0], 1e-12)
+    close(clipped[0] / clipped[0, 1], free[0] / free[0, 1])
+    few = FedAMP(alpha_k=1e-3, xi_clip=True).attention(w, 1)
+    assert torch.equal(few, FedAMP(alpha_k=1e-3).attention(w, 1))
+
+
+@both
+def test_the_norm_that_pulled_nowhere_is_gone_and_keys_stay(cls):
+    name = cls.__name__.lower()
+    for full in (name, f"{name}+ala"):
+        with pytest.raises(UserError, match=r"prox = norm is no more") as refused:
+            methods.spec(full, {"prox": "norm"})
+        assert "lam=0" in str(refused.value.hint)
+        assert methods.spec(full, {"prox": "squared"}) == methods.spec(full, {})
+        assert methods.spec(full, {}).hyperparameters["prox"] == "squared", "as in the keys of stored runs"
+        assert "prox" not in {h.name for h in methods.hyperparameters(full)}
+
+
+@engines
+def test_alpha_k_decays(engine):
+    """1, 1, 1/2, 1/2, ...: in round 3 xi_12 = e^-2 / 2, and HeurFedAMP's pull to u_1 = (1/2, 1/2) is twice that of round 2."""
+    amp, heuristic = ({"alpha_k": 1, "alpha_decay": 0.5, "alpha_every": 2, **more} for more in ({"sigma": 1}, {"start": "own"}))
+    assert [FedAMP(**amp).step_size(t) for t in (1, 2, 3, 4, 5)] == [1, 1, 0.5, 0.5, 0.25]
+    for t, alpha in ((2, 1), (3, 0.5)):
+        fed = q2(engine, centres=((1, 1), (1, 1))).at(t)
+        S, xi = fed.cohort(t), alpha * math.exp(-2)
+        near(FedAMP(**amp).receive(fed, holding(UNIT), S).u, [[1 - xi, xi], [xi, 1 - xi]], 1e-12)
+        method = HeurFedAMP(**heuristic)
+        received = method.receive(fed, holding(UNIT), S)
+        close(received.u, torch.full((2, 2), 0.5).double())
+        # w_1 = (1, 0) - 0.1 * ((0, -1) + (1/2, -1/2) / alpha)
+        near(method.update(fed, received, S).w[0], [1 - 0.05 / alpha, 0.1 + 0.05 / alpha], 1e-12)
+
+
+def test_heurfedamp_starts_from_its_cloud():
+    """With FedAMP's alpha_k the pull alone leaves next to nothing but local training."""
+    own, cloud = (train(HeurFedAMP(**how), federation(), 4).w for how in ({"start": "own"}, {}))
+    local = train(Local(), federation(), 4).theta
+    assert (own - local).abs().max() < 2e-3 < 0.05 < (cloud - local).abs().max()
+
+
+def test_the_preset_of_the_authors_code():
+    authors = methods.spec("heurfedamp", {}, "heurfedamp2021")
+    assert authors.hyperparameters == {
+        **methods.spec("heurfedamp", {}).hyperparameters, "alpha_k": 1e4, "alpha_decay": 0.1, "sigma": 25.0,
+    }  # fmt: skip
+    method = methods.make(authors)
+    assert [round(method.step_size(t), 6) for t in (1, 30, 31, 60, 61)] == [1e4, 1e4, 1e3, 1e3, 100]
+    assert methods.spec("fedamp", {}, "heurfedamp2021") == methods.spec("fedamp", {})
+
+
+def test_a_pull_beyond_the_cloud_is_refused_or_warned_of():
+    """A step leaves 1 - lr lam / alpha_k of the distance: at -1 and below it never ends."""
+
+    def said(rounds, **how):
+        return list(HeurFedAMP(**how).check(TrainSpec(rounds=rounds, lr=0.1)))
+
+    assert said(2000) == said(2000, alpha_k=0.1) == []
+    assert said(2000, alpha_k=0.08) == ["lr * lam / alpha_k = 1.25 is above 1 in round 2000: steps go beyond the cloud model"]
+    assert said(60, alpha_k=1, alpha_decay=0.1) == []
+    with pytest.raises(UserError, match="lr \\* lam / alpha_k = 10 in round 61 cannot converge"):
+        said(61, alpha_k=1, alpha_decay=0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"self_term": "prev_cloud"}])
+def test_weights_that_are_no_convex_combination_are_noted(options):
+    fed, pair = federation().at(2), torch.tensor([[0.0], [0.5], [50.0], [100.0]], dtype=torch.float64)
+    FedAMP(**options).receive(fed, holding(pair), fed.cohort(2))
+    (text,) = fed.ledger.notes.values()
+    assert text.startswith("from round 2 on clouds are no convex combinations")
+    assert f"xi_ii is {1 - 1e4 * math.exp(-2.5):.3g}." in text
+    for convex in (FedAMP(xi_clip=True), FedAMP(sigma=1e-6), HeurFedAMP(), HeurFedAMP(xi_ii=0)):
+        fed = federation().at(2)
+        convex.receive(fed, holding(pair), fed.cohort(2))
+        assert fed.ledger.notes == {}
+
+
+@pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
+def test_a_join_ratio_below_one_must_be_asked_for(name):
+    part = TrainSpec(rounds=1, lr=0.1, join_ratio=0.5)
+    for full in (name, f"{name}+ala"):
+        with pytest.raises(UserError, match=r"cross-silo method.*the join ratio is 0\.5"):
+            list(methods.make(MethodSpec(name=full)).check(part))
+        assert list(methods.make(MethodSpec(name=full, hyperparameters={"partial": True})).check(part)) == []
+        assert list(methods.make(MethodSpec(name=full)).check(TrainSpec(rounds=1, lr=0.1))) == []
+
+
+def test_the_preset_takes_the_previous_cloud():
+    assert methods.spec("fedamp", {}, "fedala2022").hyperparameters["self_term"] == "prev_cloud"
+    assert methods.spec("fedamp", {}).hyperparameters["self_term"] == "own"
+    assert methods.spec("heurfedamp", {}, "fedala2022") == methods.spec("heurfedamp", {})
+    how = TrainSpec(rounds=3, lr=0.1)
+    (said,) = methods.make(methods.spec("fedamp", {}, "fedala2022")).check(how)
+    assert "cannot be what made the paper's 88.70" in said
+    for others in (methods.spec("fedamp", {}), methods.spec("fedamp+ala", {}, "fedala2022")):
+        assert list(methods.make(others).check(how)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [("fedamp", "sigma", 0), ("fedamp", "alpha_k", 0), ("heurfedamp", "xi_ii", 1.1), ("heurfedamp", "self_term", "own")]
+)
+def test_impossible_values_are_refused(wrong):
+    name, hyperparameter, value = wrong
+    with pytest.raises(UserError):
+        methods.spec(name, {hyperparameter: value})
+
+
+@pytest.mark.parametrize(
+    ("method", "scalars"),
+    [(FedAMP(), 0), (FedAMP(start="cloud"), 0), (HeurFedAMP(), 0), (FedAMP(self_term="prev_cloud"), 1)],
+    ids=["fedamp", "cloud", "heurfedamp", "prev_cloud"],
+)
+def test_communication(method, scalars):
+    """2 Sigma; where the client adds its own part of the cloud it is told xi_ii."""
+    fed = federation(join_ratio=0.5)
+    state = train(method, fed, 1)
+    for t in (1, 2):
+        now, S = fed.at(t), fed.cohort(t)
+        method.update(now, method.receive(now, state, S), S)
+        expected = np.zeros((fed.size, 4), dtype=np.int64)
+        expected[S.numpy()] = [fed.flat.size, fed.flat.size, 0, scalars if t > 1 else 0]
+        assert np.array_equal(now.ledger.traffic.by_client(), expected)
+
+
+@both
+def test_what_is_observed(cls):
+    fed = federation(join_ratio=0.75)
+    method = cls(sigma=2.0)
+    state = train(method, fed, 2)
+    now, S = fed.at(3), fed.cohort(3)
+    method.receive(now, state, S)
+    assert set(now.ledger.artifacts) == {"attention_self_min", "attention_zero_rows"}
+    now.observing = True
+    method.receive(now, state, S)
+    seen = now.ledger.artifacts
+    xi = torch.from_numpy(seen["attention"])
+    outside = [i for i in range(fed.size) if i not in S.tolist()]
+    assert xi.shape == (4, 4)
+    assert xi[outside].isnan().all()
+    assert xi[:, outside].isnan().all()
+    mine = xi[S][:, S]
+    near(mine, [attention_by_hand(method, state.w[S], k) for k in range(len(S))], 1e-9)
+    near(mine.sum(1), [1] * len(S), 1e-9)
+    assert seen["attention_self_min"] == mine.diagonal().min()
+    assert seen["attention_zero_rows"] == 0
+
+
+def test_the_share_of_clients_that_attend_to_no_other():
+    fed = federation().at(2)
+    FedAMP().receive(fed, holding(torch.tensor([[0.0], [0.5], [50.0], [100.0]], dtype=torch.float64)), fed.cohort(2))
+    assert fed.ledger.artifacts["attention_zero_rows"] == 0.5
+    assert fed.ledger.artifacts["attention_self_min"] == pytest.approx(1 - 1e4 * math.exp(-2.5))
+
+
+# -- with ALA -------------------------------------------------------------------------------------------------------------
+
+
+@engines
+@pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
+def test_ala_that_does_not_learn_starts_from_the_cloud(name, engine):
+    plugged = train(methods.make(MethodSpec(name=f"{name}+ala", hyperparameters={"eta": 0})), federation(engine=engine))
+    alone = train(methods.make(MethodSpec(name=name, hyperparameters=methods.PLACEMENT[name])), federation(engine=engine))
+    close(plugged.base.w, alone.w)
+    close(plugged.base.start, alone.start)
+    assert (alone.start - alone.w).abs().max() > 1e-4
+
+
+@engines
+def test_q2_with_ala(engine):
+    """One weight step on index 1 in round 2: R is u_i, L is w_i; training starts from ALA's result, its centre stays u_i."""
+    options = {"alpha_k": 1, "sigma": 1, "s": 100, "max_init_epochs": 1}
+    method = methods.make(MethodSpec(name="fedamp+ala", hyperparameters=options))
+    (_, first), (received, after) = rounds(method, q2(engine), 2)
+    c, L = np.array([[1.0, 0], [0, 2]]), np.array([[0.1, 0], [0, 0.2]])
+    close(first.base.w, torch.from_numpy(L))
+    xi = math.exp(-(0.1**2 + 0.2**2))
+    R = np.array([(1 - xi) * L[0] + xi * L[1], (1 - xi) * L[1] + xi * L[0]])
+    W = np.clip(1 - (R - c)[:, 1] * (R - L)[:, 1], 0, 1)
+    hat = np.stack([R[:, 0], L[:, 1] + (R - L)[:, 1] * W], axis=1)
+    close(received.base.u, torch.from_numpy(R))
+    close(received.base.start, torch.from_numpy(hat))
+    close(method.deployed(received), torch.from_numpy(L))
+    close(after.base.w, torch.from_numpy(hat - 0.1 * (hat - c + (hat - R))))
+
+
+def test_its_own_model_is_no_received_model(monkeypatch):
+    """Only where training starts from the cloud is there something for ALA to replace."""
+    calls = []
+    original = Federation.load
+    monkeypatch.setattr(Federation, "load", lambda self, *a, **k: calls.append(a[0]) or original(self, *a, **k))
+    train(FedAMP(), federation(), 2)
+    assert not calls
+    state = train(FedAMP(start="cloud"), federation(), 2)
+    assert len(calls) == 3
+    assert torch.equal(calls[-1], state.u)
+    assert torch.equal(replace(state, start=state.u).start, state.start)

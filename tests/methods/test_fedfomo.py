@@ -1,0 +1,331 @@
+"""FedFomo (methods.md 1.11): the specification's numbers, a twin in plain PyTorch, who downloads what, limits and edge cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.twins import Twin, close, rows
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from pflbench import methods
+from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.toy import q2
+from pflbench.engine.federation import Federation
+from pflbench.errors import Diverged, UserError
+from pflbench.methods.fedfomo import FedFomo, fomo_weights
+from pflbench.methods.local import Local
+from pflbench.spec import MethodSpec
+
+engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
+
+
+def near(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=tolerance)
+
+
+def is_own(c, N):
+    return torch.eye(N, dtype=torch.bool)[:c]
+
+
+# -- the numbers of the specification -------------------------------------------------------------------------------------
+
+
+def three(monkeypatch, losses, engine="loop"):
+    """Three clients in round 2: o_1 = (0,0), uploaded models (2,0), (0,1), (0,-0.5), and losses L_1 by model."""
+    fed = q2(engine, centres=((1, 0), (0, 2), (1, 1)), n=(10, 10, 10)).at(2)
+    theta = torch.tensor([[2, 0], [0, 1], [0, -0.5]], dtype=torch.float64)
+
+    def of(self, models, S, samples):
+        return torch.tensor([losses[tuple(row)] for row in models.tolist()], dtype=torch.float64)
+
+    monkeypatch.setattr(Federation, "losses", of)
+    everyone = torch.ones(3, dtype=torch.bool)
+    state = replace(FedFomo().init(fed), theta=theta, start=torch.zeros(3, 2).double(), uploaded=everyone)
+    return fed, state
+
+
+def test_an_aggregation(monkeypatch):
+    """L(o) = 1, losses (0.4, 1.2, 0.9), distances (2, 1, 0.5): raw (0.3, -0.2, 0.2), weights (0.6, 0, 0.4)."""
+    fed, state = three(monkeypatch, {(0, 0): 1, (2, 0): 0.4, (0, 1): 1.2, (0, -0.5): 0.9})
+    fed.observing = True
+    method = FedFomo(epsilon=1e-300, evaluate="aggregated")
+    received = method.receive(fed, state, fed.cohort(2))
+    near(received.raw[0], [0.3, -0.2, 0.2])
+    near(torch.from_numpy(fed.ledger.artifacts["fomo_weights"])[0], [0.6, 0, 0.4])
+    near(method.deployed(received)[0], [1.2, -0.2])
+    near(FedFomo().deployed(received)[0], [2, 0])
+    with_epsilon = FedFomo().receive(fed, state, fed.cohort(2))
+    near(with_epsilon.raw[0], [0.6 / 2.00001, -0.2 / 1.00001, 0.1 / 0.50001])
+
+
+def test_the_server_adds_up_what_clients_report(monkeypatch):
+    fed, state = three(monkeypatch, {(0, 0): 1, (2, 0): 0.4, (0, 1): 1.2, (0, -0.5): 0.9})
+    S = torch.tensor([0, 2])
+    method = FedFomo(epsilon=1e-300)
+    after = method.update(fed, method.receive(fed, state, S), S)
+    near(after.P, [[1.3, -0.2, 0.2], [0, 1, 0], [0.3, -0.2, 1.2]])
+    again = method.update(fed, method.receive(fed, replace(after, start=state.start, theta=state.theta), S[:1]), S[:1])
+    near(again.P, [[1.6, -0.4, 0.4], [0, 1, 0], [0.3, -0.2, 1.2]])
+
+
+def test_weights():
+    near(fomo_weights(torch.tensor([[0.3, -0.2, 0.2]], dtype=torch.float64), is_own(1, 3)), [[0.6, 0, 0.4]])
+    raw = torch.tensor([[-1.0, 0, -2], [0, 0, 0]], dtype=torch.float64)
+    near(fomo_weights(raw, is_own(2, 3)), [[1, 0, 0], [0, 1, 0]], 0)
+    tiny = torch.tensor([[0.0, 1e-300, 3e-300]], dtype=torch.float64)
+    near(fomo_weights(tiny, is_own(1, 3)), [[0, 0.25, 0.75]])
+
+
+# -- a twin ---------------------------------------------------------------------------------------------------------------
+
+
+class FomoTwin(Twin):
+    """Clients with modules of their own; the server keeps vectors."""
+
+    def loss(self, client, vector, samples):
+        """Mean over batches of the batch's mean, of a model with this client's BatchNorm statistics."""
+        module, B = self.clients[client], self.fed.train.batch_size
+        kept = parameters_to_vector(module.parameters()).detach().clone()
+        vector_to_parameters(vector.clone(), module.parameters())
+        module.eval()
+        values = []
+        with torch.no_grad():
+            for start in range(0, len(samples), B):
+                x, y = self.data(samples[start : start + B])
+                values.append(F.cross_entropy(module(x), y).item())
+        vector_to_parameters(kept, module.parameters())
+        return float(np.mean(values))
+
+
+@engines
+@pytest.mark.parametrize("model", ["mlp", "batchnorm"])
+@pytest.mark.parametrize(("M", "join_ratio"), [("all", 1.0), (2, 0.75), (1, 1.0)])
+def test_twin(M, join_ratio, model, engine):
+    settings = {"n": (33, 8, 28, 14, 3), "join_ratio": join_ratio, "batch_size": 3}
+    fed = federation(model, engine, **settings)
+    twin = FomoTwin(fed)
+    twin.samples = twin.samples or federation(model, "batched", **settings).executor.samples
+    state = train(FedFomo(M=M), fed, 4)
+    N, initial = fed.size, fed.initial()
+    server, P, o = {}, np.eye(N), [initial for _ in range(N)]
+    shares = []
+    for t in range(1, 5):
+        S = fed.cohort(t).tolist()
+        training = [mine[: len(mine) - int(0.2 * len(mine))] for mine in fed.train_indices]
+        plan = fed.at(t).batches(fed.cohort(t), samples=[training[c] for c in S])
+        now = dict(server)
+        for k, c in enumerate(S):
+            validation = fed.train_indices[c][len(training[c]) :]
+            count = len(now) if M == "all" else min(M, len(now))
+            chosen = sorted(sorted(now), key=lambda j, row=P[c].copy(): -row[j])[:count]
+            raw = {}
+            for j in chosen if len(validation) else []:
+                distance = (now[j] - o[c]).norm().item()
+                raw[j] = (twin.loss(c, o[c], validation) - twin.loss(c, now[j], validation)) / (distance + 1e-5)
+                P[c, j] += raw[j]
+            positive = {j: max(value, 0) for j, value in raw.items()}
+            if sum(positive.values()) > 0:
+                weights = {j: value / sum(positive.values()) for j, value in positive.items()}
+                shares.append(max(weights.values()))
+                moved = o[c] + sum(w * (now[j] - o[c]) for j, w in weights.items())
+                vector_to_parameters(moved, twin.clients[c].parameters())
+            o[c] = parameters_to_vector(twin.clients[c].parameters()).detach().clone()
+            twin.sgd(twin.clients[c], plan, k)
+            server[c] = parameters_to_vector(twin.clients[c].parameters()).detach().clone()
+    assert shares, "somebody took from others"
+    assert M == 1 or min(shares) < 0.99, "and from several"
+    close(state.theta, rows(twin.clients))
+    torch.testing.assert_close(state.P, torch.from_numpy(P), rtol=0, atol=1e-10)
+    if model == "batchnorm":
+        close(fed.buffers["model"], torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients]))
+
+
+# -- who downloads what ---------------------------------------------------------------------------------------------------
+
+
+def chosen(method, P, uploaded):
+    fed = federation(n=(5,) * len(uploaded))
+    state = replace(method.init(fed), P=torch.tensor(P).double(), uploaded=torch.tensor(uploaded))
+    S = torch.arange(len(P))
+    return [row.nonzero().flatten().tolist() for row in method.candidates(state, S)]
+
+
+def test_the_models_with_the_largest_affinity_are_downloaded():
+    P = [[1.0, 0.0, 0.0, 0.5], [0.2, 1.0, 0.9, 0.9], [-3.0, 2.0, -1.0, -2.0], [0.0, 0.0, 0.0, 1.0]]
+    everyone = [True] * 4
+    assert chosen(FedFomo(M=2), P, everyone) == [[0, 3], [1, 2], [1, 2], [0, 3]]
+    assert chosen(FedFomo(M=1), P, everyone) == [[0], [1], [1], [3]]
+    assert chosen(FedFomo(M=3), P, everyone) == [[0, 1, 3], [1, 2, 3], [1, 2, 3], [0, 1, 3]]
+    assert chosen(FedFomo(M=2), P, [False, True, False, True]) == [[1, 3]] * 4
+    assert chosen(FedFomo(M=3), P, [False, True, False, True]) == [[1, 3]] * 4
+    assert chosen(FedFomo(), P, [False] * 4) == [[]] * 4
+    assert chosen(FedFomo(M=9), P, everyone) == chosen(FedFomo(), P, everyone) == [[0, 1, 2, 3]] * 4
+
+
+@pytest.mark.parametrize("M", ["all", 2])
+def test_communication(M):
+    """(1 + M) Sigma; nothing comes down in round 1; what was reported goes up as scalars."""
+    fed, method = federation(join_ratio=0.75), FedFomo(M=M)
+    state, seen = method.init(fed), set()
+    for t in (1, 2, 3):
+        now, S = fed.at(t), fed.cohort(t)
+        state = method.update(now, method.receive(now, state, S), S)
+        down = len(seen) if M == "all" else min(M, len(seen))
+        expected = np.zeros((fed.size, 4), dtype=np.int64)
+        expected[S.numpy()] = [fed.flat.size, down * fed.flat.size, down, 0]
+        assert np.array_equal(now.ledger.traffic.by_client(), expected)
+        seen |= set(S.tolist())
+    assert state.uploaded.nonzero().flatten().tolist() == sorted(seen)
+
+
+def test_one_candidate_after_the_other(monkeypatch):
+    """At no time are all candidates of all clients side by side."""
+    asked = []
+    original = Federation.losses
+    monkeypatch.setattr(Federation, "losses", lambda self, m, *a: asked.append((m.shape, m.stride())) or original(self, m, *a))
+    fed = federation()
+    train(FedFomo(), fed, 2)
+    assert len(asked) == 2 * (1 + fed.size)
+    assert {shape[0] for shape, _ in asked} == {fed.size}
+    assert sum(stride[0] == 0 for _, stride in asked) == 2 * fed.size, "a candidate's model is not copied for each client"
+
+
+# -- limits and edge cases ------------------------------------------------------------------------------------------------
+
+
+@engines
+def test_without_validation_it_is_local_training(engine):
+    alone = train(Local(), federation(engine=engine)).theta
+    close(train(FedFomo(val_ratio=0), federation(engine=engine)).theta, alone)
+    small = {"n": (4, 3, 2, 1), "engine": engine}
+    close(train(FedFomo(), federation(**small)).theta, train(Local(), federation(**small)).theta)
+
+
+@engines
+def test_a_client_that_only_gets_worse_models_keeps_its_own(engine, monkeypatch):
+    fed = federation(engine=engine)
+    after = [10.0]
+
+    def growing(self, models, S, samples):
+        after[0] += 1
+        return torch.full((len(S),), after[0]).double()
+
+    monkeypatch.setattr(Federation, "losses", growing)
+    state = train(FedFomo(), fed)
+    assert torch.equal(state.start, state.theta)
+
+
+@engines
+def test_identical_models_are_worth_nothing(engine):
+    fed, method = federation("batchnorm", engine).at(2), FedFomo()
+    theta = fed.everyone(fed.initial())
+    theta[3] += 1e-3
+    state = replace(method.init(fed), theta=theta, uploaded=torch.ones(4, dtype=torch.bool))
+    received = method.receive(fed, state, fed.cohort(2))
+    assert torch.equal(received.raw[:, :3], torch.zeros(4, 3).double())
+    assert (received.raw[:, 3] != 0).all()
+    takers = received.raw[:, 3] > 0
+    close(received.start[takers], theta[3:].expand(int(takers.sum()), -1))
+    close(received.start[~takers], theta[~takers])
+
+
+def test_two_roundings_of_one_model_s_loss_are_no_gain(monkeypatch):
+    """Divided by epsilon and normalised, the last digit would be a weight of 1."""
+    fed, state = three(monkeypatch, {})
+    asked = []
+
+    def falling(self, models, S, samples):
+        asked.append(S)
+        return torch.full((len(S),), 1 - 1e-15 * len(asked), dtype=torch.float64)
+
+    monkeypatch.setattr(Federation, "losses", falling)
+    theta = torch.zeros(3, 2, dtype=torch.float64)
+    theta[0] = 7.0
+    received = FedFomo().receive(fed, replace(state, theta=theta, start=torch.zeros_like(theta)), torch.arange(1, 3))
+    assert (received.raw[1:, 0] > 0).all()
+    assert torch.equal(received.raw[1:, 1:], torch.zeros(2, 2).double())
+
+
+def test_the_split_is_the_end_of_the_stored_order():
+    samples = np.arange(100, 137)
+    for n, validation in ((0, 0), (1, 0), (4, 0), (5, 1), (9, 1), (10, 2), (37, 7)):
+        training, held_out = FedFomo().split(samples[:n])
+        assert len(held_out) == validation
+        assert np.concatenate([training, held_out]).tolist() == samples[:n].tolist()
+    assert [len(part) for part in FedFomo(val_ratio=0.5).split(samples)] == [19, 18]
+
+
+def test_validation_samples_are_never_trained_on(monkeypatch):
+    seen = set()
+    original = Federation.batches
+
+    def spy(self, *arguments, **keywords):
+        plan = original(self, *arguments, **keywords)
+        seen.update(np.concatenate(plan.order).tolist())
+        return plan
+
+    monkeypatch.setattr(Federation, "batches", spy)
+    fed = federation()
+    train(FedFomo(), fed)
+    for mine in fed.train_indices:
+        training, held_out = FedFomo().split(mine)
+        assert not seen & set(held_out.tolist())
+        assert len(seen & set(training.tolist())) > len(training) / 2
+
+
+@engines
+def test_which_model_is_tested_changes_no_training(engine):
+    own, aggregated = (train(FedFomo(evaluate=which), federation(engine=engine)) for which in ("own", "aggregated"))
+    assert torch.equal(own.theta, aggregated.theta)
+    assert FedFomo().deployed(own) is own.theta
+    assert FedFomo(evaluate="aggregated").deployed(aggregated) is aggregated.start
+    assert (own.theta - own.start).abs().max() > 1e-3
+
+
+@engines
+def test_affinity_has_no_effect_where_all_models_are_downloaded(engine):
+    states = [train(FedFomo(M=M), federation(engine=engine)) for M in ("all", 4, 20)]
+    assert all(torch.equal(s.theta, states[0].theta) for s in states)
+    assert not torch.equal(train(FedFomo(M=1), federation(engine=engine)).theta, states[0].theta)
+
+
+@engines
+def test_a_loss_that_is_no_number_stops_it(engine):
+    fed, method = federation(engine=engine).at(2), FedFomo()
+    S = fed.cohort(2)
+    state = method.init(fed)
+    theta = state.theta.clone()
+    theta[1] = 1e200  # its logits overflow
+    broken = method.receive(fed, replace(state, theta=theta, uploaded=torch.ones(4, dtype=torch.bool)), S)
+    with pytest.raises(Diverged, match=r"client 0 has a non-finite value .* in round 2"):
+        method.update(fed, broken, S)
+
+
+def test_weights_are_observed_in_the_chosen_rounds():
+    fed = federation(join_ratio=0.75)
+    state = train(FedFomo(), fed, 2)
+    now, S = fed.at(3), fed.cohort(3)
+    FedFomo().receive(now, state, S)
+    assert not now.ledger.artifacts
+    now.observing = True
+    received = FedFomo().receive(now, state, S)
+    weights = torch.from_numpy(now.ledger.artifacts["fomo_weights"])
+    outside = [i for i in range(fed.size) if i not in S.tolist()]
+    assert weights[outside].isnan().all()
+    close(weights[S].sum(1), torch.ones(len(S)).double())
+    close(weights[S] @ state.theta, received.start[S])
+
+
+@pytest.mark.parametrize("wrong", [{"M": 0}, {"M": "some"}, {"val_ratio": 1}, {"epsilon": 0}, {"evaluate": "both"}])
+def test_impossible_values_are_refused(wrong):
+    with pytest.raises(UserError, match="is not possible"):
+        methods.spec("fedfomo", wrong)
+
+
+def test_ala_has_no_place_in_it():
+    with pytest.raises(UserError, match="clients download several models"):
+        methods.make(MethodSpec(name="fedfomo+ala"))

@@ -1,0 +1,300 @@
+"""FedRep (methods.md 1.6): the numbers of the specification, a twin in plain PyTorch, limits, and with ALA."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from support.twins import ROUNDS, close, rows, setup
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
+
+from pflbench import methods, models
+from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.toy import executor, rounds
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
+from pflbench.engine.samples import Samples
+from pflbench.errors import UserError
+from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.fedrep import FedRep
+from pflbench.run.evaluation import HEADLINE, evaluate
+from pflbench.spec import MethodSpec, TrainSpec
+
+engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.b.expand_as(x), x], dim=-1)
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.Parameter(torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.h * features[..., :1] - features[..., 1:]
+
+
+class Product(nn.Module):
+    """Output b * h - x: the scalar model of the specification, whose samples are its targets."""
+
+    head = "upper"
+    blocks = (("upper",), ("lower",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lower, self.upper = Base(), Head()
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.lower(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.upper(self.features(x))
+
+
+def scalar(name: str, n=(30, 10), targets=(3.0, -1.0)) -> Federation:
+    flat = Flat(Product().double())
+    x = np.repeat(targets, n)[:, None]
+    samples = Samples(x, np.zeros(len(x), dtype=np.int64), torch.float64, torch.device("cpu"))
+    owners = np.repeat(np.arange(len(n)), n)
+    indices = [np.flatnonzero(owners == i) for i in range(len(n))]
+    spec = TrainSpec(rounds=4, batch_size=30, lr=0.1, dtype="float64")
+    return Federation(flat, executor(name, flat, samples), spec, indices, indices, seed=0)
+
+
+def near(actual, expected):
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=1e-8)
+
+
+@engines
+def test_numbers(engine):
+    fed, method = scalar(engine), FedRep(tau=2)
+    (received_1, first), (received_2, second) = rounds(method, fed, 2)
+    near(received_1.theta.prod(dim=1), [1, 1])
+    near(first.theta[:, 1], [1.38, 0.62])
+    near(first.theta[:, 0], [1.22356, 0.89956])
+    near(first.phi, [1.14256])
+    near(received_2.theta.prod(dim=1), [1.5767328, 0.7083872])
+    near(second.theta[:, 1], [1.6840049301, 0.2550944283])
+    near(second.theta[:, 0], [1.3237460187, 1.1096155574])
+    near(second.phi, [1.2702134034])
+    scores = fed.evaluate(method.deployed(received_2), fed.cohort(2))
+    assert scores.loss == pytest.approx([30 * (1.5767328 - 3) ** 2 / 2, 10 * (0.7083872 + 1) ** 2 / 2], abs=1e-7)
+
+
+@engines
+def test_a_uniform_mean(engine):
+    ((_, first),) = rounds(FedRep(tau=2, aggregation="uniform"), scalar(engine), 1)
+    near(first.phi, [(1.22356 + 0.89956) / 2])
+
+
+def alternate(twin, module, phases):
+    """Each phase: the parameters it trains, and its batches; the others are frozen, BatchNorm stays in training mode."""
+    module.train()
+    for parameters, batches in phases:
+        for p in module.parameters():
+            p.requires_grad_(False)
+        for p in parameters:
+            p.requires_grad_(True)
+        optimiser = torch.optim.SGD(parameters, lr=twin.fed.train.lr)
+        for index in batches:
+            x, y = twin.data(index)
+            optimiser.zero_grad()
+            F.cross_entropy(module(x), y).backward()
+            optimiser.step()
+
+
+def parts(module):
+    """Base and head."""
+    head = list(getattr(module, module.head).parameters())
+    return [p for p in module.parameters() if all(p is not h for h in head)], head
+
+
+def copy_base(source, target):
+    with torch.no_grad():
+        for p, q in zip(parts(target)[0], parts(source)[0], strict=True):
+            p.copy_(q)
+
+
+@engines
+@pytest.mark.parametrize("model", ["mlp", "batchnorm", "cnn"])
+def test_twin(model, engine):
+    fed, twin = setup(model, engine)
+    state = train(FedRep(tau=3), fed, ROUNDS)
+    for t in range(1, ROUNDS + 1):
+        now = fed.at(t)
+        S = now.cohort(t)
+        head_plan, base_plan = now.batches(S, 3, purpose="batches/head"), now.batches(S)
+        for i, c in enumerate(S.tolist()):
+            base, head = parts(twin.clients[c])
+            copy_base(twin.server, twin.clients[c])
+            alternate(twin, twin.clients[c], [(head, head_plan.batches(i)), (base, base_plan.batches(i))])
+        twin.average([twin.clients[c] for c in S.tolist()], S.tolist())
+    close(state.phi, parameters_to_vector(parts(twin.server)[0]).detach())
+    for c in fed.cohort(ROUNDS + 1).tolist():
+        copy_base(twin.server, twin.clients[c])
+    close(state.theta, rows(twin.clients))
+    if model == "batchnorm":
+        expected = torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients])
+        close(fed.buffers["model"], expected)
+
+
+def test_who_is_tested_has_the_newest_representation_and_its_own_head():
+    fed, method = federation(join_ratio=0.5, n=(33, 8, 21, 14, 9, 11), evaluate="all"), FedRep()
+    state, now, S = method.update(fed.at(2), train(method, fed, 1), fed.cohort(2)), fed.at(3), fed.cohort(3)
+    received = method.receive(now, state, S)
+    base, everyone = method.shared(fed), torch.arange(fed.size)
+    newest = torch.cat([state.phi.expand(fed.size, -1), state.theta[:, base.stop :]], dim=1)
+    close(received.theta[S], newest[S])
+    outside = [c for c in range(fed.size) if c not in S.tolist()]
+    assert (received.theta[outside, base] - state.phi).abs().amax(dim=1).min() > 1e-3
+    assert evaluate(method, now, state, received, S)[HEADLINE].loss == pytest.approx(now.evaluate(newest, everyone).loss)
+
+
+@engines
+def test_without_head_epochs_it_is_fedavg_below_a_fixed_head(engine):
+    class Below(FedAvg):
+        def train(self, fed, s, S):
+            return fed.sgd(fed.rows(s.start, S), S, columns=slice(0, fed.flat.head.start))
+
+    method = FedRep()
+    object.__setattr__(method, "tau", 0)
+    fed = federation(engine=engine)
+    state = train(method, fed)
+    close(state.theta, train(Below(), federation(engine=engine)).w.expand(fed.size, -1))
+
+
+@engines
+def test_a_client_alone_trains_head_and_base_in_turns(engine):
+    fed = federation(engine=engine, n=(23,))
+    state = train(FedRep(), fed, 2)
+    assert torch.equal(state.theta[0, : len(state.phi)], state.phi)
+
+
+@engines
+def test_heads_are_trained_on_the_received_base_alone(engine):
+    """So the number of the base's epochs cannot matter for the heads of one round."""
+    head = federation().flat.head
+    states = []
+    for epochs in (1, 3):
+        fed = federation(engine=engine, local_epochs=epochs)
+        states.append(FedRep().update(fed.at(1), FedRep().init(fed), fed.cohort(1)))
+    assert torch.equal(states[0].theta[:, head], states[1].theta[:, head])
+    assert (states[0].theta[:, : head.start] - states[1].theta[:, : head.start]).abs().max() > 1e-3
+
+
+def test_the_two_phases_see_batches_in_different_orders():
+    now = federation().at(1)
+    S = now.cohort(1)
+    head, base = now.batches(S, 5, purpose="batches/head"), now.batches(S)
+    assert head.steps().tolist() == (5 * base.steps()).tolist()
+    assert not np.array_equal(head.order[0][: len(base.order[0])], base.order[0])
+
+
+@pytest.mark.parametrize("engine", EXECUTORS)
+@pytest.mark.parametrize(("model", "drop_last"), [("mlp", "auto"), ("cnn", "always"), ("fasttext", "always"), ("mlp", "never")])
+def test_running_the_frozen_base_once_changes_nothing(model, drop_last, engine, monkeypatch):
+    """Clients without a step among them; with has_features off, heads are trained through the whole model."""
+    settings = {"n": (13, 4, 1, 22), "drop_last": drop_last}
+    quick = federation(model, engine, **settings)
+    calls = counting(quick.executor, monkeypatch)
+    a = train(FedRep(), quick, 2)
+    assert len(calls) == 2, "once a round"
+    monkeypatch.setattr(Flat, "has_features", False)
+    whole = federation(model, engine, **settings)
+    close(a.theta, train(FedRep(), whole, 2).theta)
+
+
+def test_with_batch_norm_the_base_runs_in_every_epoch(monkeypatch):
+    """Else its running statistics would not move as they do in the reference (the twin compares them)."""
+    fed = federation("batchnorm")
+    calls = counting(fed.executor, monkeypatch)
+    train(FedRep(), fed, 2)
+    assert not calls
+
+
+def counting(executor, monkeypatch):
+    calls, original = [], executor.head
+    monkeypatch.setattr(executor, "head", lambda *given: calls.append(given) or original(*given))
+    return calls
+
+
+def test_every_sample_once():
+    plan = federation(n=(13, 1, 7)).at(1).batches(torch.arange(3), 4, drop_last="never")
+    samples, positions = plan.once(5)
+    assert [s.tolist() for s in samples.sizes] == [[5, 5, 3], [1], [5, 2]]
+    for mine, order in zip(samples.order, plan.order, strict=True):
+        assert mine.tolist() == sorted(set(order.tolist()))
+    stored = np.concatenate(samples.order)
+    for before, after in zip(plan.order, positions.order, strict=True):
+        assert stored[after].tolist() == before.tolist()
+    assert positions.sizes == plan.sizes
+
+
+@engines
+@pytest.mark.parametrize("name", ["fedrep", "fedrep+ala"])
+def test_communication_is_that_of_the_base(engine, name):
+    fed, method = federation(engine=engine, join_ratio=0.5), methods.make(MethodSpec(name=name))
+    now = fed.at(1)
+    S = now.cohort(1)
+    method.update(now, method.receive(now, method.init(fed), S), S)
+    sent = now.ledger.traffic
+    each = np.zeros(fed.size, dtype=np.int64)
+    each[S.numpy()] = fed.flat.size - (fed.flat.head.stop - fed.flat.head.start)
+    assert sent.params_up.tolist() == sent.params_down.tolist() == each.tolist()
+    assert sent.scalars_up.sum() == sent.scalars_down.sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes", "share"), [("cnn", (3, 32, 32), 10, 0.99416), ("resnet18", (3, 64, 64), 200, 0.990904)]
+)
+def test_alpha_f(model, shape, classes, share):
+    flat = Flat(models.build(model, shape, classes, None))
+    assert flat.head.start / flat.size == pytest.approx(share, abs=5e-6)
+    assert flat.head.stop == flat.size
+
+
+def test_a_model_that_is_a_head_alone_is_refused():
+    with pytest.raises(UserError, match="below the head"):
+        FedRep().init(federation("logreg"))
+
+
+@engines
+def test_with_ala(engine):
+    """The scalar model in round 2, one weight step: the base is the only block that is mixed, the own head stays."""
+    fed = scalar(engine)
+    method = methods.make(MethodSpec(name="fedrep+ala", hyperparameters={"tau": 2, "s": 100, "max_init_epochs": 1}))
+    first = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
+    now = fed.at(2)
+    received = method.receive(now, first, now.cohort(2))
+    second = method.update(now, received, now.cohort(2))
+    uploads = []
+    for i, (own, h, c) in enumerate(((1.22356, 1.38, 3.0), (0.89956, 0.62, -1.0))):
+        difference = 1.14256 - own
+        W = 1 - (1.14256 * h - c) * h * difference
+        b = own + difference * W
+        near(received.ala.W[i], [W])
+        near(received.base.theta[i], [b, h])
+        for _ in range(2):
+            h -= 0.1 * (b * h - c) * b
+        uploads.append(b - 0.1 * (b * h - c) * h)
+        near(second.base.theta[i], [uploads[i], h])
+    near(second.base.phi, [0.75 * uploads[0] + 0.25 * uploads[1]])
+
+
+def test_ala_s_range_counts_blocks_of_the_base():
+    fed = federation()
+    method = methods.make(MethodSpec(name="fedrep+ala"))
+    assert method.init(fed).ala.W.shape == (fed.size, fed.flat.blocks[1].stop - fed.flat.blocks[1].start)
+    with pytest.raises(UserError, match="p = 2"):
+        dataclasses.replace(method, ala=dataclasses.replace(method.ala, p=2)).init(fed)

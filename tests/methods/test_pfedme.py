@@ -1,0 +1,214 @@
+"""pFedMe (methods.md 1.7): the numbers of the specification, a twin in plain PyTorch, limits, options, and with ALA."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.twins import ROUNDS, close, rows, setup
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
+
+from pflbench import methods
+from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.toy import q2, rounds
+from pflbench.errors import UserError
+from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.pfedme import PFedMe
+from pflbench.spec import MethodSpec, TrainSpec
+
+engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
+Q2 = {"lam": 2, "K": 2, "eta_p": 0.1, "c2": 0}
+
+
+def near(actual, expected, tolerance=1e-8):
+    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype), rtol=0, atol=tolerance)
+
+
+@engines
+@pytest.mark.parametrize("reset", ["round", "batch"])
+def test_numbers(engine, reset):
+    """One batch per round, so it does not matter when theta starts anew."""
+    (_, first), (received, second) = rounds(PFedMe(**Q2, theta_reset=reset), q2(engine), 2)
+    near(first.personal, [[0.17, 0], [0, 0.34]])
+    near(first.w, [0.0255, 0.017])
+    near(received.personal, [[0.17, 0], [0, 0.34]])
+    near(second.personal, [[0.191165, 0.01411], [0.021165, 0.35411]])
+    near(second.w, [0.050133, 0.033422])
+
+
+@engines
+def test_the_options_on_q2(engine):
+    ((_, first),) = rounds(PFedMe(**Q2, evaluate="w"), q2(engine), 1)
+    near(first.personal, [[0.034, 0], [0, 0.068]])
+    near(first.w, [0.0255, 0.017])
+    ((_, first),) = rounds(PFedMe(**Q2, beta=0.5), q2(engine), 1)
+    near(first.w, [0.01275, 0.0085])
+    near(first.personal, [[0.17, 0], [0, 0.34]])
+    ((_, first),) = rounds(PFedMe(**Q2, aggregation="uniform"), q2(engine), 1)
+    near(first.w, [0.034 / 2, 0.068 / 2])
+
+
+@engines
+def test_the_small_l2_term_on_q2(engine):
+    """Two steps from zero: theta_1 = 0.1 c, then theta_2 = theta_1 - 0.1 * (theta_1 - c + 2 theta_1 + 0.5 theta_1)."""
+    ((_, first),) = rounds(PFedMe(**{**Q2, "c2": 0.5}), q2(engine), 1)
+    near(first.personal, [[0.1 - 0.1 * (0.1 - 1 + 0.25), 0], [0, 0.2 - 0.1 * (0.2 - 2 + 0.5)]])
+
+
+@engines
+@pytest.mark.parametrize("evaluate", ["theta", "w"])
+@pytest.mark.parametrize("reset", ["round", "batch"])
+@pytest.mark.parametrize("model", ["mlp", "batchnorm"])
+def test_twin(model, reset, evaluate, engine):
+    """The regularised objective is written as a loss, and both models step with torch.optim.SGD."""
+    fed, twin = setup(model, engine)
+    lam, K, eta_p, c2, beta = 3.0, 3, 0.05, 0.02, 0.7
+    personal = [twin.fresh() for _ in twin.clients]
+    state = train(PFedMe(lam=lam, K=K, eta_p=eta_p, c2=c2, beta=beta, theta_reset=reset, evaluate=evaluate), fed, ROUNDS)
+    for t in range(1, ROUNDS + 1):
+        now = fed.at(t)
+        S = now.cohort(t)
+        plan = now.batches(S)
+        before, uploads = parameters_to_vector(twin.server.parameters()).detach(), []
+        for i, c in enumerate(S.tolist()):
+            w, theta = twin.fresh(), twin.clients[c]  # BatchNorm's buffers are those of the model that meets the data
+            twin.load(w, twin.server)
+            twin.load(theta, twin.server)
+            inner = torch.optim.SGD(theta.parameters(), lr=eta_p, weight_decay=c2)
+            outer = torch.optim.SGD(w.parameters(), lr=fed.train.lr)
+            theta.train()
+            for index in plan.batches(i):
+                x, y = twin.data(index)
+                if reset == "batch":
+                    twin.load(theta, w)
+                for _ in range(K):
+                    inner.zero_grad()
+                    pairs = zip(theta.parameters(), w.parameters(), strict=True)
+                    distance = sum((p - q.detach()).pow(2).sum() for p, q in pairs)
+                    (F.cross_entropy(theta(x), y) + lam / 2 * distance).backward()
+                    inner.step()
+                outer.zero_grad()
+                pairs = zip(w.parameters(), theta.parameters(), strict=True)
+                (lam / 2 * sum((p - q.detach()).pow(2).sum() for p, q in pairs)).backward()
+                outer.step()
+            twin.load(personal[c], theta if evaluate == "theta" else w)
+            uploads.append(w)
+        twin.average(uploads, S.tolist())
+        mean = parameters_to_vector(twin.server.parameters()).detach()
+        torch.nn.utils.vector_to_parameters((1 - beta) * before + beta * mean, twin.server.parameters())
+    close(state.personal, rows(personal))
+    close(state.w, parameters_to_vector(twin.server.parameters()).detach())
+    if model == "batchnorm":
+        expected = torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients])
+        close(fed.buffers["model"], expected)
+
+
+@engines
+def test_without_its_term_the_server_never_moves(engine):
+    fed = federation(engine=engine)
+    state = train(PFedMe(lam=0), fed)
+    close(state.w, fed.initial())
+    assert (state.personal - fed.initial()).norm(dim=1).min() > 1e-2
+    close(train(PFedMe(lam=0, evaluate="w"), federation(engine=engine)).personal, fed.initial().expand(fed.size, -1))
+
+
+@engines
+def test_one_inner_step_from_w_for_every_batch_is_fedavg(engine):
+    """Then w - theta = eta_p g(w): SGD with the rate eta lambda eta_p, on the same batches."""
+    state = train(PFedMe(K=1, c2=0, theta_reset="batch", lam=5, eta_p=0.8), federation(engine=engine, lr=0.05))
+    close(state.w, train(FedAvg(), federation(engine=engine, lr=0.2)).w)
+
+
+@engines
+def test_a_full_step_takes_w_onto_theta(engine):
+    theta, w = (train(PFedMe(lam=10, evaluate=e), federation(engine=engine, lr=0.1)).personal for e in ("theta", "w"))
+    close(theta, w)
+
+
+@engines
+def test_many_inner_steps_reach_the_proximal_point(engine):
+    """argmin |theta - c|^2 / 2 + lambda / 2 |theta - w|^2 = (c + lambda w) / (1 + lambda); w follows the envelope's gradient."""
+    method = PFedMe(lam=3, K=60, eta_p=0.1, c2=0)
+    (_, first), (_, second) = rounds(method, q2(engine), 2)
+    c = torch.tensor([[1.0, 0], [0, 2]]).double()
+    near(first.personal, c / 4)
+    near(first.w, torch.tensor([0.75, 0.25]).double() @ (0.1 * 3 * c / 4))
+    near(second.personal, (c + 3 * first.w) / 4)
+
+
+def test_theta_goes_on_through_the_batches_of_a_round():
+    a, b = (train(PFedMe(theta_reset=r), federation()).personal for r in ("round", "batch"))
+    assert (a - b).abs().max() > 1e-3
+
+
+def test_a_download_does_not_touch_the_personal_models():
+    fed, method = federation(), PFedMe()
+    updated = method.update(fed.at(2), train(method, fed, 1), fed.cohort(2))
+    received = method.receive(fed.at(3), updated, fed.cohort(3))
+    assert torch.equal(received.personal, updated.personal)
+    assert torch.equal(method.deployed(received), updated.personal)
+    assert (received.personal - received.start).abs().amax(dim=1).min() > 1e-3
+    models, slot = method.series(received)["global"]
+    assert torch.equal(models, updated.w)
+    assert slot == "model"
+
+
+def test_the_preset_tests_w():
+    assert methods.spec("pfedme", {}).hyperparameters["evaluate"] == "theta"
+    assert methods.spec("pfedme", {}, "fedala2022").hyperparameters == {
+        **methods.spec("pfedme", {}).hyperparameters,
+        "evaluate": "w",
+    }
+
+
+@pytest.mark.parametrize(("lr", "lam", "said"), [(0.005, 15, 0), (0.1, 10, 0), (0.1, 15, 1), (0.1, 19.9, 1), (0.1, 0, 1)])
+def test_over_relaxation_is_warned_of(lr, lam, said):
+    assert len(list(PFedMe(lam=lam).check(TrainSpec(rounds=1, lr=lr)))) == said
+
+
+@pytest.mark.parametrize("name", ["pfedme", "pfedme+ala"])
+def test_a_step_of_two_or_more_is_refused(name):
+    method = methods.make(MethodSpec(name=name, hyperparameters={"lam": 20}))
+    with pytest.raises(UserError, match=r"lr \* lam = 2 "):
+        list(method.check(TrainSpec(rounds=1, lr=0.1)))
+
+
+@engines
+@pytest.mark.parametrize("name", ["pfedme", "pfedme+ala"])
+def test_communication_is_twice_the_model(engine, name):
+    fed, method = federation(engine=engine, join_ratio=0.5), methods.make(MethodSpec(name=name))
+    now = fed.at(1)
+    S = now.cohort(1)
+    method.update(now, method.receive(now, method.init(fed), S), S)
+    each = np.zeros(fed.size, dtype=np.int64)
+    each[S.numpy()] = fed.flat.size
+    sent = now.ledger.traffic
+    assert sent.params_up.tolist() == sent.params_down.tolist() == each.tolist()
+    assert sent.scalars_up.sum() == sent.scalars_down.sum() == 0
+
+
+@engines
+def test_with_ala(engine):
+    """Q2 in round 2, one weight step with rate 1 on index 1; ALA mixes Theta and w_i, and its result starts theta and w."""
+    fed = q2(engine)
+    method = methods.make(MethodSpec(name="pfedme+ala", hyperparameters={**Q2, "beta": 0.5, "s": 100, "max_init_epochs": 1}))
+    first = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
+    now = fed.at(2)
+    received = method.receive(now, first, now.cohort(2))
+    second = method.update(now, received, now.cohort(2))
+    Theta, uploads = np.array([0.01275, 0.0085]), []
+    near(received.base.personal, [[0.17, 0], [0, 0.34]])
+    for i, (c, own) in enumerate(((np.array([1.0, 0]), np.array([0.034, 0])), (np.array([0, 2.0]), np.array([0, 0.068])))):
+        difference = Theta[1] - own[1]
+        W = np.clip(1 - (Theta[1] - c[1]) * difference, 0, 1)
+        start = np.array([Theta[0], own[1] + difference * W])
+        near(received.ala.W[i], [W])
+        near(received.base.start[i], start)
+        theta = start
+        for _ in range(2):
+            theta = theta - 0.1 * (theta - c + 2 * (theta - start))
+        near(second.base.personal[i], theta)
+        uploads.append(start - 0.1 * 2 * (start - theta))
+        near(second.local[i], uploads[i])
+    near(second.base.w, 0.5 * Theta + 0.5 * (0.75 * uploads[0] + 0.25 * uploads[1]))

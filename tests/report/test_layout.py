@@ -1,0 +1,236 @@
+"""Every figure at the width of a column and of a page: texts inside and clear of each other, whole rounds, options of `plot`."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from golden.raw import unpack
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+from sqlalchemy import Engine
+from support.command import Shell
+from support.figure_options import OPTIONS
+from support.observed import PATHOLOGICAL, add, pathological
+from support.report_database import add_partition, add_run, spec
+
+from pflbench.errors import UserError
+from pflbench.report import PLOTS, ala_convergence, curves, distribution, labels, layout, objective
+from pflbench.report.layout import Page
+from pflbench.store import db
+
+LEAST = 6  # points that are legible in print
+ALL = {
+    "curves": {},
+    "overhead": {},
+    "fairness": {},
+    "distribution": {"datasets": ["digits"]},
+    "heterogeneity": {},
+    "scalability": {},
+}
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return db.connect(db.to_url(str(unpack(tmp_path_factory.mktemp("golden") / "golden.db"))))
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
+
+
+def texts(ax: Axes) -> list[Text]:
+    """All that can be read in a panel and the axes in it, but ticks beyond its limits."""
+    found = [ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts]
+    for axis, (low, high) in ((ax.xaxis, sorted(ax.get_xlim())), (ax.yaxis, sorted(ax.get_ylim()))):
+        found += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high and tick.label1.get_visible()]
+        found += [tick.label2 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high and tick.label2.get_visible()]
+    for inside in ax.child_axes:
+        found += texts(inside)
+    return [text for text in found if text.get_text()]
+
+
+def check(figure: Figure) -> None:
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    legends = [legend.get_window_extent(renderer) for legend in figure.legends]
+    outer = figure.bbox.padded(1)
+    every = [text for ax in figure.axes for text in texts(ax)]
+    assert every
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in every]
+    for said, box in [*boxes, *(("legend", legend) for legend in legends)]:
+        assert outer.x0 <= box.x0 < box.x1 <= outer.x1, said
+        assert outer.y0 <= box.y0 < box.y1 <= outer.y1, said
+    for legend in legends:
+        assert not any(legend.overlaps(ax.bbox) for ax in figure.axes)
+        assert not [said for said, box in boxes if legend.overlaps(box)]
+    ticks = {id(t) for ax in figure.axes for axis in (ax.xaxis, ax.yaxis) for t in axis.get_ticklabels()}
+    fixed = [(text.get_text(), box.padded(-1)) for text, (_, box) in zip(every, boxes, strict=True) if id(text) in ticks]
+    titles = [(ax.get_title(), ax.title.get_window_extent(renderer)) for ax in figure.axes if ax.get_title()]
+    assert not [(a, b) for (a, one), (b, other) in combinations([*fixed, *titles], 2) if one.overlaps(other)]
+    for text in (*every, *(text for legend in figure.legends for text in legend.get_texts())):
+        assert text.get_fontsize() >= LEAST - 1e-9, text.get_text()
+
+
+def figure(name: str, engine: Engine, page: Page, **options: Any) -> Figure:
+    with layout.on(page):
+        made: Figure = PLOTS[name].load()(engine, **options).figure
+    return made
+
+
+@pytest.mark.parametrize("width", layout.WIDTHS)
+@pytest.mark.parametrize("name", PLOTS)
+def test_every_figure_fits_a_column_and_a_page(golden: Engine, name: str, width: str) -> None:
+    for options in [OPTIONS.get(name, {})] + [{}] * (name == "fairness"):
+        made = figure(name, golden, Page(layout.WIDTHS[width]), **options)
+        assert made.get_figwidth() == layout.WIDTHS[width]
+        check(made)
+
+
+@pytest.mark.parametrize(("width", "place"), [("one-column", "auto"), ("one-column", "right"), ("two-column", "auto")])
+def test_a_legend_of_all_methods_lies_beside_the_data(engine: Engine, width: str, place: str) -> None:
+    for name in labels.METHODS:
+        for plus in ("", "+ala"):
+            add_run(engine, spec(name + plus, hyperparameters={}), [0.99871, 0.99872])
+    made = figure("curves", engine, Page(layout.WIDTHS[width], legend=place))
+    check(made)
+    (legend,) = made.legends
+    (ax,) = made.axes
+    assert len(legend.get_texts()) == 36
+    beside = legend.get_window_extent().x0 >= ax.bbox.x1
+    assert beside == (place == "right" or (place == "auto" and width == "two-column"))
+    assert ax.bbox.width > 0.3 * made.bbox.width
+
+
+def test_a_legend_inside_or_none(engine: Engine) -> None:
+    for name in list(labels.METHODS)[:8]:
+        add_run(engine, spec(name, hyperparameters={}), [0.1, 0.2])
+    inside = figure("curves", engine, Page(legend="inside"))
+    assert inside.legends == []
+    assert len(inside.axes[0].get_legend().get_texts()) == 8
+    bare = figure("curves", engine, Page(legend="none"))
+    assert (bare.legends, bare.axes[0].get_legend()) == ([], None)
+    add_run(engine, spec("fedala", hyperparameters={}), [0.1, 0.2])
+    with pytest.raises(UserError, match=r"inside has room for 8 entries, and here are 9(.|\n)*right or below"):
+        figure("curves", engine, Page(legend="inside"))
+
+
+def test_rounds_have_whole_ticks(engine: Engine) -> None:
+    add_run(engine, spec("fedavg"), [0.1, 0.2, 0.3])
+    losses = [[5.0, 4.0], [3.0, 2.0]]
+    add(engine, "fedala", [{}, {"ala_objective": losses}, {"ala_objective": losses}], partition=add_partition(engine))
+    for name, options in (("curves", {"methods": ["fedavg"]}), ("loss", {})):
+        for width in layout.WIDTHS.values():
+            (ax,) = figure(name, engine, Page(width), **options).axes
+            ticks = ax.get_xticks()
+            assert all(float(tick).is_integer() for tick in ticks), (name, ticks)
+            assert [text.get_text().replace("−", "-") for text in ax.get_xticklabels()] == [f"{tick:.0f}" for tick in ticks]
+
+
+@pytest.mark.parametrize(("last", "axis"), [(0.004, "log"), (0.5, "linear"), (0.0, "linear")])
+def test_losses_that_span_decades_have_a_logarithmic_axis(engine: Engine, last: float, axis: str) -> None:
+    partition = add_partition(engine, counts=[[3, 0], [6, 3], [0, 9]])
+    rows: list[dict[str, Any]] = [
+        {"ala_objective": [[value, value]] * 3, "ala_epoch_losses": [[value]] * 3} for value in (1.0, last)
+    ]
+    add(engine, "fedala", [{}, *rows], partition=partition)
+    for ax in (objective.plot(engine).figure.axes[0], ala_convergence.plot(engine, client=0).figure.axes[0]):
+        assert ax.get_yscale() == axis
+        low, high = ax.get_ylim()
+        ticks = [tick for tick in ax.get_yticks() if low <= tick <= high]
+        assert low < last or last == 0
+        assert len(ticks) > 2
+    if axis == "log":
+        assert [text.get_text() for text in ax.get_yticklabels()] == ["0.01", "0.1", "1"]
+
+
+def test_titles_are_one_line_and_letters_lead_to_the_caption(engine: Engine) -> None:
+    long = {"rounds": 20, "batch_size": 32, "local_epochs": 3}
+    for fields in ({}, long, {**long, "lr": 0.5}):
+        add_run(engine, spec("fedavg", **fields), [0.1, 0.2])
+    with layout.on(Page(layout.PAGE)):
+        drawing = curves.plot(engine)
+    first = drawing.figure.axes[0].get_title().replace("\n", " ")
+    assert first.startswith("(a) MNIST, Dir(0.1), ")
+    assert f"{first};" in drawing.caption
+    with layout.on(Page(titles=False)):
+        assert [ax.get_title() for ax in curves.plot(engine).figure.axes] == ["(a)", "(b)", "(c)"]
+    only = figure("fairness", engine_with_clients(engine), Page(titles=False), datasets=["cifar10"])
+    assert [ax.get_title() for ax in only.axes] == [""]
+
+
+def engine_with_clients(engine: Engine) -> Engine:
+    tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
+    add_run(engine, spec("fedavg", dataset="cifar10"), [0.1, 0.2], **tested)
+    return engine
+
+
+@pytest.mark.parametrize("shape", [(5, 10), (20, 10), (100, 10), (100, 100)])
+@pytest.mark.parametrize("width", [None, *layout.WIDTHS.values()])
+def test_circles_are_whole_and_hide_no_neighbour(engine: Engine, shape: tuple[int, int], width: float | None) -> None:
+    counts = np.full(shape, 90)
+    add_partition(engine, counts=counts.tolist())
+    with layout.on(Page(width)):
+        made = distribution.plot(engine).figure
+    check(made)
+    (ax,) = made.axes
+    (circles,) = ax.collections
+    across = float(np.sqrt(circles.get_sizes().max())) * layout.DPI / 72  # pixels
+    at = ax.transData.transform(np.asarray(circles.get_offsets()))
+    assert (at - across / 2 >= ax.bbox.min - 0.5).all()
+    assert (at + across / 2 <= ax.bbox.max + 0.5).all()
+    apart = min(np.ptp(at[:, 0]) / (shape[0] - 1), np.ptp(at[:, 1]) / (shape[1] - 1))
+    assert across <= 1.25 * apart or across <= 2.4 * apart < 2 * layout.DPI * 5 / 72
+    assert across >= 4 * layout.DPI / 72 or across >= 2 * apart
+
+
+def test_a_long_trajectory_has_few_arrows(engine: Engine) -> None:
+    rng = np.random.default_rng(0)
+    steps = rng.normal(size=(61, 2, 30)).cumsum(axis=0).astype(np.float32)
+    rows = [{"trajectory_4": models} for models in steps]
+    for method in ("fedavg", "fedala"):
+        add(engine, method, rows, partition=pathological(engine), scheme=PATHOLOGICAL)
+    with layout.on(Page(layout.COLUMN)):
+        drawing = PLOTS["trajectory"].load()(engine)
+    (ax,) = drawing.figure.axes
+    check(drawing.figure)
+    arrows = [patch for patch in ax.patches if type(patch).__name__ == "FancyArrowPatch"]
+    assert len(arrows) == 2 * 13
+    starts, ends = (next(line for line in ax.lines if line.get_marker() == marker).get_xydata() for marker in "os")
+    assert len(starts) == len(ends) == 13
+    whole = ax.lines[0].get_xydata()
+    assert len(whole) == 2 * 61
+    np.testing.assert_allclose(starts[[0, 1, -1]], whole[[0, 10, -2]])
+    np.testing.assert_allclose(ends[[0, 1, -1]], whole[[1, 11, -1]])
+    assert "in 13 of the 61 rounds" in drawing.caption
+
+
+def test_the_options_of_plot(engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("fedavg", "ditto"):
+        add_run(engine, spec(name, hyperparameters={}), [0.1, 0.2, 0.4])
+    engine.dispose()
+    shell, file = Shell(capsys), tmp_path / "curves.png"
+    command = ("plot", "curves", "--db", str(tmp_path / "results.db"), "-o", str(file))
+
+    def width(*options: str) -> float:
+        assert shell(*command, *options).code == 0
+        with Image.open(file) as image:
+            return image.size[0] / layout.DPI
+
+    assert width("--width", "one-column") == pytest.approx(3.3, abs=0.01)
+    assert width("--width", "two-column", "--legend", "right") == pytest.approx(6.9, abs=0.01)
+    assert width("--width", "5", "--font-size", "9", "--no-title", "--legend", "inside") == pytest.approx(5, abs=0.01)
+    svg = file.with_suffix(".svg")
+    assert shell(*command[:-1], str(svg), "--font-size", "9", "--no-title").code == 0
+    assert "MNIST" not in svg.read_text().partition("</metadata>")[2]
+    assert "9px" in svg.read_text()
+    assert "one-column (3.3 in), two-column (6.9 in) or inches" in shell.refused(*command, "--width", "wide")
+    assert "Valid: auto, below, inside, none, right" in shell.refused(*command, "--legend", "left")
+    assert "--font-size 99 is not possible" in shell.refused(*command, "--font-size", "99")
+    assert "does not fit 1 inches" in shell.refused(*command, "--width", "1", "--font-size", "20")

@@ -1,0 +1,80 @@
+"""No two methods look alike: neither the listed ones with and without ALA, nor unknown ones and variants in one figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from matplotlib.lines import Line2D
+from sqlalchemy import Engine
+from support.report_database import add_run, spec
+
+from pflbench.report import curves, interactive, labels, looks
+from pflbench.store import db
+
+EVERY = [name + plus for name in labels.METHODS for plus in ("", "+ala")]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
+
+
+def drawn(line: Line2D) -> dict[str, Any]:
+    """As Matplotlib has it. Its unscaled dashes are private, the scaled ones are those of this line's width."""
+    marker = (line.get_marker(), line.get_fillstyle(), line.get_markerfacecolor())
+    return {"colour": line.get_color(), "dashes": str(line._unscaled_dash_pattern), "marker": marker}  # type: ignore[attr-defined]
+
+
+def colliding(number: int) -> list[str]:
+    """Names that ask for the same look."""
+    free = len(looks.COLOURS) * len(looks.MARKERS) - len(looks.ORDER)
+    asked = crc32(b"mine") % free
+    return [name for k in range(10_000) if crc32((name := f"mine-{k}").encode()) % free == asked][:number]
+
+
+def test_methods_with_and_without_ala_are_told_apart_by_line_and_by_point() -> None:
+    made = [Line2D([], [], **looks.of(name).line) for name in EVERY]
+    assert len(made) == 36
+    for one in ("dashes", "marker"):
+        assert len({(drawn(line)["colour"], drawn(line)[one]) for line in made}) == 36, one
+
+
+def test_in_a_figure_with_plug_ins_and_variants_all_lines_differ(engine: Engine) -> None:
+    plugins = colliding(6)
+    names = [*EVERY, *plugins, *(f"{name}+ala" for name in plugins[:2])]
+    for name in names:
+        add_run(engine, spec(name, hyperparameters={}), [0.1, 0.2])
+    for k in range(12):
+        add_run(engine, spec("fedala", hyperparameters={"p": k}), [0.1, 0.2])
+        add_run(engine, spec("fedprox+ala", hyperparameters={"p": k}), [0.1, 0.2])
+    lines = curves.plot(engine).figure.axes[0].lines
+    assert len(lines) == len(names) + 24
+    for one in ("dashes", "marker"):
+        assert len({(drawn(line)["colour"], drawn(line)[one]) for line in lines}) == len(lines), one
+    (page,) = interactive.build("curves", engine)
+    symbols = {(trace["line"]["color"], trace["marker"]["symbol"]) for trace in page.spec["data"]}
+    assert len(symbols) == len(lines)
+    assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in page.spec["data"]}) == len(lines)
+
+
+def test_an_unknown_method_keeps_its_look_where_its_name_meets_no_other() -> None:
+    alone, first, second = looks.of("a-new-method"), *colliding(2)
+    among = looks.assign([(name, 0) for name in ("fedavg", "a-new-method", "fedala")])
+    assert among["a-new-method", 0] == alone
+    apart = looks.assign([(second, 0), (first, 0)])
+    assert apart == looks.assign([(first, 0), (second, 0)])
+    assert apart[first, 0] != apart[second, 0]
+
+
+def test_with_ala_a_method_keeps_colour_and_marker() -> None:
+    plain, plugged = looks.of("ditto"), looks.of("ditto+ala")
+    assert (plain.colour, plain.marker) == (plugged.colour, plugged.marker)
+    assert plugged.point["markerfacecolor"] == "white"
+
+
+def test_methods_that_are_often_drawn_together_have_colours_of_their_own() -> None:
+    common = ("local", "fedavg", "fedprox", "fedrep", "pfedme", "ditto", "fedala")
+    assert len({looks.of(name).colour for name in common}) == len(common)

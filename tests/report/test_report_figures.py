@@ -1,0 +1,248 @@
+"""Figures: what is drawn is what is stored, every method looks the same everywhere, and files are what their suffix says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from sqlalchemy import Engine
+from support.report_database import add_partition, add_run, spec
+
+from pflbench.errors import UserError
+from pflbench.report import PLOTS, curves, distribution, labels, looks
+from pflbench.store import db
+
+pairs = partial(combinations, r=2)
+FEDAVG = [[0.1, 0.5, 0.7], [0.2, 0.6, 0.6]]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    engine = db.connect(f"sqlite:///{tmp_path / 'results.db'}")
+    for seed, values in enumerate(FEDAVG):
+        add_run(engine, spec("fedavg", seed), list(values), seconds=1.0 + seed)
+    add_run(engine, spec("ditto"), [0.3, 0.8, 0.9], seconds=3.0)
+    return engine
+
+
+def test_lines_are_the_means_and_bands_the_extremes(engine: Engine) -> None:
+    (ax,) = curves.plot(engine).figure.axes
+    fedavg, ditto = ax.lines
+    np.testing.assert_array_equal(fedavg.get_xdata(), [0, 1, 2])
+    np.testing.assert_allclose(fedavg.get_ydata(), 100 * np.mean(FEDAVG, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(ditto.get_ydata(), [30, 80, 90], rtol=1e-12)
+    (band,) = ax.collections  # one run has no band
+    corners = band.get_paths()[0].vertices
+    for x, low, high in ((0, 10, 20), (1, 50, 60), (2, 60, 70)):
+        y = corners[corners[:, 0] == x][:, 1]
+        assert (y.min(), y.max()) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_the_std_band_is_the_population_std(engine: Engine) -> None:
+    (ax,) = curves.plot(engine, methods=["fedavg"], band="std").figure.axes
+    corners = ax.collections[0].get_paths()[0].vertices
+    y = corners[corners[:, 0] == 0][:, 1]
+    assert (y.min(), y.max()) == (pytest.approx(10), pytest.approx(20))  # 15 -+ 5; the sample std would be 7.07
+
+
+def test_over_seconds_the_training_time_is_the_mean_over_the_seeds(engine: Engine) -> None:
+    (ax,) = curves.plot(engine, x="seconds").figure.axes
+    fedavg, ditto = ax.lines
+    np.testing.assert_allclose(fedavg.get_xdata(), [0, 1.5, 3])
+    np.testing.assert_allclose(ditto.get_xdata(), [0, 3, 6])
+    assert ax.get_xlabel() == "Training time (s)"
+
+
+def test_runs_without_times_are_named(engine: Engine) -> None:
+    add_run(engine, spec("fedavg", dataset="cifar10"), [0.1, 0.2])
+    with pytest.raises(UserError, match=r"Cifar10, Dir\(0.1\) have no recorded times"):
+        curves.plot(engine, datasets=["cifar10"], x="seconds")
+
+
+def test_there_is_a_panel_per_setting_and_one_legend(engine: Engine) -> None:
+    add_run(engine, spec("fedavg", rounds=20), [0.1, 0.2])
+    add_run(engine, spec("fedavg", dataset="cifar10"), [0.1, 0.2])
+    drawing = curves.plot(engine)
+    assert [ax.get_title() for ax in drawing.figure.axes] == [
+        "(a) MNIST, Dir(0.1), 20 rounds",
+        "(b) MNIST, Dir(0.1), 2000 rounds",
+        "(c) Cifar10, Dir(0.1)",
+    ]
+    (legend,) = drawing.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "Ditto"]
+    assert "1 to 2 runs per method" in drawing.caption
+    assert "(b) MNIST, Dir(0.1), 2000 rounds; (c) Cifar10" in drawing.caption
+
+
+def test_texts_stay_inside_the_figure_and_clear_of_each_other(engine: Engine) -> None:
+    """All methods at once, one, two and three panels, and narrow ranges, whose tick labels are long."""
+    for panels, fields in enumerate(({}, {"rounds": 20}, {"rounds": 30}), start=1):
+        for method in labels.METHODS:
+            hyperparameters = {"a_long_name": 0.25} if panels > 1 and method == "fedala" else {}
+            of = spec(method, hyperparameters=hyperparameters, **fields)  # type: ignore[arg-type]
+            add_run(engine, of, [0.99871, 0.99872, 0.99874])
+        figure = curves.plot(engine).figure
+        assert len(figure.axes) == panels
+        figure.canvas.draw()
+        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+        (legend,) = figure.legends
+        box, outer = legend.get_window_extent(renderer), figure.bbox
+        for ax in figure.axes:
+            around = ax.get_tightbbox(renderer)
+            assert outer.x0 <= around.x0 < around.x1 <= outer.x1
+            assert around.y1 <= outer.y1
+            assert not box.overlaps(around)
+        assert outer.x0 <= box.x0 < box.x1 <= outer.x1
+        assert outer.y0 <= box.y0 < box.y1 <= outer.y1
+        assert not any(a.get_tightbbox(renderer).overlaps(b.get_tightbbox(renderer)) for a, b in pairs(figure.axes))
+
+
+def test_the_mean_ends_where_the_shortest_run_ends(engine: Engine) -> None:
+    add_run(engine, spec("fedavg", 2), [0.3, 0.1], status="running")
+    assert len(curves.plot(engine).figure.axes[0].lines[0].get_xdata()) == 3
+    drawing = curves.plot(engine, status=["any"])
+    np.testing.assert_allclose(drawing.figure.axes[0].lines[0].get_ydata(), [20, 40])
+
+
+def test_a_round_that_one_run_lacks_is_left_out_of_the_mean(engine: Engine) -> None:
+    add_run(engine, spec("fedavg", 2), [0.3, None, 0.8])
+    line = curves.plot(engine, methods=["fedavg"]).figure.axes[0].lines[0]
+    np.testing.assert_array_equal(line.get_xdata(), [0, 2])
+    np.testing.assert_allclose(line.get_ydata(), [20, 70])
+
+
+def test_unasked_only_the_settings_with_the_most_runs_are_drawn(engine: Engine) -> None:
+    for rounds in range(1, 9):
+        add_run(engine, spec("fedavg", rounds=rounds), [0.1, 0.2])
+    drawing = curves.plot(engine)
+    assert len(drawing.figure.axes) == 4
+    assert "MNIST, Dir(0.1), 2000 rounds" in [ax.get_title().replace("\n", " ")[4:] for ax in drawing.figure.axes]
+    assert any("the 4 settings with the most runs, of 9" in note for note in drawing.notes)
+    chosen = curves.plot(engine, datasets=["mnist"])
+    assert len(chosen.figure.axes) == 9
+    assert chosen.notes == ()
+
+
+def test_wrong_names_are_refused(engine: Engine) -> None:
+    with pytest.raises(UserError, match="Valid: round, seconds"):
+        curves.plot(engine, x="epochs")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="Valid: minmax, std"):
+        curves.plot(engine, band="sem")  # type: ignore[arg-type]
+
+
+def test_circles_are_the_counts_of_the_partition(engine: Engine) -> None:
+    counts = np.array([[9, 0, 100], [3, 6, 1], [0, 0, 50]])
+    add_partition(engine, "c" * 64, counts=counts)
+    (ax,) = distribution.plot(engine).figure.axes
+    (circles,) = ax.collections
+    where = np.asarray(circles.get_offsets()).astype(int)
+    drawn = {(client, label): size for (client, label), size in zip(where.tolist(), circles.get_sizes(), strict=True)}
+    assert set(drawn) == {(i, k) for i in range(3) for k in range(3) if counts[i, k]}
+    for (i, k), size in drawn.items():
+        assert size / drawn[0, 2] == pytest.approx(counts[i, k] / 100)
+    assert "largest circle: 100 samples" in ax.get_xlabel()
+
+
+def test_partitions_are_chosen_by_dataset_label_number_and_hash(engine: Engine) -> None:
+    with pytest.raises(UserError, match="no partitions in this database yet"):
+        distribution.plot(engine)
+    first = add_partition(engine, "a1" * 32)
+    add_partition(engine, "b2" * 32, dataset="cifar10")
+
+    def drawn(**chosen: list[str]) -> list[str]:
+        return [ax.get_title().split(",")[0].split(") ")[-1] for ax in distribution.plot(engine, **chosen).figure.axes]
+
+    assert drawn() == ["MNIST", "Cifar10"]
+    assert drawn(datasets=["Cifar10"]) == ["Cifar10"]
+    assert drawn(partitions=[str(first)]) == ["MNIST"]
+    assert drawn(partitions=["b2b2"]) == ["Cifar10"]
+    assert drawn(partitions=["dir(0.1)"], datasets=["mnist"]) == ["MNIST"]
+    with pytest.raises(UserError, match=r"No partition of emnist(.|\n)*cifar10, mnist"):
+        drawn(datasets=["emnist"])
+    with pytest.raises(UserError, match="No partition 'ff'"):
+        drawn(partitions=["ff"])
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml"), (".PNG", b"\x89PNG")])
+def test_the_suffix_decides_the_format(engine: Engine, tmp_path: Path, suffix: str, start: bytes) -> None:
+    path = tmp_path / f"figure{suffix}"
+    curves.plot(engine).save(path)
+    first = path.read_bytes()
+    assert first.startswith(start)
+    curves.plot(engine).save(path)
+    assert path.read_bytes() == first  # the same runs, the same file
+
+
+def test_png_is_made_for_print(engine: Engine, tmp_path: Path) -> None:
+    from PIL import Image
+
+    drawing = curves.plot(engine)
+    drawing.save(tmp_path / "figure.png")
+    with Image.open(tmp_path / "figure.png") as image:
+        assert image.size[0] == round(3.3 * 300)
+        assert image.info["dpi"] == (pytest.approx(300, abs=0.1),) * 2
+        assert image.info["Description"] == drawing.caption
+
+
+def test_a_figure_that_cannot_be_written_is_a_user_error(engine: Engine, tmp_path: Path) -> None:
+    drawing = curves.plot(engine)
+    with pytest.raises(UserError, match=r"Unknown figure format '.gif'(.|\n)*.pdf, .png, .svg"):
+        drawing.save(tmp_path / "figure.gif")
+    with pytest.raises(UserError, match=r"Cannot write .*figure"):
+        drawing.save(tmp_path / "missing" / "figure.png")
+
+
+def test_a_method_looks_the_same_in_every_figure(engine: Engine) -> None:
+    alone = curves.plot(engine, methods=["ditto"]).figure.axes[0].lines[0]
+    among = curves.plot(engine).figure.axes[0].lines[1]
+    assert (alone.get_color(), alone.get_marker(), alone.get_linestyle()) == (
+        among.get_color(), among.get_marker(), among.get_linestyle(),
+    )  # fmt: skip
+
+
+def test_variants_of_a_method_differ_in_the_line_only(engine: Engine) -> None:
+    add_run(engine, spec("ditto", hyperparameters={"lam": 1.0, "personal_epochs": 2, "aggregation": "weighted"}), [0.1, 0.2])
+    _, first, second = curves.plot(engine).figure.axes[0].lines
+    assert first.get_color() == second.get_color()
+    assert first.get_marker() == second.get_marker()
+    assert first.get_linestyle() != second.get_linestyle()
+
+
+def test_colours_differ_for_colour_blind_eyes() -> None:
+    """Red-green blindness simulated after Vienot et al. (1999): all pairs stay apart, and none vanishes on white paper."""
+    to_lms = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
+    protan = np.array([[0, 2.02344, -2.52581], [0, 1, 0], [0, 0, 1]])
+    deutan = np.array([[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]])
+    linear = np.array([to_rgb(colour) for colour in looks.COLOURS]) ** 2.2
+    for defect in (np.eye(3), protan, deutan):
+        seen = (linear @ to_lms.T @ defect.T @ np.linalg.inv(to_lms).T).clip(0, 1) ** (1 / 2.2)
+        apart = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]
+        assert min(apart) > 0.12
+        assert all(np.linalg.norm(1 - colour) > 0.4 for colour in seen)
+
+
+def test_matplotlib_keeps_its_own_settings(engine: Engine) -> None:
+    import matplotlib
+
+    before = matplotlib.rcParams["font.size"]
+    curves.plot(engine)
+    assert matplotlib.rcParams["font.size"] == before
+
+
+def test_the_plots_are_in_the_table_of_contents() -> None:
+    assert PLOTS["curves"].load() is curves.plot
+    assert PLOTS["distribution"].load() is distribution.plot
+
+
+def test_tables_import_neither_torch_nor_pandas_nor_matplotlib() -> None:
+    code = (
+        "import sys, pflbench.report.render, pflbench.report.curves, pflbench.report.distribution;"
+        "print([m for m in ('torch', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

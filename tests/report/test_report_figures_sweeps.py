@@ -1,0 +1,190 @@
+"""Figures over several settings: what is drawn is computed from what is stored, and what is missing is named with its command."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine
+from support.report_database import add_partition, add_run, spec
+from support.swept import SENT, add_clients, clients, sent
+
+from pflbench.errors import UserError
+from pflbench.report import elastic, fairness, heterogeneity, looks, pareto, scalability
+from pflbench.report.sweep import sweeps
+from pflbench.store import write
+from pflbench.store.records import RoundRecord
+
+
+def test_the_front_is_that_found_by_hand() -> None:
+    #       A    B    C    D    E    F (as good as D and dearer), G (as cheap as A and worse)
+    cost = [1.0, 2.0, 3.0, 4.0, 0.0, 5.0, 1.0]
+    accuracy = [60., 50., 70., 90., 10., 90., 55.]  # fmt: skip
+    assert pareto.front(cost, accuracy) == [4, 0, 2, 3]
+
+
+def test_costs_are_those_until_convergence_and_means_over_seeds(engine: Engine) -> None:
+    runs = {
+        sent(engine, "fedavg", [0.1, 0.5, 0.8, 0.8], seconds=2.0, megabytes=3.0),  # best 80 %, reached in round 2
+        sent(engine, "fedavg", [0.1, 0.7, 0.3, 0.3], seconds=1.0, megabytes=3.0, seed=1),  # best 70 %, reached in round 1
+        sent(engine, "ditto", [0.1, 0.9, 0.9, 0.9], seconds=20.0, megabytes=3.0),
+        sent(engine, "local", [0.1, 0.2, 0.2, 0.6], seconds=0.5, megabytes=0.0),
+    }
+    drawing = pareto.plot(engine)
+    time, bytes_ = drawing.figure.axes
+    drawn = [{line.get_label(): line.get_xydata()[0].tolist() for line in ax.lines[1:]} for ax in (time, bytes_)]
+    assert drawn[0]["FedAvg"] == pytest.approx([(2 * 2.0 + 1 * 1.0) / 2, 75])
+    assert drawn[0]["Local"] == pytest.approx([1.5, 60])
+    assert drawn[1]["FedAvg"] == pytest.approx([(2 * 3 + 1 * 3) / 2, 75])
+    assert drawn[1]["Ditto"] == pytest.approx([3, 90])
+    assert drawn[1]["Local"] == pytest.approx([0, 60])
+    np.testing.assert_allclose(time.lines[0].get_xydata(), [[1.5, 60], [2.5, 75], [20, 90]])
+    np.testing.assert_allclose(bytes_.lines[0].get_xydata(), [[0, 60], [3, 90]])  # FedAvg costs more than Ditto and is worse
+    assert "0" in [text.get_text() for text in bytes_.get_xticklabels()]
+    assert set(drawing.runs) == runs
+
+
+def test_a_larger_tolerance_converges_earlier(engine: Engine) -> None:
+    sent(engine, "fedavg", [0.1, 0.75, 0.8, 0.8], seconds=2.0, megabytes=3.0)
+    assert pareto.plot(engine).figure.axes[0].lines[1].get_xdata() == [4.0]
+    assert pareto.plot(engine, tolerance=10.0).figure.axes[0].lines[1].get_xdata() == [2.0]
+    with pytest.raises(UserError, match="--tolerance -1 is not possible"):
+        pareto.plot(engine, tolerance=-1.0)
+
+
+def test_runs_that_never_trained_are_named(engine: Engine) -> None:
+    add_run(engine, spec("fedavg"), [0.1])
+    with pytest.raises(UserError, match="trained and evaluated round"):
+        pareto.plot(engine)
+
+
+def test_scalability_is_over_settings_that_differ_in_the_clients_alone(engine: Engine) -> None:
+    for number, accuracies in ((20, (0.6, 0.8)), (50, (0.5, 0.7))):
+        for seed, accuracy in enumerate(accuracies):
+            add_run(engine, spec("fedavg", seed, partition=clients(number)), [0.1, accuracy], seconds=float(number), **SENT)
+    add_run(engine, spec("ditto", partition=clients(50)), [0.1, 0.9])  # one value is no line
+    add_run(engine, spec("fedavg", partition=clients(100), lr=0.5), [0.1, 0.9])  # another protocol
+    drawing = scalability.plot(engine)
+    accuracy, seconds = drawing.figure.axes
+    (line,) = accuracy.lines
+    np.testing.assert_allclose(line.get_xydata(), [[20, 70], [50, 60]])
+    np.testing.assert_allclose(seconds.lines[0].get_xydata(), [[20, 20], [50, 50]])
+    (bars,) = accuracy.collections
+    np.testing.assert_allclose([segment[:, 1] for segment in bars.get_segments()], [[60, 80], [50, 70]])
+    assert [text.get_text() for text in accuracy.get_xticklabels()] == ["20", "50"]
+    assert accuracy.get_title() == "MNIST, Dir(0.1)"
+    assert "MNIST, Dir(0.1), lr 0.1" in drawing.caption
+    assert "left out: Ditto" in drawing.caption
+    assert drawing.runs == (1, 2, 3, 4)
+    assert "20 clients" not in drawing.protocol
+
+
+def test_without_two_numbers_of_clients_the_command_is_named(engine: Engine) -> None:
+    add_run(engine, spec("fedavg"), [0.1, 0.9])
+    add_run(engine, spec("ditto", partition=clients(50)), [0.1, 0.9])
+    with pytest.raises(UserError, match=r"(?s)differ in clients.*pflbench run .*--clients 20"):
+        scalability.plot(engine)
+    with pytest.raises(UserError, match=r"(?s)differ in beta.*pflbench run .*--beta 1"):
+        heterogeneity.plot(engine)
+
+
+def test_heterogeneity_is_over_beta(engine: Engine) -> None:
+    for beta, accuracy in ((1.0, 0.4), (0.1, 0.9), (0.5, 0.6)):
+        add_run(engine, spec("fedavg", partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, accuracy])
+    add_run(engine, spec("fedavg", partition={"scheme": "iid", "clients": 20}), [0.1, 0.2])
+    (ax,) = heterogeneity.plot(engine).figure.axes
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[0.1, 90], [0.5, 60], [1, 40]])
+    assert ax.get_xscale() == "log"
+    assert ax.get_title() == "MNIST"
+
+
+def test_elastic_is_around_one_setting_and_on_the_central_test_set(engine: Engine) -> None:
+    """The clients' accuracy is 0.9 everywhere: it must not be drawn. Where everybody joins, the specification says "all"."""
+    held = {"scheme": "pathological", "clients": 20, "central_test": True}
+    accuracies = {(2, 0.5, 1): 0.3, (5, 0.5, 1): 0.4, (2, 1.0, 1): 0.5, (2, 0.5, 3): 0.6, (5, 1.0, 3): 0.99}
+    for (classes, ratio, epochs), accuracy in accuracies.items():
+        for method, more in (("fedavg", 0.0), ("elastic", 0.005)):
+            of = {"partition": {**held, "classes_per_client": classes}, "join_ratio": ratio, "local_epochs": epochs}
+            run = add_run(engine, spec(method, **of), [])
+            for t, value in enumerate((0.1, accuracy + more)):
+                write.write_round(engine, run, RoundRecord(round=t, accuracy=0.9, series={"central": (value, 1.0)}))
+    drawing = elastic.plot(engine)
+    drawn = [[line.get_xydata().tolist() for line in ax.lines] for ax in drawing.figure.axes]
+    fedavg = [[[2, 30], [5, 40]], [[0.5, 30], [1, 50]], [[1, 30], [3, 60]]]
+    for panel, expected in zip(drawn, fedavg, strict=True):
+        np.testing.assert_allclose(panel, [expected, [[x, y + 0.5] for x, y in expected]])
+    assert [ax.get_xlabel() for ax in drawing.figure.axes] == ["Classes per client", "Join ratio", "Local epochs"]
+    assert "central test set" in drawing.caption
+    assert "classes per client 2, join ratio 0.5, local epochs 1" in drawing.caption
+    assert drawing.runs == tuple(range(1, 9))
+
+
+def test_elastic_without_runs_of_it_names_the_command(engine: Engine) -> None:
+    for epochs in (1, 5):
+        add_run(engine, spec("fedavg", local_epochs=epochs), [0.1, 0.9])
+    with pytest.raises(UserError, match=r"(?s)no runs of Elastic.*pflbench run .*-m elastic"):
+        elastic.plot(engine)
+    with pytest.raises(UserError, match="no runs in two settings"):
+        elastic.plot(engine, methods=["fedavg"])
+
+
+def test_the_longest_sweep_comes_first(engine: Engine) -> None:
+    from pflbench.report.chosen import Filters
+
+    for dataset, numbers in (("mnist", (10, 20)), ("cifar10", (10, 20, 50))):
+        for number in numbers:
+            add_run(engine, spec("fedavg", dataset=dataset, partition=clients(number)), [0.1, 0.5])
+    found = sweeps(Filters().collect(engine), "partition.clients", "")
+    assert [(sweep.title, sweep.values) for sweep in found] == [
+        ("Cifar10, Dir(0.1)", (10, 20, 50)),
+        ("MNIST, Dir(0.1)", (10, 20)),
+    ]
+
+
+def test_fairness_is_of_the_best_round_by_client(engine: Engine) -> None:
+    twenty = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1] * 2
+    add_clients(engine, "fedavg", 0, twenty)
+    add_clients(engine, "fedavg", 1, [10] * 20)
+    add_clients(engine, "ditto", 0, [8] * 20)
+    drawing = fairness.plot(engine)
+    (ax,) = drawing.figure.axes
+    quartiles, each, low, median = ax.lines[:4]
+    assert sorted(each.get_xdata()) == sorted([10.0 * k for k in twenty] + [100.0] * 20)
+    assert low.get_xydata()[0].tolist() == [(10 + 100) / 2, 0]  # of 20 clients the worst two: 10 % each
+    assert median.get_xdata()[0] == pytest.approx((55 + 100) / 2)
+    np.testing.assert_allclose(quartiles.get_xdata(), np.percentile(each.get_xdata(), [25, 75]))
+    assert median.get_color() == looks.of("fedavg").colour
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["FedAvg", "Ditto"]
+    assert drawing.runs == (1, 2, 3)
+
+
+def test_the_worst_tenth_is_at_least_one_client() -> None:
+    assert fairness.worst(np.array([50.0, 20.0, 90.0])) == 20
+    assert fairness.worst(np.arange(30.0)) == 1  # three of thirty: 0, 1, 2
+
+
+def test_runs_without_client_results_are_named(engine: Engine) -> None:
+    add_run(engine, spec("fedavg"), [0.1, 0.2])
+    with pytest.raises(UserError, match="Run 1 has no client results"):
+        fairness.plot(engine)
+
+
+def test_all_texts_stay_inside(engine: Engine) -> None:
+    for seed in range(2):
+        for method in ("fedavg", "ditto", "fedala", "heurfedamp+ala"):
+            long = {"a_long_name": 0.25 + seed} if method == "fedala" else {}
+            for number in (20, 100):
+                of = spec(method, seed, partition=clients(number), hyperparameters=long)
+                tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
+                partition = add_partition(engine)
+                add_run(engine, of, [0.99871, 0.99872], seconds=0.01, partition=partition, **SENT, **tested)
+    for report in (pareto, scalability, fairness):
+        figure = report.plot(engine, datasets=["mnist"]).figure
+        figure.canvas.draw()
+        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+        legend = figure.legends[0].get_window_extent(renderer)
+        assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+        for ax in figure.axes:
+            around = ax.get_tightbbox(renderer)
+            assert figure.bbox.x0 <= around.x0 < around.x1 <= figure.bbox.x1, report.__name__
+            assert figure.bbox.y0 <= around.y0 < around.y1 <= figure.bbox.y1, report.__name__
+            assert not legend.overlaps(around), report.__name__

@@ -1,0 +1,465 @@
+"""Interactive figures: their numbers are those of the database, Plotly takes them, and they are legible in light and dark."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from matplotlib.colors import to_rgb
+from scipy.stats import rankdata
+from sqlalchemy import Engine
+from support.observed import NAN, PATHOLOGICAL, add, pathological
+from support.raw_sql import sql
+from support.report_database import add_partition, add_run, spec
+from support.swept import SENT, add_clients, clients, sent
+
+from pflbench.errors import UserError
+from pflbench.report import PLOTS, interactive, labels, looks, style
+from pflbench.report.collect import Row
+from pflbench.report.interactive import FIGURES, Interactive, attention, build, figure
+from pflbench.store import db, observed, write
+from pflbench.store.records import RoundRecord
+
+PAGES = ((1.0, 1.0, 1.0), to_rgb("#14171a"))  # light and dark
+EVERYWHERE = ("fedavg", "ditto", "local")  # in all settings, which ranks need
+XI = [[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0], [6.0, 0.0, -9.0, 2.0], [0.1, 0.7, 0.0, 0.2]]
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Something for every figure."""
+    engine = db.connect(f"sqlite:///{tmp_path_factory.mktemp('full') / 'results.db'}")
+    held = pathological(engine)
+    for dataset in ("mnist", "cifar10"):
+        for method, accuracy in zip(EVERYWHERE, (0.5, 0.7, 0.6), strict=True):
+            for partition in (clients(20), clients(50), {"scheme": "dirichlet", "beta": 0.5, "clients": 20}):
+                of = spec(method, dataset=dataset, partition=partition)
+                tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
+                add_run(engine, of, [0.1, accuracy], seconds=2.0, **SENT, **tested)
+    learned = {
+        "ala_weights": [[0.0, 0.31, 1.0, 1.0]] * 4,
+        "ala_blocks": [[0, 2, 4], [1, 0, 2]],
+        "ala_epoch_losses": [[5.0, 4.0]] * 4,
+        "ala_objective": [[1.0, 2.0]] * 4,
+    }
+    add(engine, "fedala", [{}, learned], partition=held, scheme=PATHOLOGICAL)
+    add(engine, "fedamp", [{}, {"attention": XI}], partition=held, scheme=PATHOLOGICAL)
+    models = np.random.default_rng(0).normal(size=(3, 2, 7)).astype(np.float32)
+    add(engine, "fedrep", [{"trajectory_2": model} for model in models], scheme=clients(4))
+    for epochs in (1, 5):
+        tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
+        add_run(engine, spec("elastic", local_epochs=epochs), [0.1, 0.5], seconds=2.0, **SENT, **tested)
+    return engine
+
+
+def traces(of: Interactive, name: str) -> list[dict[str, Any]]:
+    return [trace for trace in of.spec["data"] if trace.get("name") == name]
+
+
+def only(name: str, engine: Engine, **filters: Any) -> Interactive:
+    (made,) = build(name, engine, **filters)
+    return made
+
+
+def texts(of: Interactive) -> Iterator[str]:
+    for trace in of.spec["data"]:
+        yield from (trace[key] for key in ("name", "hovertemplate") if key in trace)
+
+
+def test_there_is_one_for_every_plot() -> None:
+    assert set(FIGURES) == set(PLOTS)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_specs_are_plain_json_that_plotly_takes(full: Engine, name: str) -> None:
+    made = build(name, full, methods=EVERYWHERE if name == "ranks" else ())
+    assert made
+    assert len({one.id for one in made}) == len(made)
+    for one in made:
+        assert json.loads(json.dumps(one.spec, allow_nan=False)) == one.spec
+        go.Figure(one.spec)
+        layout = one.spec["layout"]
+        assert {"width", "title", "font", "template"}.isdisjoint(layout)
+        assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
+        assert "color" not in json.dumps([layout["xaxis"], layout["yaxis"], layout["legend"]]).replace("bgcolor", "")
+        for trace in one.spec["data"]:
+            legend_only = trace.get("x") == [None]
+            assert legend_only or trace.get("hoverinfo") == "skip" or "hovertemplate" in trace
+        assert one.title
+        assert one.caption.endswith(".")
+        assert one.runs or name == "distribution"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_axes_are_logarithmic_where_they_are_in_print(full: Engine, name: str) -> None:
+    chosen = {"methods": EVERYWHERE} if name == "ranks" else {}
+    client = {"client": 0} if name == "ala-convergence" else {"client": 2} if name == "trajectory" else {}
+    printed = PLOTS[name].load()(full, **chosen, **client).figure.axes
+    on_paper = {
+        tuple(axis.get_scale() != "linear" for axis in (ax.xaxis, ax.yaxis)) for ax in printed if "bar" not in ax.get_label()
+    }
+    layouts = [one.spec["layout"] for one in build(name, full, **chosen)]
+    assert {tuple(layout[axis].get("type") == "log" for axis in ("xaxis", "yaxis")) for layout in layouts} == on_paper
+
+
+def test_curves_are_means_with_a_band_and_the_training_time(engine: Engine) -> None:
+    for seed, values in enumerate(([0.1, 0.5, 0.7123456], [0.2, 0.6, 0.6])):
+        add_run(engine, spec("fedavg", seed), values, seconds=1.0 + seed)
+    add_run(engine, spec("ditto"), [0.3, 0.8, 0.9])
+    one = only("curves", engine)
+    band, line = traces(one, "FedAvg")
+    rows = sql(
+        engine,
+        "select round, 100 * avg(accuracy), 100 * min(accuracy), 100 * max(accuracy) from round join run on run.id = run_id "
+        "where method = 'fedavg' group by round order by round",
+    )
+    t, mean, low, high = np.array(rows).T
+    np.testing.assert_array_equal(line["x"], t)
+    np.testing.assert_allclose(line["y"], mean, rtol=1e-5)
+    np.testing.assert_allclose(np.array(line["customdata"])[:, :2], np.stack([low, high]).T, rtol=1e-5)
+    assert [point[2] for point in line["customdata"]] == [0, 1.5, 3]
+    assert (band["x"], band["fill"], band["hoverinfo"]) == ([0, 1, 2, 2, 1, 0], "toself", "skip")
+    np.testing.assert_allclose(band["y"], [*low, *high[::-1]], rtol=1e-5)
+    assert band["legendgroup"] == line["legendgroup"]
+    assert "runs 1, 2" in line["hovertemplate"]
+    (ditto,) = traces(one, "Ditto")  # one run has no band, and without recorded times there are none to show
+    assert "training" in line["hovertemplate"]
+    assert "training" not in ditto["hovertemplate"]
+    assert (one.title, one.runs) == ("MNIST, Dir(0.1)", (1, 2, 3))
+    assert "Lines: mean; bands: minimum to maximum" in one.caption
+    assert "Protocol: 4-layer CNN" in one.caption
+
+
+def test_a_line_has_at_most_200_points_of_all_rounds(engine: Engine) -> None:
+    run = add_run(engine, spec("fedavg"), [0.5])
+    with sqlite3.connect(str(engine.url.database)) as connection:
+        rows = [(run, t, t / 1000) for t in range(1, 901)]
+        connection.executemany("insert into round (run_id, round, accuracy, train_loss) values (?, ?, ?, 1.0)", rows)
+    for one in (only("curves", engine), interactive.run_curve(engine, run), interactive.train_loss(engine, run)):
+        assert one is not None
+        line = one.spec["data"][0]
+        assert 150 < len(line["x"]) <= 200
+        assert line["x"][-1] == 900
+
+
+def test_all_settings_are_drawn_and_filters_choose_among_them(engine: Engine) -> None:
+    for rounds in range(1, 8):
+        add_run(engine, spec("fedavg", rounds=rounds), [0.1, 0.2])
+    add_run(engine, spec("ditto", dataset="cifar10"), [0.1, 0.2], status="interrupted")
+    assert len(build("curves", engine)) == 7
+    assert len(build("curves", engine, status=["any"])) == 8
+    assert [one.title for one in build("curves", engine, methods=["ditto"], status=["any"])] == ["Cifar10, Dir(0.1)"]
+    assert build("curves", engine, datasets=["cifar10"]) == ()
+    assert "1 interrupted" in build("curves", engine)[0].notes[0]
+
+
+def test_what_is_not_there_is_empty_and_what_is_wrong_is_said(engine: Engine) -> None:
+    assert {name: build(name, engine) for name in FIGURES} == dict.fromkeys(FIGURES, ())
+    with pytest.raises(UserError, match="Did you mean 'curves'"):
+        build("curve", engine)
+    engine.dispose()
+    Path(str(engine.url.database)).write_bytes(b"no database" * 1000)
+    with pytest.raises(UserError, match="database"):
+        build("curves", engine)
+
+
+def test_a_setting_without_what_it_takes_does_not_cost_the_others(engine: Engine) -> None:
+    add_clients(engine, "fedavg", 0, [1, 2, 3])
+    add_run(engine, spec("fedavg", dataset="cifar10"), [0.1, 0.2])
+    one = only("fairness", engine)
+    assert one.title == "MNIST, Dir(0.1)"
+    assert "Left out: Run 2 has no client results after round 1." in one.notes
+
+
+def test_overhead_has_the_front_that_is_found_by_hand(engine: Engine) -> None:
+    sent(engine, "fedavg", [0.1, 0.5, 0.8, 0.8], seconds=2.0, megabytes=3.0)  # best 80 %, reached in round 2
+    sent(engine, "ditto", [0.1, 0.9, 0.9, 0.9], seconds=20.0, megabytes=3.0)
+    sent(engine, "local", [0.1, 0.2, 0.2, 0.6], seconds=0.5, megabytes=0.0)
+    time, megabytes = build("overhead", engine)
+    # A logarithm has no 0: it stands left of the smallest cost, with a tick of its own.
+    axis = megabytes.spec["layout"]["xaxis"]
+    nothing = axis["tickvals"][axis["ticktext"].index("0")]
+    assert 0 < nothing < 1.5
+    assert axis["range"][0] < np.log10(nothing)
+    assert dict(zip(axis["ticktext"], axis["tickvals"], strict=True)) == {"0": nothing, "2": 2, "5": 5}
+    assert (time.title, megabytes.title) == ("MNIST, Dir(0.1): training time", "MNIST, Dir(0.1): sent per client")
+    for one, expected, front in (
+        (time, {"FedAvg": (4, 80), "Ditto": (20, 90), "Local": (1.5, 60)}, [(1.5, 60), (4, 80), (20, 90)]),
+        (megabytes, {"FedAvg": (6, 80), "Ditto": (3, 90), "Local": (nothing, 60)}, [(nothing, 60), (3, 90)]),
+    ):
+        for name, (x, y) in expected.items():
+            (point,) = traces(one, name)
+            assert (point["x"], point["y"]) == ([x], [y])
+        (drawn,) = traces(one, "Pareto front")
+        assert list(zip(drawn["x"], drawn["y"], strict=True)) == front
+    (fedavg,) = traces(time, "FedAvg")
+    assert "80.00 %<br>4.0 s, 6.00 MB<br>run 1" in fedavg["hovertemplate"]
+    assert "1.5 s, 0.00 MB" in traces(megabytes, "Local")[0]["hovertemplate"]
+
+
+def test_sweeps_have_bars_from_minimum_to_maximum(engine: Engine) -> None:
+    for number, accuracies in ((20, (0.6, 0.8)), (50, (0.5, 0.9))):
+        for seed, accuracy in enumerate(accuracies):
+            add_run(engine, spec("fedavg", seed, partition=clients(number)), [0.1, accuracy], seconds=float(number), **SENT)
+    accuracy, seconds = build("scalability", engine)
+    (line,) = accuracy.spec["data"]
+    assert (line["x"], line["y"]) == ([20, 50], [70, 70])
+    assert (line["error_y"]["array"], line["error_y"]["arrayminus"]) == ([10, 20], [10, 20])
+    assert line["customdata"] == [[60, 80, "runs 1, 2"], [50, 90, "runs 3, 4"]]
+    assert seconds.spec["data"][0]["y"] == [20, 50]
+    assert seconds.spec["layout"]["yaxis"]["title"]["text"] == "Time per round (s)"
+    for beta, value in ((1.0, 0.4), (0.5, 0.6)):
+        add_run(engine, spec("ditto", partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, value])
+    (line,) = only("heterogeneity", engine).spec["data"]
+    assert (line["name"], line["x"], line["y"]) == ("Ditto", [0.5, 1], [60, 40])
+    for epochs, value in ((1, 0.4), (5, 0.6)):
+        add_run(engine, spec("elastic", local_epochs=epochs), [0.1, value])
+    one = only("elastic", engine)
+    assert (traces(one, "Elastic")[0]["x"], traces(one, "Elastic")[0]["y"]) == ([1, 5], [40, 60])
+    assert one.title == "MNIST, Dir(0.1), 20 clients: test accuracy by local epochs"
+
+
+def test_fairness_is_of_the_best_round_by_client(engine: Engine) -> None:
+    add_clients(engine, "fedavg", 0, [10, 9, 8, 7, 6, 5, 4, 3, 2, 1] * 2)
+    add_clients(engine, "fedavg", 1, [10] * 20)
+    add_clients(engine, "ditto", 0, [8] * 20)
+    each, quartiles, median, worst = only("fairness", engine).spec["data"][:4]
+    rows = sql(
+        engine,
+        "select method, client, run_id, 100.0 * correct / total from client_round join run on run.id = run_id where round = 0",
+    )
+    drawn = [(*told, x, y) for told, x, y in zip(each["customdata"], each["x"], each["y"], strict=True)]
+    expected = [(labels.method_title(m), client, run, value, ["fedavg", "ditto"].index(m)) for m, client, run, value in rows]
+    assert sorted(drawn) == sorted(expected)
+    np.testing.assert_allclose(median["x"], [(55 + 100) / 2, 80])
+    np.testing.assert_allclose(worst["x"], [(10 + 100) / 2, 80])  # of 20 clients the worst two: 10 % each
+    low, high = np.percentile([value for m, *_, value in rows if m == "fedavg"], [25, 75])
+    assert (quartiles["base"][0], quartiles["x"][0]) == (low, high - low)
+    assert median["marker"]["color"] == [looks.of("fedavg").colour, looks.of("ditto").colour]
+
+
+def test_circles_are_as_large_as_their_counts(engine: Engine) -> None:
+    counts = np.array([[9, 0, 100], [3, 6, 1], [0, 0, 50]])
+    add_partition(engine, "c" * 64, counts=counts)
+    (circles,) = only("distribution", engine).spec["data"]
+    ((train, test),) = sql(engine, "select train_counts, test_counts from partition")
+    train, test = np.array(json.loads(train)), np.array(json.loads(test))
+    sizes = circles["marker"]["size"]
+    places = list(zip(circles["x"], circles["y"], strict=True))
+    assert set(places) == {(i, k) for i in range(3) for k in range(3) if counts[i, k]}
+    for (i, k), size, told in zip(places, sizes, circles["customdata"], strict=True):
+        assert (size / max(sizes)) ** 2 == pytest.approx(counts[i, k] / 100, rel=1e-4)
+        assert told == [f"class {k}", counts[i, k], train[i, k], test[i, k]]
+
+
+def test_partitions_with_the_same_title_have_different_ids(engine: Engine) -> None:
+    add_partition(engine, "a" * 64)
+    add_partition(engine, "a" * 63 + "b")
+    first, second = build("distribution", engine)
+    assert first.title == second.title
+    assert second.id == f"{first.id}-2"
+
+
+def test_the_attention_matrix_is_in_the_order_of_the_groups(full: Engine) -> None:
+    one = only("attention", full)
+    none, below, matrix = one.spec["data"]
+    # By hand, of the clients in the order 0, 2, 3, 1: weights, and their shares.
+    weights = [[None, 0.3, 0.1, 0.1], [6, None, 2, 0], [0.1, 0, None, 0.7], [0, 0, 0, None]]
+    shares = [[None, 60, 20, 20], [75, None, 25, 0], [12.5, 0, None, 87.5], [0, 0, 0, None]]
+    assert [[told[2] for told in row] for row in matrix["customdata"]] == weights
+    assert [[told[3] for told in row] for row in matrix["customdata"]] == shares
+    assert matrix["customdata"][1] == [[2, 0, 6, 75], [2, 2, None, None], [2, 3, 2, 25], [2, 1, 0, 0]]
+    logarithms = [[pytest.approx(np.log10(weight), rel=1e-5) if weight else None for weight in row] for row in weights]
+    assert matrix["z"] == logarithms
+    assert (matrix["zmin"], matrix["zmax"]) == (-1, pytest.approx(np.log10(6)))
+    bar = matrix["colorbar"]
+    assert dict(zip(bar["ticktext"], bar["tickvals"], strict=True)) == {"10<sup>-1</sup>": -1, "1": 0}
+    assert none["z"] == [[1 if weight is None else None for weight in row] for row in weights]
+    assert below["z"] == [[1 if weight == 0 else None for weight in row] for row in weights]
+    assert "annotations" not in one.spec["layout"] or one.spec["layout"]["annotations"] == []
+    assert one.spec["layout"]["yaxis"]["ticktext"] == ["0, 1", "2, 3"]
+    assert [line["x0"] for line in one.spec["layout"]["shapes"]] == [1.5, 0]
+    assert "weight on others 0.65, on own group 74 % (by chance 33 %), ARI 1.00" in one.notes[0]
+
+
+def test_weights_that_move_nothing_have_no_colour_of_the_scale(engine: Engine) -> None:
+    """Shares of them would be bright: 100 % of 2.7e-101 is nothing."""
+    tiny = np.full((4, 4), 2.7e-101)
+    add(engine, "fedamp", [{}, {"attention": tiny}], partition=pathological(engine), scheme=PATHOLOGICAL)
+    one = only("attention", engine)
+    _, below, matrix = one.spec["data"]
+    assert {cell for row in matrix["z"] for cell in row} == {None}
+    assert sum(cell == 1 for row in below["z"] for cell in row) == 12
+    assert (matrix["zmin"], matrix["zmax"]) == (-6, 0)
+    assert matrix["colorbar"]["ticktext"] == [*(f"10<sup>{k}</sup>" for k in range(-6, 0)), "1"]
+    (word,) = one.spec["layout"]["annotations"]
+    assert word["text"] == "all weights on others<br>below 1e-100"
+    assert contrast(word["font"]["color"], to_rgb(word["bgcolor"])) > 7
+    assert below["customdata"][0][1][2:] == [2.7e-101, pytest.approx(100 / 3, rel=1e-5)]
+    for page in PAGES:
+        plain = [contrast(colour, page) for colour in (attention.BELOW, figure.GREY)]
+        assert max(plain) / min(plain) > 1.5, "the two are told apart"
+    assert "light grey: less than the scale has" in one.caption
+
+
+def test_weights_with_a_sign_have_a_scale_to_both_sides(engine: Engine) -> None:
+    signed = [[1, -0.01, 0.1, 0], [10, 1, 0.01, 1e-9], [0.1, -10, 1, 0.1], [0.1, 0.1, 0.1, 1]]
+    add(engine, "apple", [{}, {"relationships": signed}], partition=pathological(engine), scheme=PATHOLOGICAL)
+    _, _, matrix = only("attention", engine).spec["data"]
+    drawn = {
+        told[2]: z for row, said in zip(matrix["z"], matrix["customdata"], strict=True) for z, told in zip(row, said, strict=True)
+    }
+    at = dict(zip(matrix["colorbar"]["ticktext"], matrix["colorbar"]["tickvals"], strict=True))
+    assert drawn[0] is drawn[1e-9] is drawn[None] is None
+    assert (drawn[-0.01], drawn[0.01], drawn[10], drawn[-10]) == (-0.5, 0.5, 3.5, -3.5)
+    assert at == {"-10<sup>1</sup>": -3.5, "-1": -2.5, "-10<sup>-1</sup>": -1.5, "-10<sup>-2</sup>": -0.5, "0": 0} | {
+        "10<sup>-2</sup>": 0.5, "10<sup>-1</sup>": 1.5, "1": 2.5, "10<sup>1</sup>": 3.5
+    }  # fmt: skip
+    assert (matrix["zmin"], matrix["zmax"]) == (-3.5, 3.5)
+
+
+@pytest.mark.parametrize(("last", "kind"), [(0.5, "linear"), (0.4, "log"), (0.0, "linear")])
+def test_losses_over_a_decade_are_on_a_logarithm_as_in_print(engine: Engine, last: float, kind: str) -> None:
+    """From 4.5 down: 9 times, 11.25 times, and to 0, which has no logarithm."""
+    losses = {"ala_epoch_losses": [[4.5, last]] * 4, "ala_objective": [[4.5, 4.5]] * 4}
+    later = {"ala_epoch_losses": [[4.5, 4.5]] * 4, "ala_objective": [[last, last]] * 4}
+    add(engine, "fedala", [{}, losses, later], partition=pathological(engine), scheme=PATHOLOGICAL)
+    for name, options in (("loss", {}), ("ala-convergence", {"client": 0})):
+        printed = PLOTS[name].load()(engine, **options).figure.axes[0]
+        axis = only(name, engine).spec["layout"]["yaxis"]
+        assert axis.get("type", "linear") == printed.get_yscale() == kind
+        if kind == "log":
+            assert axis["tickvals"] == pytest.approx(printed.get_yticks(), rel=1e-5)
+            assert axis["ticktext"] == [label.get_text() for label in printed.get_yticklabels()]
+            assert 10 ** np.array(axis["range"]) == pytest.approx(printed.get_ylim())
+
+
+def test_ala_is_drawn_from_what_was_observed(engine: Engine) -> None:
+    weights = [[0.0, 0.31, 1.0, 1.0], [NAN] * 4, [0.32, 0.34, 1.0, 0.52]]  # the second client did not take part
+    learned = {"ala_weights": weights, "ala_blocks": [[0, 2, 4], [1, 0, 2]]}
+    learned |= {"ala_epoch_losses": [[NAN] * 4, [5.0, 4.0, 3.0, NAN], [9.0, NAN, NAN, NAN]]}
+    learned |= {"ala_objective": [[1.0, 2.0], [3.0, 6.0], [NAN, NAN]]}
+    partition = add_partition(engine, counts=[[3, 0], [6, 3], [0, 9]])  # 2, 6 and 6 training samples
+    add(engine, "fedala", [{}, learned], partition=partition)
+    output, fc = build("ala-weights", engine)
+    assert (output.title, fc.title) == ("FedALA: MNIST, Dir(0.1): output", "FedALA: MNIST, Dir(0.1): fc")
+    (steps,) = fc.spec["data"]
+    expected = np.zeros(20)
+    expected[[0, 6]] = 25, 75
+    np.testing.assert_allclose([told[1] for told in steps["customdata"]], [*expected, 0])
+    np.testing.assert_allclose(steps["x"], np.arange(21) / 20)
+    assert (steps["name"], steps["line"]["shape"]) == ("round 2", "hv")
+    learning = only("ala-convergence", engine)  # there is no client 8, and client 0 learned nothing
+    assert (learning.spec["data"][0]["x"], learning.spec["data"][0]["y"]) == ([1, 2, 3], [5, 4, 3])
+    assert "Loss of client 1 " in learning.caption
+    initialised, trained = only("loss", engine).spec["data"]
+    assert (trained["x"], trained["y"]) == ([1], [(2 * 1 + 6 * 3) / 8])
+    assert (initialised["x"], initialised["y"]) == ([2], [(2 * 2 + 6 * 6) / 8])
+
+
+def test_the_trajectory_is_in_the_plane_of_an_svd_with_its_surface(engine: Engine) -> None:
+    models = np.random.default_rng(0).normal(size=(2, 4, 2, 50)).astype(np.float32) * np.linspace(3, 0.1, 50, dtype=np.float32)
+    for method, kept in zip(("fedavg", "fedala"), models, strict=True):
+        run = write.create_run(engine, spec(method, hyperparameters={"start_round": 2} if method == "fedala" else {}), {})
+        write.update_run(engine, run, status="finished")
+        for t, pair in enumerate(kept):
+            write.write_round(engine, run, RoundRecord(round=t, accuracy=0.5, artifacts={"trajectory_4": pair}))
+    without = only("trajectory", engine)
+    assert "Without the loss surface" in without.notes[-1]
+    rows = models.reshape(-1, 50).astype(np.float64)
+    u, s, _ = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
+    expected = np.abs(u[:, :2] * s[:2]).reshape(2, 4, 2, 2)
+    for k, name in enumerate(("FedAvg", "FedALA")):
+        *_, starts, ends, said = traces(without, name)
+        assert (starts["marker"]["symbol"], ends["marker"]["symbol"]) == ("circle-open", "square")
+        for which, marks in enumerate((starts, ends)):
+            assert marks["customdata"] == [0, 1, 2, 3]
+            np.testing.assert_allclose(np.abs([marks["x"], marks["y"]]), expected[k, :, which].T, rtol=1e-4)
+        assert said["text"] == ["0", "3"]
+    assert [note["text"] for note in without.spec["layout"]["annotations"]] == ["ALA from round 2"]
+
+    from pflbench.report import trajectory
+
+    grid = trajectory.plane(trajectory.paths(engine)).grid()
+    loss = 10 ** np.linspace(-2, 1, 21 * 21).reshape(21, 21, 1)
+    observed.keep(engine, 1, "surface_4", 3, np.concatenate([grid, loss], axis=2))
+    drawn = only("trajectory", engine)
+    contours = drawn.spec["data"][0]
+    assert drawn.notes[-1] == "Contours: loss from 0.01 to 10, each 1.78 times the one before."  # 12 steps, 1000 times in all
+    assert (contours["contours"]["start"], contours["contours"]["end"]) == (pytest.approx(-2), pytest.approx(1))
+    assert contours["type"] == "contour"
+    np.testing.assert_allclose(np.array(contours["z"]).ravel(), np.linspace(-2, 1, 21 * 21), rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(np.array(contours["customdata"]), loss[..., 0], rtol=1e-4)
+    np.testing.assert_allclose((contours["x"], contours["y"]), (grid[0, :, 0], grid[:, 0, 1]), rtol=1e-4)
+
+
+def test_ranks_are_those_of_scipy(engine: Engine) -> None:
+    accuracy = np.array([[0.9, 0.8, 0.9], [0.5, 0.6, 0.5], [0.7, 0.9, 0.5]])
+    for method, row in zip(("ditto", "fedavg", "local"), accuracy, strict=True):
+        for beta, value in zip((0.1, 0.5, 1.0), row, strict=True):
+            add_run(engine, spec(method, partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, value])
+    one = only("ranks", engine)
+    (points,) = one.spec["data"]
+    drawn = {told[0]: x for told, x in zip(points["customdata"], points["x"], strict=True)}
+    expected = rankdata(-accuracy, axis=0).mean(axis=1)
+    assert drawn == {
+        name: pytest.approx(rank, rel=1e-5) for name, rank in zip(("Ditto", "FedAvg", "Local"), expected, strict=True)
+    }
+    assert list(drawn) == ["Ditto", "Local", "FedAvg"]
+    assert "error_x" not in points, "Friedman's test finds no difference among these"
+
+
+def test_where_ranks_differ_bars_are_half_the_critical_difference(full: Engine) -> None:
+    one = only("ranks", full, methods=EVERYWHERE)
+    (points,) = one.spec["data"]
+    assert (points["x"], points["customdata"][0][0]) == ([1, 2, 3], "Ditto")  # in all of six settings
+    # Demsar (2006), Table 5: q of three methods at 0.05 is 2.343.
+    assert points["error_x"]["value"] == pytest.approx(2.343 * (3 * 4 / (6 * 6)) ** 0.5 / 2, rel=1e-3)
+    assert "methods whose bars do not meet differ" in one.caption
+
+
+def test_labels_are_no_markup(engine: Engine) -> None:
+    for value in ("<b>", "&"):
+        add_run(engine, spec("fedavg", hyperparameters={"rule": value}), [0.1, 0.2])
+    said = "".join(texts(only("curves", engine)))
+    assert "FedAvg (rule=&lt;b&gt;)" in said
+    assert "rule=<b>" not in said
+    assert "rule=&amp;" in said
+
+
+def luminance(colour: tuple[float, ...]) -> float:
+    """Relative luminance of sRGB (WCAG 2)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+def contrast(colour: str, page: tuple[float, ...]) -> float:
+    a, b = sorted((luminance(to_rgb(colour)), luminance(page)))
+    return (b + 0.05) / (a + 0.05)
+
+
+def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:
+    rows = [Row(name, name, 1, {}, 0, looks.of(name)) for name in labels.METHODS]
+    for row in rows:
+        assert min(contrast(figure.colour(row), page) for page in PAGES) > 2
+        printed = row.look.colour
+        assert figure.colour(row) == printed or contrast(printed, PAGES[1]) < 2
+    assert len({(figure.colour(row), figure.symbol(row)) for row in rows}) == len(rows)
+    for shade in (*style.shades(6, *figure.SHADES), figure.GREY):
+        assert min(contrast(shade, page) for page in PAGES) > 2
+
+
+def test_building_imports_no_plotly() -> None:
+    code = (
+        "import sys; from pflbench.report.interactive import FIGURES; [entry.load() for entry in FIGURES.values()];"
+        "print([m for m in ('torch', 'plotly', 'pandas', 'matplotlib', 'scipy') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,140 @@
+"""`table overhead`: costs by hand, beside FedAvg's and the paper's Table 3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine
+from support.report_database import add_run, spec
+
+from pflbench.errors import UserError
+from pflbench.report import table3
+from pflbench.report.accuracy import Paper
+from pflbench.report.overhead import Cell, Table, build
+from pflbench.report.render import FORMATS, render
+from pflbench.report.tables import METHODS
+from pflbench.store import db, write
+from pflbench.store.records import RoundRecord
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
+
+
+def add(engine: Engine, method: str, rounds: list[tuple[float, float, float]], seed: int = 0, stage: int | None = None) -> int:
+    """A run of 4 participants and 1,000 parameters, its rounds as (accuracy, seconds_receive, seconds_update)."""
+    run = write.create_run(engine, spec(method, seed=seed), {})
+    write.update_run(engine, run, status="finished", parameters=1000)
+    write.write_round(engine, run, RoundRecord(round=0, accuracy=0.1))
+    for t, (accuracy, receive, update) in enumerate(rounds, start=1):
+        artifacts = {"ala_init_epochs": np.arange(4)} if t == stage else {}
+        write.write_round(
+            engine, run,
+            RoundRecord(
+                round=t, accuracy=accuracy, seconds_receive=receive, seconds_update=update, seconds_evaluate=9.0, participants=4,
+                params_up=4000, params_down=4000, scalars_up=40, scalars_down=0, bytes_up=16160, bytes_down=16000,
+                peak_memory=10**6 * t, artifacts=artifacts,
+            ),
+        )  # fmt: skip
+    return run
+
+
+def cell(table: Table, label: str) -> Cell:
+    (found,) = [cells[0] for row, cells in zip(table.rows, table.cells, strict=True) if row.label == label]
+    assert found is not None
+    return found
+
+
+def test_costs_by_hand(engine: Engine) -> None:
+    # FedALA's initial stage shows in row 1 (what reception 2 gives) and is paid for in row 2.
+    runs = [add(engine, "fedavg", [(0.3, 0, 2), (0.5, 0, 2), (0.505, 0, 2)], seed) for seed in (0, 1)]
+    add(engine, "fedala", [(0.6, 0, 2), (0.7, 8, 2), (0.8, 1, 3), (0.799, 1, 3)], stage=1)
+    table = build(engine, tolerance=0.5)
+    plain, ala = cell(table, "FedAvg"), cell(table, "FedALA")
+    assert plain.runs == tuple(runs)
+    assert plain.cost == {
+        "best": 0.505, "converged": 2, "seconds_total": 4, "seconds_initial": 0, "seconds_round": 2, "seconds_evaluate": 9,
+        "parameters": 2000, "scalars": 10, "bytes": 8040, "multiple": 2, "peak_memory": 3_000_000,
+    }  # fmt: skip
+    assert (plain.relative, plain.formula, plain.paper) == (1, "2 Σ", None), "the paper's times are those of another model"
+    assert (ala.cost["converged"], ala.cost["seconds_total"], ala.cost["seconds_initial"]) == (3, 16, 8)
+    assert ala.cost["seconds_round"] == 4, "the median of 2, 10, 4, 4"
+    assert ala.relative == 2
+
+
+def test_the_initial_stage_is_of_the_runs_that_have_one(engine: Engine) -> None:
+    add(engine, "fedavg", [(0.5, 1, 2), (0.6, 1, 2), (0.7, 1, 2)])
+    add(engine, "fedala", [(0.5, 1, 2), (0.6, 8, 2), (0.7, 1, 2)], stage=1)
+    add(engine, "fedrep", [(0.5, 1, 2), (0.6, 1, 2), (0.7, 4, 2)], stage=2)
+    table = build(engine)
+    assert [cell(table, label).cost["seconds_initial"] for label in ("FedAvg", "FedALA", "FedRep")] == [0, 8, 4]
+
+
+def test_the_tolerance_decides_when_a_run_has_converged(engine: Engine) -> None:
+    add(engine, "fedavg", [(0.3, 0, 2), (0.5, 0, 2), (0.505, 0, 2)])
+    assert [cell(build(engine, tolerance=t), "FedAvg").cost["converged"] for t in (0, 0.5, 25, 90)] == [3, 2, 1, 0]
+    for impossible in (-1, float("nan")):
+        with pytest.raises(UserError, match="--tolerance"):
+            build(engine, tolerance=impossible)
+
+
+def test_without_fedavg_there_is_nothing_to_compare_with(engine: Engine) -> None:
+    add(engine, "ditto", [(0.3, 0, 2)])
+    assert cell(build(engine), "Ditto").relative is None
+
+
+def test_runs_without_a_trained_round_are_no_cost(engine: Engine) -> None:
+    add_run(engine, spec("fedavg"), [0.1])
+    with pytest.raises(UserError, match="trained and evaluated"):
+        build(engine)
+
+
+def test_every_format_shows_it(engine: Engine) -> None:
+    add(engine, "fedavg", [(0.3, 0, 2), (0.5, 0, 2)])
+    add(engine, "ditto", [(0.3, 0, 2), (0.5, 0, 6)])
+    grid = build(engine).grid()
+    assert "x FedAvg" in render(grid, "text")
+    for format in FORMATS:
+        assert "Ditto" in render(grid, format)
+    first, second = json.loads(render(grid, "json"))["cells"]
+    assert (first["method"], second["method"], second["relative_to_fedavg"]) == ("fedavg", "ditto", 2)
+    assert second["paper_relative_to_fedavg"] is None
+
+
+NOTHING = {"scalars_up": 0, "scalars_down": 0, "bytes_up": 4, "bytes_down": 4}
+# methods.md 2.2: total time over time per iteration.
+IMPLIED = {
+    "fedavg": 230, "fedprox": 163, "fedavg-c": 25, "fedprox-c": 25, "per-fedavg": 34, "fedrep": 115, "pfedme": 113,
+    "ditto": 27, "fedamp": 60, "fedphp": 65, "fedfomo": 71, "apple": 45, "partialfed": 325, "fedala": 60,
+}  # fmt: skip
+
+
+def test_table_3_as_it_is_printed() -> None:
+    found = table3.printed()
+    assert {method: round(one.rounds) for method, one in found.items()} == IMPLIED
+    assert (found["fedala"].total, found["fedala"].initial) == (60 * 123, 60 * 7)
+    assert [found[name].multiple for name in ("fedavg", "apple", "fedfomo", "fedrep")] == [2, 21, 21, None]
+    shown = {"fedala+ala": "2 Σ", "fedrep": "2 α_f Σ", "apple": "(1 + M) Σ", "elastic": "3 Σ", "local": "0", "mine": ""}
+    assert {method: table3.formula(method) for method in shown} == shown
+    assert all(table3.formula(method) for method in METHODS)
+
+
+@pytest.mark.parametrize(("paper", "rounds", "shown"), [
+    ("auto", 2000, "95.4"), ("auto", 20, None), ("always", 20, "95.4 †"), ("never", 2000, None),
+])  # fmt: skip
+def test_the_papers_times_stand_beside_its_setting_alone(engine: Engine, paper: Paper, rounds: int, shown: str | None) -> None:
+    for model in ("resnet18", "cnn"):
+        for dataset in ("tiny", "mnist"):
+            of = spec(dataset=dataset, model=model, rounds=rounds)
+            add_run(engine, of, [0.1, 0.2], seconds=1.0, participants=4, params_up=1, params_down=1, **NOTHING)
+    grid = build(engine, paper=paper).grid()
+    columns = [column for column in grid.columns if column.head[-2:] == ("paper", "s/round")]
+    assert [column.entries[0].text for column in columns] == ([] if shown is None else [shown])
+    minutes = {record["setting"]: record["paper_seconds_round"] for record in grid.records}
+    assert [title for title, value in minutes.items() if value is not None] == [
+        title for title in minutes if shown and "Tiny" in title and "ResNet" in title
+    ]

@@ -1,0 +1,202 @@
+"""The five formats, read back by independent means: csv, json, and the grids cell by cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+from support.report_database import add_run, spec
+
+from pflbench.errors import UserError
+from pflbench.report.accuracy import Table, build
+from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.render import FORMATS, render
+from pflbench.store import db
+
+CLIENTS_50 = {"scheme": "dirichlet", "beta": 0.1, "clients": 50}
+EXPECTED = {
+    ("FedAvg", "MNIST"): ("98.70 ± 0.20", False),
+    ("Ditto", "MNIST"): ("99.50 ± 0.10", True),
+    ("FedAvg", "Cifar10"): ("60.00 ± 0.00", True),
+    ("Ditto", "Cifar10"): ("-", False),
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    engine = db.connect(f"sqlite:///{tmp_path / 'results.db'}")
+    for seed, (fedavg, ditto) in enumerate([(0.985, 0.994), (0.989, 0.996)]):
+        add_run(engine, spec("fedavg", seed), [fedavg])
+        add_run(engine, spec("ditto", seed), [ditto])
+        add_run(engine, spec("fedavg", seed, dataset="cifar10", lr=0.1), [0.6])
+    return engine
+
+
+@pytest.fixture
+def table(engine: Engine) -> Table:
+    return build(engine)
+
+
+def test_csv_reads_back_in_full_precision(table: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(render(table.grid(), "csv"))))
+    assert [(r["row"], r["setting"]) for r in rows] == [
+        ("FedAvg", "MNIST, Dir(0.1)"),
+        ("FedAvg", "Cifar10, Dir(0.1)"),
+        ("Ditto", "MNIST, Dir(0.1)"),
+    ]
+    ditto = rows[2]
+    assert float(ditto["mean"]) == pytest.approx(99.5, abs=1e-12)
+    assert float(ditto["std"]) == pytest.approx(0.1, abs=1e-12)
+    assert (ditto["n"], ditto["best"], ditto["runs"], ditto["seeds"]) == ("2", "True", "2 5", "0 1")
+    assert float(ditto["paper_mean"]) == 99.64
+    assert float(ditto["difference"]) == pytest.approx(-0.14)
+    assert rows[1]["paper_mean"] == ""
+    assert json.loads(ditto["hyperparameters"])["lam"] == 0.1
+
+
+def test_json_names_the_runs_and_the_protocol(table: Table) -> None:
+    document = json.loads(render(table.grid(), "json"))
+    assert document["cells"][0]["runs"] == [1, 4]
+    assert document["cells"][0]["values"] == [98.5, pytest.approx(98.9)]
+    assert document["cells"][0]["difference"] == pytest.approx(-0.11)
+    assert [s["spec"]["data"]["name"] for s in document["settings"]] == ["mnist", "cifar10"]
+    assert [s["protocol"] for s in document["settings"]] == [spec().protocol, spec(dataset="cifar10").protocol]
+    assert document["notes"] == list(table.notes)
+
+
+def test_markdown_cells(table: Table) -> None:
+    lines = [line for line in render(table.grid(), "markdown").splitlines() if line.startswith("|")]
+    head, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert head == ["Method", "MNIST<br>Dir(0.1)", "paper", "verdict", "Cifar10<br>Dir(0.1)"]
+    assert rule == ["---", "---:", "---:", "---:", "---:"]
+    assert rows == [
+        ["FedAvg", "98.70 ± 0.20", "98.81 ± 0.01 (-0.11)", "open", "60.00 ± 0.00"],
+        ["Ditto", "**99.50 ± 0.10**", "99.64 ± 0.00 (-0.14)", "open", "-"],
+    ]
+
+
+def test_latex_is_a_booktabs_table_of_the_same_cells(table: Table) -> None:
+    text = render(table.grid(), "latex")
+    columns = re.search(r"\\begin\{tabular\}\{(l+r+)\}", text)
+    assert columns is not None
+    body = re.search(r"\\midrule\n(.*)\n\\bottomrule", text, re.DOTALL)
+    assert body is not None
+    rows = [line.removesuffix(r" \\").split(" & ") for line in body.group(1).splitlines()]
+    assert all(len(row) == len(columns.group(1)) for row in rows)
+    assert rows[1] == ["Ditto", r"\textbf{99.50 $\pm$ 0.10}", r"99.64 $\pm$ 0.00 ($-$0.14)", "open", "--"]
+    assert r"\caption[Accuracy]{Accuracy. Accuracy in \%, pooled" in text
+    assert text.count("{") == text.count("}")
+
+
+def test_latex_has_a_label_and_keeps_commands_and_runs_in_comments(table: Table) -> None:
+    notes = ("Times of A.", "`pflbench runs show` names B.", "Not run; next: pflbench run -m x.", "--status any shows it.")
+    grid = replace(table.grid().with_runs(), title="Average ranks", notes=notes)
+    text = render(grid, "latex")
+    said = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    comments = [line for line in text.splitlines() if line.startswith("%")]
+    assert r"\label{tab:average-ranks}" in said
+    assert r"\caption[Average ranks]{Average ranks. Times of A. -{}-status any shows it.}" in said
+    assert not re.search(r"`|pflbench|#", said)
+    assert "% `pflbench runs show` names B." in comments
+    assert "% Not run; next: pflbench run -m x." in comments
+    assert "% runs of Ditto, MNIST, Dir(0.1): 2, 5" in comments
+
+
+def test_a_wide_latex_table_takes_both_columns_in_blocks_of_the_pages_width(table: Table) -> None:
+    def made(columns: int, head: str = "MNIST") -> str:
+        column = Column((head,), (Entry("98.70 ± 0.20"), Entry("α_f Σ")))
+        return render(replace(table.grid(), columns=(column,) * columns), "latex")
+
+    narrow, wide, split = made(2), made(5), made(20)
+    assert (r"\begin{table}" in narrow, r"\end{table}" in narrow, r"\begin{table*}" in narrow) == (True, True, False)
+    assert (r"\begin{table*}" in wide, r"\end{table*}" in wide, wide.count(r"\begin{tabular}")) == (True, True, 1)
+    blocks = re.findall(r"\\begin\{tabular\}\{l(r+)\}", split)
+    assert (len(blocks) > 1, sum(map(len, blocks)), split.count(r"\caption"), split.count(r"\label")) == (True, 20, 1, 1)
+    assert split.count(r"$\alpha_f$ $\Sigma$") == 20
+
+
+def test_text_shows_cells_best_and_notes(table: Table) -> None:
+    text = render(table.grid(), "text")
+    lines = text.splitlines()
+    for row, cells in (
+        ("FedAvg", ["98.70 ± 0.20", "60.00 ± 0.00"]),
+        ("Ditto", ["99.50 ± 0.10 *", "99.64 ± 0.00 (-0.14)"]),
+    ):
+        line = next(line for line in lines if line.strip().startswith(row))
+        assert all(cell in line for cell in cells)
+    assert "60.00 ± 0.00 *" not in text  # nothing to be better than
+    assert all(note in lines for note in table.notes)
+
+
+def test_numbers_of_runs_are_in_the_cells_where_they_differ(engine: Engine) -> None:
+    add_run(engine, spec("ditto", 2), [0.995])
+    text = render(build(engine).grid(), "markdown")
+    assert "**99.50 ± 0.08 (3)**" in text
+    assert "98.70 ± 0.20 (2)" in text
+    assert "number of runs, 2 to 3" in text
+
+
+def test_one_run_has_no_std(engine: Engine) -> None:
+    add_run(engine, spec("ditto", dataset="cifar10"), [0.7])
+    assert "**70.00 (1)**" in render(build(engine).grid(), "markdown")
+
+
+def test_a_paper_value_of_another_protocol_is_marked(engine: Engine) -> None:
+    text = render(build(engine, datasets=["cifar10"], paper="always").grid(), "markdown")
+    assert "| FedAvg | 60.00 ± 0.00 | 59.16 ± 0.47 † |" in text
+    assert "† protocol differs (Cifar10, Dir(0.1)): lr 0.1 instead of 0.005." in text
+
+
+def test_text_fits_the_terminal_by_splitting(engine: Engine) -> None:
+    for rounds in range(1, 12):
+        add_run(engine, spec("fedavg", rounds=rounds), [rounds / 100])
+    text = render(build(engine).grid(), "text", width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    for rounds in range(1, 12):
+        assert f"{rounds}.00 (1)" in text
+    assert len([line for line in text.splitlines() if line.strip().startswith("FedAvg")]) > 2
+    wide = render(build(engine).grid(), "text")
+    assert len([line for line in wide.splitlines() if line.strip().startswith("FedAvg")]) == 1
+
+
+def test_names_with_special_characters_do_not_break_latex_or_markup(engine: Engine) -> None:
+    add_run(engine, spec("my_100%[red]", hyperparameters={}), [0.5])
+    table = build(engine)
+    assert r"my\_100\%[red]" in render(table.grid(), "latex")
+    assert "my_100%[red]" in render(table.grid(), "text")
+
+
+def test_an_unknown_format_is_refused(table: Table) -> None:
+    assert list(FORMATS) == ["text", "markdown", "latex", "csv", "json"]
+    with pytest.raises(UserError, match=r"Did you mean 'latex'(.|\n)*csv, json"):
+        render(table.grid(), "latx")
+
+
+def test_what_does_not_fit_is_split_between_settings_and_every_part_names_its_own() -> None:
+    def column(*head: str, beside: bool = False) -> Column:
+        return Column(head, (Entry("12.34 ± 0.56"),), beside)
+
+    columns = (
+        column("MNIST", "Dir(0.1)"),
+        column("paper", beside=True),
+        column("Tiny-ImageNet, other content 1a2b3c", "Dir(0.1)"),
+        column("paper", beside=True),
+        column("verdict", beside=True),
+    )
+    table = Grid("Accuracy", ("FedAvg",), columns, (), (), ())
+
+    def heads(width: int) -> list[list[str]]:
+        """Of each block the words above its line."""
+        parts = render(table, width=width).split("\n\n")
+        return [part.partition("─")[0].split() for part in parts if part.strip()]
+
+    tiny = ["Tiny-ImageNet", "other", "content", "1a2b3c", "Dir(0.1)"]
+    assert heads(60) == [["MNIST", "Dir(0.1)", "paper"], [*tiny, "paper"], [*tiny, "verdict"]]
+    assert heads(80) == [["MNIST", "Dir(0.1)", "paper"], [*tiny, "paper", "verdict"]]
+    assert len(heads(120)) == 1

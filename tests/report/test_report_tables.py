@@ -1,0 +1,425 @@
+"""The papers' tables: what they need, what belongs into which cell, differences and verdicts worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from sqlalchemy import Engine
+from support.command import ROOT, Shell
+from support.report_database import add_run, spec
+
+from pflbench import data, methods, models
+from pflbench.cli.options import request
+from pflbench.cli.run import run as run_command
+from pflbench.engine.flat import Flat
+from pflbench.errors import UserError
+from pflbench.report import TABLES, blocks, cell, paper
+from pflbench.report.papertable import Part, Table, build
+from pflbench.report.render import FORMATS, render
+from pflbench.report.tables import TABLES as DECLARED
+from pflbench.report.tables import Planned
+from pflbench.run.plan import Request, plan
+from pflbench.spec import RunSpec
+from pflbench.store import db
+from pflbench.store.read import Select
+from pflbench.store.records import RoundRecord
+from pflbench.store.write import create_run, update_run, write_round
+
+SHOWN = [name for name in DECLARED if name not in ("accuracy", "overhead")]
+EVERY = [planned for table in DECLARED.values() for planned in table.needed]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
+
+
+def planned(name: str, method: str, **of: Any) -> Planned:
+    """The first cell of a table for a method, whose place and hyperparameters have these values."""
+    for found in DECLARED[name].needed:
+        have = {**vars(found.place), **dict(found.line.varied)}
+        if found.line.method == method and all(have[key] == value for key, value in of.items()):
+            return found
+    raise AssertionError(f"{name} has no {method} with {of}")
+
+
+def specs(of: Planned, seeds: int = 1, **train: Any) -> list[RunSpec]:
+    return plan(Request(**{**of.options, **train}, seeds=f"0-{seeds - 1}"))
+
+
+def add(engine: Engine, of: Planned, *accuracies: float, **train: Any) -> list[int]:
+    """A run per accuracy (in percent), with seeds 0, 1, ..., under the paper's protocol but for `train`."""
+    found = specs(of, len(accuracies), **train)
+    return [add_run(engine, one, [0.01, value / 100]) for one, value in zip(found, accuracies, strict=True)]
+
+
+def part(table: Table, title: str) -> Part:
+    (found,) = [part for part in table.parts if part.title == title]
+    return found
+
+
+def verdict(table: Table, row: str, column: int = 0) -> str | None:
+    return table.parts[column].verdicts[[line.label for line in table.lines].index(row)]
+
+
+def test_every_table_is_in_the_table_of_contents() -> None:
+    assert set(TABLES) == {*DECLARED, "ranks", "table2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "first", "last"),
+    [
+        ("accuracy", 14 * 9, 97.93, 96.52),
+        ("heterogeneity", 14 * 3, 15.70, 92.45),
+        ("scalability", 14 * 2, 31.90, 54.68),
+        ("applicability", 9 * 2, 40.54, 48.99),
+        ("overhead", 14, 19.45, 41.94),
+        ("hyperparameters", 12, 39.53, 42.47),
+        ("range", 4 + 3, 39.75, 96.52),
+        ("participation", 12, 39.51, 54.81),
+        ("elastic", 2 * 6, 32.31, 69.25),
+        ("ablation", 2, 40.54, 33.81),
+    ],
+)
+def test_every_cell_has_its_printed_value(name: str, cells: int, first: float, last: float) -> None:
+    found = DECLARED[name].cells
+    printed = [planned.reference.mean for planned in found if planned.reference]
+    assert (len(found), len(printed)) == (cells, cells)
+    assert (printed[0], printed[-1]) == (first, last)
+
+
+def test_no_printed_accuracy_is_left_over() -> None:
+    """Each row of the files is a cell of some table; s = 80, p = 1 of Table 6 and Table 1 are Table 2's once more."""
+    shown = {(p.line.method, p.place, p.reference.mean) for table in DECLARED.values() for p in table.cells if p.reference}
+    assert {(r.method, r.place, r.mean) for r in paper.references()} == shown
+    accuracies = [
+        row
+        for file in sorted((ROOT / "pflbench" / "papers").glob("*.csv"))
+        for row in csv.DictReader(file.open(encoding="utf-8"))
+        if row["metric"] == "test_accuracy_percent"
+    ]
+    assert len(accuracies) == len(paper.references())
+
+
+@pytest.mark.parametrize("name", list(DECLARED))
+def test_the_command_of_each_cell_makes_the_run_that_belongs_there(name: str) -> None:
+    """Read by the command line itself; of the poster, whose partitions nobody knows, only that remains as a difference."""
+    for of in DECLARED[name].needed:
+        if not of.known or of.line.method.removesuffix("+ala") not in methods.METHODS:
+            continue
+        (made,) = plan(parsed(of.command))
+        assert [made] == specs(of)
+        plain = made.model_dump(mode="json")
+        assert paper.is_at(plain, of.place)
+        unknown = ("partition pathological instead of unknown",) if of.place.central else ()
+        assert paper.differences(plain, Select("best"), of.place, of.line.varied) == unknown, of.command
+        assert of.reference is None or dict(of.line.varied).items() <= made.method.hyperparameters.items()
+
+
+def parsed(command: str) -> Request:
+    app = typer.Typer()
+    app.command()(run_command)
+    return request(typer.main.get_command(app).make_context("run", shlex.split(command)[2:]).params)
+
+
+def test_the_papers_hyperparameters_with_ala_are_those_of_the_methods() -> None:
+    for name in DECLARED["applicability"].lines:
+        if name.method.removesuffix("+ala") in methods.METHODS:
+            assert paper.hyperparameters(name.method) == methods.spec(name.method, {}).hyperparameters
+
+
+def test_difference_and_verdict_by_hand(engine: Engine) -> None:
+    """Tiny-ImageNet, Dir(0.5): FedAvg 21.14 ± 0.47, so 3 std are 1.41; FedRep 16.74 ± 0.09: 1 point; FedALA 27.85."""
+    add(engine, planned("heterogeneity", "fedavg", partition=("dirichlet", 0.5)), 22.0, 23.08)  # + 1.40
+    add(engine, planned("heterogeneity", "fedrep", partition=("dirichlet", 0.5)), 15.73)  # - 1.01
+    add(engine, planned("heterogeneity", "ditto", partition=("dirichlet", 0.5)), 19.97)  # + 0.99
+    add(engine, planned("heterogeneity", "fedprox", partition=("dirichlet", 0.5)), 21.22, rounds=20)
+    without = build("heterogeneity", engine, datasets=["tiny"], partitions=["Dir(0.5)"])
+    assert (verdict(without, "FedAvg"), verdict(without, "FedRep")) == ("open", "differs")
+    add(engine, planned("heterogeneity", "fedala", partition=("dirichlet", 0.5)), 27.5)
+    table = build("heterogeneity", engine, datasets=["tiny"], partitions=["Dir(0.5)"])
+    main = part(table, "Tiny-ImageNet, Dir(0.5), 2000 rounds")
+    own = main.cells[[line.label for line in table.lines].index("FedAvg")]
+    assert own is not None
+    assert own.difference == pytest.approx(1.40)
+    judged = dict(zip([line.label for line in table.lines], main.verdicts, strict=True))
+    assert judged == {line.label: "not run" for line in table.lines} | {
+        "FedAvg": "reproduced", "FedRep": "differs", "Ditto": "reproduced", "FedALA": "reproduced",
+    }  # fmt: skip
+    short = part(table, "Tiny-ImageNet, Dir(0.5), 20 rounds")
+    assert dict(zip([line.label for line in table.lines], short.verdicts, strict=True))["FedProx"] == "protocol differs"
+    assert "† protocol differs (Tiny-ImageNet, Dir(0.5), 20 rounds): rounds 20 instead of 2000." in table.notes
+
+
+def reference(mean: float, std: float | None = None) -> paper.Reference:
+    return paper.Reference("Table 2", DECLARED["accuracy"].places[0], "fedavg", mean, std)
+
+
+def a_cell(mean: float, of: paper.Reference | None, *differences: str) -> cell.Cell:
+    return cell.Cell(mean, 0, (1,), (0,), (mean,), (1,), False, of, differences)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "fedala", "expected"),
+    [
+        (90.0, (91.0, 0.1), (95.0, 94.0), "reproduced"),  # exactly a point
+        (89.99, (91.0, 0.1), (95.0, 94.0), "differs"),
+        (89.5, (91.0, 0.5), (95.0, 94.0), "reproduced"),  # exactly 3 std
+        (90.0, (91.0, None), (95.0, 94.0), "reproduced"),
+        (94.9, (94.5, 0.1), (94.8, 94.6), "differs"),  # FedALA above it in the paper, below it here
+        (94.9, (94.5, 0.1), (94.901, 94.6), "reproduced"),  # alike in print: not reversed
+        (94.9, (94.7, 0.1), (94.8, 94.6), "reproduced"),  # below it in both
+        (94.9, (94.5, 0.1), None, "open"),
+    ],
+)
+def test_the_rule_of_the_specification(
+    ours: float, theirs: tuple[float, float | None], fedala: tuple[float, float] | None, expected: str
+) -> None:
+    """methods.md 6: |difference| <= max(1.0 point, 3 std), and the ranking of FedALA against it is kept."""
+    leader = a_cell(fedala[0], reference(fedala[1])) if fedala else None
+    assert cell.judge(a_cell(ours, reference(*theirs)), leader) == expected
+
+
+def test_what_cannot_be_judged() -> None:
+    assert cell.judge(None, None) == "not run"
+    assert cell.judge(a_cell(90, reference(91), "rounds 20 instead of 2000"), None) == "protocol differs"
+    assert cell.judge(a_cell(90, None), None) is None
+    assert cell.judge(a_cell(90, reference(90)), None, ranked=False) == "reproduced"
+    assert cell.judge(a_cell(90, reference(90)), a_cell(95, reference(95), "lr 1 instead of 2")) == "open"
+
+
+def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engine) -> None:
+    add(engine, planned("applicability", "ditto"), 32.0, 33.0)
+    add(engine, planned("applicability", "ditto+ala"), 40.0, 41.0, 42.0)
+    add(engine, planned("applicability", "fedamp"), 28.0)
+    add(engine, planned("applicability", "fedamp+ala"), 28.5)  # start and xi_clip are ALA's to decide
+    add(engine, planned("applicability", "fedrep+ala"), 38.0)
+    add(engine, planned("applicability", "fedrep"), 35.0, rounds=10)  # another protocol
+    add(engine, planned("applicability", "fedprox+ala"), 40.0)
+    (other,) = plan(Request(**planned("applicability", "fedprox").options, settings=("fedprox.mu=0.1",)))
+    add_run(engine, other, [0.2])  # other hyperparameters
+    table = build("applicability", engine, datasets=["tiny"])
+    gains = dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))
+    assert gains["ditto+ala"] == pytest.approx(41.0 - 32.5)
+    assert gains["fedamp+ala"] == pytest.approx(0.5)
+    assert (gains["fedrep+ala"], gains["fedprox+ala"], gains["fedavg+ala"]) == (None, None, None)
+    rows = {row["method"]: row for row in json.loads(render(table.grid(), "json"))["cells"]}
+    assert (rows["ditto+ala"]["improvement"], rows["ditto+ala"]["paper_improvement"]) == (pytest.approx(8.5), 8.60)
+
+
+def test_a_hyperparameter_that_came_later_tells_runs_apart(engine: Engine) -> None:
+    """It is written down only where it is not the default."""
+
+    def gain() -> float | None:
+        table = build("applicability", engine, datasets=["tiny"])
+        return dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))["fedrep+ala"]
+
+    def uniform(method: str) -> RunSpec:
+        (one,) = plan(Request(**planned("applicability", method).options, settings=(f"{method}.aggregation=uniform",)))
+        return one
+
+    with_ala = uniform("fedrep+ala")
+    add_run(engine, with_ala, [0.5])
+    add(engine, planned("applicability", "fedrep"), 36.0)
+    assert gain() is None
+    add_run(engine, uniform("fedrep"), [0.4])
+    assert gain() == pytest.approx(10.0)
+    place = planned("applicability", "fedrep+ala").place
+    assert paper.differences(with_ala.model_dump(mode="json"), Select(), place) == ("aggregation uniform",)
+
+
+def test_the_papers_improvements_are_its_accuracies_differences() -> None:
+    for of in DECLARED["applicability"].cells:
+        base = planned("applicability", of.line.method.removesuffix("+ala"), dataset=of.place.dataset).reference
+        assert of.reference is not None
+        assert base is not None
+        printed = paper.improvements()[of.line.method, of.place.dataset]
+        assert of.reference.mean - base.mean == pytest.approx(printed, abs=1e-9)
+
+
+def test_s_and_p_choose_the_row(engine: Engine) -> None:
+    for p, value in ((1, 40.0), (2, 39.0), (3, 38.0)):
+        add(engine, planned("range", "fedala", dataset="tiny", p=p), value)
+    (other,) = plan(Request(methods=("fedala",), datasets=("tiny",), settings=("fedala.s=40",)))
+    add_run(engine, other, [0.9])
+    table = build("range", engine)
+    tiny, agnews = table.parts
+    assert [c and c.mean for c in tiny.cells] == [None, 38.0, 39.0, 40.0]
+    assert [c and c.runs for c in tiny.cells] == [None, (3,), (2,), (1,)]
+    assert tiny.verdicts == ("not run", "differs", "reproduced", "reproduced")
+    assert agnews.verdicts == (None, "not run", "not run", "not run"), "fastText has three blocks"
+    record = json.loads(render(table.grid(), "json"))["cells"]
+    weights = [(row["weights"], row["paper_weights"]) for row in record if row["setting"].startswith("Tiny")]
+    assert weights == [(5_694_600, 582_026), (5_692_168, 581_194), (5_640_904, 529_930), (102_600, 5130)]
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset", "shape", "classes", "vocabulary"),
+    [
+        ("cnn", "mnist", (1, 28, 28), 10, None),
+        ("cnn", "cifar10", (3, 32, 32), 10, None),
+        ("cnn", "cifar100", (3, 32, 32), 100, None),
+        ("cnn", "tiny", (3, 64, 64), 200, None),
+        ("resnet18", "tiny", (3, 64, 64), 200, None),
+        ("fasttext", "agnews", (200,), 4, 98_635),
+    ],
+)
+def test_weights_are_those_of_the_models_blocks(
+    model: str, dataset: str, shape: tuple[int, ...], classes: int, vocabulary: int | None
+) -> None:
+    sizes = [block.stop - block.start for block in Flat(models.build(model, shape, classes, vocabulary)).blocks]
+    counted = [blocks.weights(model, dataset, p) for p in range(1, len(sizes) + 1)]
+    assert counted == [sum(sizes[:p]) for p in range(1, len(sizes) + 1)]
+    assert len(sizes) == max(p for name, p in paper.covered() if name == model), "Table 5"
+    assert blocks.weights(model, "digits", 1) is None
+
+
+def test_runs_of_other_client_numbers_do_not_belong_to_scalability(engine: Engine) -> None:
+    add(engine, planned("accuracy", "fedala", dataset="cifar100", partition=("dirichlet", 0.1)), 55.0)
+    with pytest.raises(UserError, match=r"Nothing of the table 'scalability'(.|\n)*--clients 50"):
+        build("scalability", engine)
+    add(engine, planned("scalability", "fedala", clients=100), 54.0)
+    add(engine, planned("participation", "fedala"), 56.0)
+    scaled = build("scalability", engine)
+    assert [(p.title, [c.mean for c in p.cells if c]) for p in scaled.parts] == [
+        ("Cifar100, Dir(0.1), 50 clients, join ratio 1", []),
+        ("Cifar100, Dir(0.1), 100 clients, join ratio 1", [54.0]),
+    ]
+    joined = build("participation", engine)
+    assert [c.mean for c in joined.parts[0].cells if c] == [pytest.approx(56)]
+    assert "fedamp" not in [line.method for line in joined.lines]
+
+
+def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
+    for method, central in (("fedavg", (0.1, 0.70, 0.69)), ("elastic", (0.1, 0.72, 0.74))):
+        (one,) = specs(planned("elastic", method, dataset="mnist"))
+        run = create_run(engine, one, {})
+        update_run(engine, run, status="finished")
+        for t, value in enumerate(central):
+            write_round(engine, run, RoundRecord(round=t, accuracy=0.99, series={"central": (value, 1.0)}))
+    add_run(engine, spec("fedavg", model="logreg"), [0.5])
+    table = build("elastic", engine, datasets=["mnist"])
+    assert [c and c.mean for c in table.parts[0].cells] == [70.0, 74.0]
+    assert table.parts[0].verdicts == ("protocol differs",) * 2
+    assert "† protocol differs (MNIST): partition pathological instead of unknown." in table.notes
+    assert "Not counted: 1 run without a central test set (--central-test)." in table.notes
+    assert [c and c.mean for c in build("elastic", engine, datasets=["mnist"], select="last").parts[0].cells] == [69.0, 74.0]
+    assert "pflbench does not have the dataset cinic10." in build("elastic", engine).notes
+
+
+def test_of_several_sets_of_hyperparameters_the_papers_is_shown_and_the_others_are_told_of(engine: Engine) -> None:
+    of = planned("heterogeneity", "ditto", dataset="agnews")
+    (other,) = plan(Request(**of.options, settings=("ditto.lam=1",)))
+    add_run(engine, other, [0.5])
+    alone = build("heterogeneity", engine, datasets=["agnews"])
+    assert verdict(alone, "Ditto") == "protocol differs"
+    assert any(note.endswith("lam 1 instead of 0.1.") for note in alone.notes)
+    add(engine, of, 92.0)
+    table = build("heterogeneity", engine, datasets=["agnews"])
+    assert [c.mean for c in table.parts[0].cells if c] == [92.0]
+    assert any(note.startswith("Not shown: 1 run with other hyperparameters") for note in table.notes)
+
+
+def test_the_table_says_what_was_not_run_and_how_to_run_it(engine: Engine) -> None:
+    with pytest.raises(
+        UserError, match=r"was run yet(.|\n)*pflbench run -m fedavg -d tiny --model cnn --beta 0.01 --clients 20$"
+    ):
+        build("heterogeneity", engine)
+    add(engine, planned("heterogeneity", "fedavg"), 15.0)
+    table = build("heterogeneity", engine)
+    assert (
+        "Not run: 41 of 42 cells; next: "
+        + planned("heterogeneity", "fedavg", dataset="tiny").command.replace("0.01", "0.5")
+        + "."
+        in table.notes
+    )
+    assert len(table.parts) == 3, "settings that were not run are shown, too"
+    assert len(list(csv.DictReader(io.StringIO(render(table.grid(), "csv"))))) == 42
+    with pytest.raises(UserError, match=r"no method 'local'(.|\n)*fedavg"):
+        build("heterogeneity", engine, methods=["local"])
+    with pytest.raises(UserError, match="no dataset 'mnist'"):
+        build("heterogeneity", engine, datasets=["mnist"])
+
+
+def test_unfinished_runs_are_not_counted(engine: Engine) -> None:
+    (one,) = specs(planned("heterogeneity", "fedavg"))
+    add_run(engine, one, [0.1], status="running")
+    with pytest.raises(UserError, match="--status any"):
+        build("heterogeneity", engine)
+    assert build("heterogeneity", engine, status=["any"]).parts[0].cells[0] is not None
+
+
+def test_test_labels_stay_marked(engine: Engine) -> None:
+    of = planned("heterogeneity", "per-fedavg")
+    (leaking,) = plan(Request(**of.options, settings=("per-fedavg.adapt_on=test2022",)))
+    add_run(engine, leaking, [0.5])
+    grid = build("heterogeneity", engine).grid()
+    row = grid.labels.index("Per-FedAvg ‡")
+    assert grid.columns[0].entries[row].text == "50.00 ‡"
+    assert any(note.startswith("‡") for note in grid.notes)
+    assert r"$^\ddagger$" in render(grid, "latex")
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_table_in_every_format(name: str, engine: Engine) -> None:
+    first = next(p for p in DECLARED[name].cells if p.known)
+    (one,) = specs(first)
+    run = create_run(engine, one, {})
+    update_run(engine, run, status="finished")
+    write_round(engine, run, RoundRecord(round=0, accuracy=0.25, series={"central": (0.25, 1.0)}))
+    table: Table = TABLES[name].load()(engine)
+    assert (first.reference is not None) == DECLARED[name].printed
+    for format in FORMATS:
+        text = render(table.grid(), format)
+        assert "25.0" in text
+        assert first.reference is None or f"{first.reference.mean}" in text
+    plain = TABLES[name].load()(engine, paper="never").grid()
+    assert not any(column.head in (("paper",), ("verdict",)) for column in plain.columns)
+
+
+def test_runs_names_the_runs_of_every_cell(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(engine, planned("heterogeneity", "fedavg"), 15.0, 16.0)
+    add(engine, planned("heterogeneity", "fedala"), 55.0)
+    engine.dispose()
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(capsys)
+    lines = shell("table", "heterogeneity", "--runs", "--db", "results.db", "-f", "markdown").out.splitlines()
+    assert lines[2].startswith("| FedAvg | 15.50 ± 0.50 (2) #1, 2 | 15.70 ± 0.46 (-0.20) | reproduced |")
+    assert lines[15].startswith("| FedALA | **55.00 (1) #3** |")
+    assert "#1, 2" in shell("table", "accuracy", "--runs", "--db", "results.db").out
+    assert "--std does not belong to `pflbench table overhead`" in shell.refused(
+        "table", "overhead", "--std", "sample", "--db", "results.db"
+    )
+
+
+def test_the_accuracy_table_has_verdicts_too(engine: Engine) -> None:
+    from pflbench.report.accuracy import build as accuracy
+
+    place = {"dataset": "mnist", "partition": ("dirichlet", 0.1)}
+    add(engine, planned("accuracy", "fedavg", **place), 98.5)
+    add(engine, planned("accuracy", "fedala", **place), 99.6)
+    add(engine, planned("accuracy", "ditto", **place), 97.0)
+    records = json.loads(render(accuracy(engine).grid(), "json"))["cells"]
+    assert [(r["method"], r["verdict"]) for r in records] == [
+        ("fedavg", "reproduced"), ("ditto", "differs"), ("fedala", "reproduced"),
+    ]  # fmt: skip
+
+
+def test_datasets_of_the_papers_are_known_but_for_one() -> None:
+    assert {p.place.dataset for p in EVERY if not p.known} == {"cinic10"}
+    assert {p.place.dataset.partition(":")[0] for p in EVERY if p.known} <= set(data.DATASETS)
+
+
+def test_one_is_no_plural() -> None:
+    from pflbench.report import labels
+
+    assert [labels.counted(number, "run") for number in (0, 1, 2, 1234)] == ["0 runs", "1 run", "2 runs", "1,234 runs"]

@@ -1,0 +1,63 @@
+"""Before a long run: its time, memory and disk; before a short one nothing, and never another number in the results."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import Shell
+from support.report_database import add_run, spec
+
+from pflbench.cli.console import duration
+from pflbench.reproduce import forecast
+from pflbench.run.plan import Request, plan
+from pflbench.store import db
+
+RUN = ("run", "-m", "fedala", "-d", "digits", "--rounds", "3")
+
+
+def losses(file: str) -> list[tuple[Any, ...]]:
+    connection = sqlite3.connect(file)
+    found = connection.execute("SELECT round, accuracy, test_loss, train_loss FROM round ORDER BY round").fetchall()
+    connection.close()
+    return found
+
+
+def test_a_measurement_changes_no_number(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = shell(*RUN, "--workers", "1", "--db", "plain.db")
+    assert "Note" not in plain.err, "it is short"
+    monkeypatch.setattr(forecast, "SMALL_WORK", 0)
+    monkeypatch.setattr(forecast, "LONG", 0)
+    told = shell(*RUN, "--workers", "1", "--db", "told.db")
+    assert "Note: 1 run ahead, about" in told.err
+    assert "measured here on a few batches" in told.err
+    assert "pflbench run -m fedala -d digits --rounds 20" in told.err
+    assert told.out == plain.out
+    assert losses("told.db") == losses("plain.db")
+    assert "Note" not in shell(*RUN, "--workers", "1", "--db", "quiet.db", "--quiet").err
+
+
+def test_short_runs_are_not_measured(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(forecast, "_measure", refuse)
+    assert shell(*RUN).code == 0
+
+
+def test_what_the_database_knows_is_not_measured_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven seconds a round, 200 rounds, two seeds; FedALA by Table 3."""
+    engine = db.connect(db.to_url("pflbench.db"))
+    known = spec(
+        "fedavg", 9, dataset="digits", model="mlp", rounds=3, partition={"scheme": "dirichlet", "beta": 0.1, "clients": 10}
+    )
+    add_run(engine, known, [0.1, 0.2], seconds=2.0, participants=10)
+    monkeypatch.setattr(forecast, "SMALL_WORK", 0)
+    monkeypatch.setattr(forecast, "_measure", None)
+    specs = plan(Request(methods=("fedavg", "fedala"), datasets=("digits",), rounds=200, seeds="0-1"))
+    found = forecast.forecast(specs, engine, Path("data"), forecast.Execution())
+    assert found is not None
+    assert found.seconds == pytest.approx(2 * 200 * 7 * (1 + 1.93 / 1.59))
+    assert (found.runs, found.measured, duration(found.seconds or 0)) == (4, False, "1 h 43 min")

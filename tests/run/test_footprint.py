@@ -1,0 +1,92 @@
+"""What a run is said to need of memory, before it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pflbench import methods
+from pflbench.contract.small import train
+from pflbench.engine import memory
+from pflbench.engine.memory import Peak
+from pflbench.run.execution import Execution
+from pflbench.run.execution import federation as made
+from pflbench.run.footprint import footprint
+from pflbench.run.plan import Request, plan
+from pflbench.run.setting import load_setting
+
+CPU = torch.device("cpu")
+DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
+
+
+def test_the_estimate_in_a_dry_run(shell, tmp_path):
+    done = shell("run", "-m", "fedavg", *DIGITS, "--chunk", "4", "--seeds", "0-1", "--dry-run")
+    first, second = (planned["memory"] for planned in json.loads(done.out))
+    assert first["total"] == second["total"]
+    assert (first["engine"], first["clients"], first["batch_norm"]) == ("batched", 4, 0)
+    assert first["data"] == 1797 * (64 * 4 + 8)
+    P = 64 * 64 + 64 + 64 * 10 + 10
+    assert first["models"] == 4 * P * (2 * 2 + 2 * 10), "two vectors of this and of the last round, ten clients before and after"
+    assert first["copies"] == 4 * P * 2 * 4
+    assert first["total"] == first["data"] + first["models"] + max(first["copies"] + first["activations"], first["evaluation"])
+    assert list(tmp_path.iterdir()) == []
+    captured = shell("run", "-m", "fedavg", *DIGITS, "--chunk", "4", "--capture", "compile", "--dry-run")
+    (third,) = (planned["memory"] for planned in json.loads(captured.out))
+    assert third["copies"] == 4 * P * (2 + 3) * 4
+
+
+def test_what_does_not_fit_is_said(shell, monkeypatch):
+    for what in ("free", "room"):
+        monkeypatch.setattr(memory, what, lambda device: 200_000)
+    done = shell("run", "-m", "local", *DIGITS, "--dry-run")
+    assert "local on digits needs about 1" in done.err
+    assert "but 200 kB are free on cpu" in done.err
+    assert json.loads(done.out)[0]["memory"]["clients"] == 1
+
+
+def test_without_data_there_is_no_estimate(shell):
+    done = shell("run", "-m", "fedavg", "-m", "local", "-d", "mnist", "--dry-run")
+    assert [planned["memory"] for planned in json.loads(done.out)] == [None, None]
+    assert done.err.count("The data of 'mnist' are missing") == 1
+
+
+def specs(*names, **more):
+    return plan(Request(methods=names, datasets=("digits",), data_dir=Path("data"), **more))
+
+
+def test_every_method_has_an_estimate_also_for_a_gpu_that_is_not_here():
+    for spec in specs(*methods.names(with_ala=True)):
+        found = footprint(spec, load_setting(spec, Path("data")), Execution(device="cuda:7"))
+        assert found is not None, f"{spec.method.name}.init needs values"
+        assert (found.device, found.engine, found.clients, found.free) == ("cuda:7", "batched", 10, None)
+        assert found.models >= 4 * 4810 * 2 * 10
+        assert not found.problem()
+
+
+def test_what_is_only_tested_is_kept_once_more():
+    """All models of FedALA's clients, its weights and flags: beside those of this and the last round, in a copy for the test."""
+    found = [
+        footprint(spec, load_setting(spec, Path("data")), Execution(engine="batched")).models
+        for evaluate in ("participants", "all")
+        for spec in specs("fedala", clients=12, join_ratio=0.5, evaluate=evaluate)
+    ]
+    P, head = 64 * 64 + 64 + 64 * 10 + 10, 64 * 10 + 10
+    assert found[1] - found[0] == 4 * P * (1 + 12) + 12 * (4 * head + 2)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "apple", "fedamp"])
+def test_the_estimate_is_close_to_what_a_round_takes(name):
+    (spec,) = specs(name, clients=12)
+    setting = load_setting(spec, Path("data"))
+    said = footprint(spec, setting, Execution(engine="batched"))
+    fed = made(spec, setting, CPU, Execution(engine="batched"))
+    method = methods.make(spec.method)
+    with Peak() as peak:
+        state = train(method, fed, 1)
+        train(method, fed, 1, state, start=2)
+        fed.evaluate(method.deployed(state), fed.nobody_left_out(), method.slot)
+    assert said.clients == 12
+    assert 0.6 < (said.total - said.data) / peak.most < 2

@@ -1,0 +1,64 @@
+"""Samples that no client holds are counted where a partition is shown and stored."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+from support.command import Shell
+
+from pflbench.report import distribution
+from pflbench.store import db, read
+
+# Four clients of 50: two want 40 of class 0 and 10 of class 1, two the reverse. Of class 0 that is 100, and it has 40; the 100 of
+# class 1 are there. So 140 of 200 samples are held.
+SIZES, LEFT_OUT = (40, 160), 60
+GROUPS = ("--partition", "groups", "--clients", "4", "--groups", "2", "--dominant-share", "0.8")
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> tuple[str, ...]:
+    y = np.repeat(np.arange(2), SIZES)
+    np.savez(tmp_path / "uneven.npz", x=np.random.default_rng(0).normal(size=(len(y), 8)).astype(np.float32), y=y)
+    return "-d", f"npz:{tmp_path / 'uneven.npz'}"
+
+
+def test_groups_that_run_out_of_a_class(shell: Shell, tmp_path: Path, uneven: tuple[str, ...]) -> None:
+    shown = shell("partition", "show", *uneven, *GROUPS)
+    assert f"{LEFT_OUT} samples are left out: no client holds them." in shown.err
+    (plain,) = json.loads(shell("partition", "show", *uneven, *GROUPS, "--json").out)
+    assert plain["left_out"] == LEFT_OUT == sum(SIZES) - np.sum(plain["train"]) - np.sum(plain["test"])
+    done = shell("run", "-m", "local", *uneven, *GROUPS, "--model", "logreg", "--rounds", "1", "--lr", "0.1")
+    assert f"leaves {LEFT_OUT} samples out: no client holds them." in done.err
+    with sqlite3.connect(tmp_path / "pflbench.db") as connection:
+        assert connection.execute("SELECT left_out FROM partition").fetchall() == [(LEFT_OUT,)]
+    assert f"{LEFT_OUT} samples left out" in shell("runs", "show", "1").out.replace("\n", " ")
+    assert f"{LEFT_OUT} samples are left out" in shell("partition", "show", "--run", "1").err
+    store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
+    assert f" {LEFT_OUT} samples of uneven.npz Groups(2) are left out." in distribution.caption(read.partitions(store))
+    store.dispose()
+
+
+def test_nothing_is_said_where_nothing_is_left_out(shell: Shell, tmp_path: Path, uneven: tuple[str, ...]) -> None:
+    for scheme in ("iid", "dirichlet"):
+        options = ("--partition", scheme, "--clients", "4")
+        assert "left out" not in shell("partition", "show", *uneven, *options).err
+        assert json.loads(shell("partition", "show", *uneven, *options, "--json").out)[0]["left_out"] == 0
+
+
+def test_a_partition_stored_before_it_was_counted_gets_its_number(shell: Shell, tmp_path: Path, uneven: tuple[str, ...]) -> None:
+    command = ("run", "-m", "local", *uneven, *GROUPS, "--model", "logreg", "--rounds", "1", "--lr", "0.1")
+    shell(*command)
+    store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
+    with store.begin() as connection:
+        connection.execute(text("UPDATE partition SET left_out = NULL"))
+    assert [p.left_out for p in read.partitions(store)] == [None]
+    store.dispose()
+    shell(*command, "--seed", "1")
+    store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
+    assert [p.left_out for p in read.partitions(store)] == [LEFT_OUT]
+    store.dispose()

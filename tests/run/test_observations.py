@@ -1,0 +1,74 @@
+"""What methods observe, and what each client sent and received, end up in the database and can be got out of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine
+from support.command import Shell
+
+from pflbench.engine.ledger import COUNTERS
+from pflbench.store import db, read
+
+RUN = "run -m fedala -d digits --clients 5 --rounds 4 --lr 0.05 --batch-size 32 --join-ratio 0.6 --quiet"
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PFLBENCH_DB", "results.db")
+    return Shell(capsys)
+
+
+def stored() -> Engine:
+    return db.connect(db.to_url("results.db"))
+
+
+def succeeds(shell: Shell, command: str) -> str:
+    done = shell(*command.split())
+    assert done.code == 0, done
+    return done.out
+
+
+def held() -> dict[str, list[int]]:
+    found = read.run(stored(), "1").artifacts
+    return {name: [a.round for a in found if a.name == name] for name in {a.name for a in found}}
+
+
+def test_large_observations_are_kept_in_the_chosen_rounds_only(shell: Shell) -> None:
+    succeeds(shell, f"{RUN} --observe-every 2")
+    assert held()["ala_weights"] == [2, 4]
+    assert held()["ala_losses"] == [2, 4]
+    assert held()["traffic"] == [1, 2, 3, 4]
+    losses = read.artifact(stored(), 1, "ala_losses", 4)
+    assert losses.shape == (5, 2)
+    took_part = ~np.isnan(losses[:, 0])
+    assert 1 <= took_part.sum() <= 3
+    assert (losses[took_part, 1] < losses[took_part, 0]).all(), "initialisation lowers the loss on what it learns from"
+
+
+def test_by_default_only_what_costs_nothing_is_kept(shell: Shell) -> None:
+    succeeds(shell, RUN)
+    assert set(held()) == {"traffic", "ala_init_epochs"}
+
+
+def test_traffic_by_client_adds_up_to_the_rounds(shell: Shell) -> None:
+    succeeds(shell, RUN)
+    engine = stored()
+    for row in read.run(engine, "1", last=4).last_rounds:
+        traffic = read.artifact(engine, 1, "traffic", row["round"])
+        assert traffic.shape == (5, 4)
+        assert {name: row[name] for name in COUNTERS} == dict(zip(COUNTERS, traffic.sum(axis=0).tolist(), strict=True))
+        assert (traffic[:, 0] > 0).sum() == (traffic[:, 1] > 0).sum() == 3, "three of five clients join"
+
+
+def test_an_array_can_be_printed_and_saved(shell: Shell) -> None:
+    succeeds(shell, RUN)
+    printed = json.loads(succeeds(shell, "runs artifact 1 traffic --round 2"))
+    succeeds(shell, "runs artifact 1 traffic --round 2 -o traffic.npy")
+    assert np.load("traffic.npy").tolist() == printed["values"]
+    assert "traffic" in shell.refused(*["runs", "artifact", "1", "nonsense"])
+    assert "Cannot write no/such/folder.npy" in shell.refused(*["runs", "artifact", "1", "traffic", "-o", "no/such/folder.npy"])

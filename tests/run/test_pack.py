@@ -1,0 +1,353 @@
+"""Seeds that train together have the numbers that they have alone, their own rows and ends, and their part of the time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sqlalchemy import Engine, text
+from torch import Tensor
+
+from pflbench import methods
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.errors import UserError
+from pflbench.run import execution
+from pflbench.run import pack as packing
+from pflbench.run.execution import Execution
+from pflbench.run.footprint import Footprint
+from pflbench.run.loop import execute
+from pflbench.run.pack import Step, execute_pack, packs
+from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
+from pflbench.store import db
+
+BATCHED = Execution(engine="batched", pack=None)
+VERBS = ("sgd", "walk", "head", "evaluate")
+QUERIES = (
+    "SELECT round, accuracy, accuracy_std, test_loss, train_loss, participants, bytes_up, bytes_down FROM round "
+    "JOIN run ON run.id = run_id WHERE seed = {} AND attempt = {} ORDER BY 1",
+    "SELECT round, client, correct, total, loss FROM client_round JOIN run ON run.id = run_id WHERE seed = {} AND attempt = {} "
+    "ORDER BY 1, 2",
+    "SELECT name, round, accuracy, test_loss FROM series JOIN run ON run.id = run_id WHERE seed = {} AND attempt = {} "
+    "ORDER BY 1, 2",
+)
+
+
+def spec(method: str = "fedavg", seed: int = 0, **train: Any) -> RunSpec:
+    settings = {"rounds": 3, "lr": 0.1, "batch_size": 100, "dtype": "float64", **train}
+    return RunSpec(
+        data=DataSpec(name="digits"),
+        partition=Dirichlet(clients=4, beta=0.5),
+        model="mlp",
+        train=TrainSpec(**settings),
+        method=methods.spec(method, {}),
+        seed=seed,
+    )
+
+
+def seeds(method: str = "fedavg", count: int = 3, **train: Any) -> list[RunSpec]:
+    return [spec(method, seed, **train) for seed in range(count)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    engine = db.connect(db.to_url(str(tmp_path / "results.db")))
+    yield engine
+    engine.dispose()
+
+
+def packed(specs: list[RunSpec], store: Engine, **options: Any) -> list[tuple[int, Step]]:
+    return list(execute_pack(specs, store, Path("data"), BATCHED, **options))
+
+
+def alone(specs: list[RunSpec], store: Engine) -> None:
+    """On the other executor, as further attempts of the same runs."""
+    for one in specs:
+        list(execute(one, store, Path("data"), Execution(engine="loop", workers=1), force=True))
+
+
+def rows(store: Engine, query: str) -> list[tuple[Any, ...]]:
+    with store.connect() as connection:
+        return [tuple(row) for row in connection.execute(text(query))]
+
+
+def statuses(store: Engine) -> list[str]:
+    return [status for (status,) in rows(store, "SELECT status FROM run ORDER BY attempt, seed")]
+
+
+def records(store: Engine) -> list[dict[str, int]]:
+    """What the runs say of their pack, by seed."""
+    return [json.loads(found)["pack"] for (found,) in rows(store, "SELECT environment FROM run WHERE attempt = 1 ORDER BY seed")]
+
+
+def assert_the_same(store: Engine, runs: int, first: int = 0) -> None:
+    """Of each seed, the rows of both attempts."""
+    for seed in range(first, first + runs):
+        for query in QUERIES:
+            one, other = (rows(store, query.format(seed, attempt)) for attempt in (1, 2))
+            assert len(one) == len(other)
+            for a, b in zip(one, other, strict=True):
+                assert [x if x is None or isinstance(x, str) else pytest.approx(x, abs=1e-10) for x in b] == list(a)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the inner executor is called, by verb; each call in the main thread. Not what is called for an estimate."""
+    made: Counter[str] = Counter()
+
+    def counted(verb: str, whole: Any, executor: Any, *arguments: Any, **options: Any) -> Any:
+        assert threading.current_thread() is threading.main_thread()
+        made[verb] += executor.device.type != "meta"
+        return whole(executor, *arguments, **options)
+
+    for verb in VERBS:
+        whole = getattr(BatchedExecutor, verb)
+        monkeypatch.setattr(BatchedExecutor, verb, lambda self, *a, _of=(verb, whole), **k: counted(*_of, self, *a, **k))
+    return made
+
+
+# -- the numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", methods.names(with_ala=True))
+def test_together_as_alone(name: str, store: Engine) -> None:
+    specs = seeds(name, 2)
+    packed(specs, store)
+    assert [record["runs"] for record in records(store)] == [2, 2]
+    alone(specs, store)
+    assert statuses(store) == ["finished"] * 4
+    assert_the_same(store, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluate"), [("partialfed", "participants"), ("per-fedavg", "participants"), ("fedphp", "all"), ("fedala", "all")]
+)
+def test_partial_participation(name: str, evaluate: str, store: Engine) -> None:
+    """The cohorts differ, and so do their clients' numbers of steps."""
+    specs = seeds(name, 2, join_ratio=0.5, batch_size=20, evaluate=evaluate)
+    packed(specs, store)
+    alone(specs, store)
+    cohorts = rows(
+        store, "SELECT seed, round, client FROM client_round JOIN run ON id = run_id WHERE attempt = 1 ORDER BY 1, 2, 3"
+    )
+    differ = {(t, client) for seed, t, client in cohorts if seed == 0} ^ {(t, c) for seed, t, c in cohorts if seed == 1}
+    assert len(differ) > 2 if evaluate == "participants" else not differ
+    assert_the_same(store, 2)
+
+
+def test_fedavg_of_three_is_as_many_calls_as_of_one(store: Engine, calls: Counter[str]) -> None:
+    list(execute(spec(seed=7), store, Path("data"), Execution(engine="batched")))
+    one = dict(calls)
+    assert one == {"sgd": 3, "evaluate": 4}
+    calls.clear()
+    packed(seeds(), store)
+    assert dict(calls) == one
+
+
+def test_initial_stages_of_different_lengths(store: Engine, calls: Counter[str]) -> None:
+    """FedALA's seeds make different numbers of epochs in round 2, and are together again for all that follows."""
+    packed(seeds("fedala"), store)
+    told = records(store)
+    lengths = [record["calls"] for record in told]
+    assert len(set(lengths)) > 1
+    assert sum(calls.values()) == max(lengths), "nothing is made apart but the longest initial stage's last epochs"
+    assert sum(record["apart"] for record in told) == sorted(lengths)[-1] - sorted(lengths)[-2]
+
+
+def test_what_cannot_be_joined_is_counted(store: Engine) -> None:
+    packed(seeds("apple"), store)
+    for record in records(store)[:2]:
+        assert record == {"runs": 3, "calls": 7, "apart": 3}, "three rounds' training, in which clients need all models of a run"
+
+
+# -- the ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_diverges_and_the_others_go_on(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers are not finite in the very tensors that the others' are in."""
+    whole = execution.initial_model
+
+    def huge(of: RunSpec, setting: Any) -> Any:
+        made = whole(of, setting)
+        if of.seed == 1:
+            for parameter in made.module.parameters():
+                parameter.data *= 1e150
+        return made
+
+    monkeypatch.setattr(packing, "initial_model", huge)
+    steps = packed(seeds(), store)
+    assert statuses(store) == ["finished", "diverged", "finished"]
+    assert [number for number, step in steps if isinstance(step, packing.Diverged)] == [1]
+    alone([spec(seed=0), spec(seed=2)], store)
+    for seed in (0, 2):
+        assert_the_same(store, 1, seed)
+
+
+def test_what_is_finished_takes_no_place(store: Engine) -> None:
+    list(execute(spec(seed=1), store, Path("data"), BATCHED))
+    two = Execution(engine="batched", pack=2)
+    specs = [*seeds(count=4), spec("local")]
+    found = [[(one.method.name, one.seed) for one in pack] for pack in packs(specs, store, Path("data"), two)]
+    assert found == [[("fedavg", 1)], [("fedavg", 0), ("fedavg", 2)], [("fedavg", 3)], [("local", 0)]]
+    anew = packs(specs, store, Path("data"), two, force=True)
+    assert [[one.seed for one in pack] for pack in anew] == [[0, 1], [2, 3], [0]]
+    kinds = {number: step.kind for number, step in packed(seeds(), store) if not isinstance(step, packing.Diverged)}
+    assert kinds == {0: "finished", 1: "exists", 2: "finished"}, "should another process have been faster"
+
+
+def test_interrupted_and_resumed(store: Engine) -> None:
+    specs, threads = seeds("ditto", rounds=4), threading.active_count()
+    steps = execute_pack(specs, store, Path("data"), BATCHED)
+    for number, step in steps:
+        if (number, getattr(step, "round", None)) == (1, 2):
+            break
+    steps.close()
+    assert statuses(store) == ["interrupted"] * 3
+    assert threading.active_count() == threads
+    assert rows(store, "SELECT MAX(round) FROM round GROUP BY run_id") == [(2,), (2,), (1,)]
+    resumed = packed(specs, store)
+    assert [(number, step.kind, step.round) for number, step in resumed if getattr(step, "kind", "") == "resumed"] == [
+        (0, "resumed", 2),
+        (1, "resumed", 2),
+        (2, "resumed", 1),
+    ]
+    alone(specs, store)
+    assert_the_same(store, 3)
+
+
+def test_ctrl_c_in_the_middle_of_a_call(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, made = BatchedExecutor.sgd, []
+
+    def sgd(executor: BatchedExecutor, *arguments: Any, **options: Any) -> Any:
+        made.extend([1] * (executor.device.type != "meta"))
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return whole(executor, *arguments, **options)
+
+    monkeypatch.setattr(BatchedExecutor, "sgd", sgd)
+    with pytest.raises(KeyboardInterrupt):
+        packed(seeds(), store)
+    assert statuses(store) == ["interrupted"] * 3
+    assert [record["calls"] for record in records(store)] == [5, 5, 5]
+    monkeypatch.undo()
+    packed(seeds(), store)
+    alone(seeds(), store)
+    assert_the_same(store, 3)
+
+
+def test_who_is_behind_catches_up_first(store: Engine, calls: Counter[str]) -> None:
+    """One run stands at round 2 and two at the beginning: from round 3 on all are made together."""
+    steps = execute(spec(rounds=5), store, Path("data"), BATCHED)
+    while next(steps).round < 2:
+        pass
+    steps.close()
+    calls.clear()
+    told = [(number, step.round) for number, step in packed(seeds(rounds=5), store) if getattr(step, "kind", "") == "round"]
+    assert told[:6] == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
+    assert calls == {"sgd": 5, "evaluate": 6}
+    alone(seeds(rounds=5), store)
+    assert_the_same(store, 3)
+
+
+def test_an_error_of_one_ends_all(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pflbench.methods.fedavg import FedAvg
+
+    whole = FedAvg.update
+
+    def update(method: FedAvg, fed: Any, s: Any, S: Tensor) -> Any:
+        return 1 / 0 if (fed.seed, fed.t) == (1, 2) else whole(method, fed, s, S)
+
+    monkeypatch.setattr(FedAvg, "update", update)
+    with pytest.raises(ZeroDivisionError):
+        packed(seeds(), store)
+    assert statuses(store) == ["interrupted", "failed", "interrupted"]
+    monkeypatch.undo()
+    assert {step.kind for _, step in packed(seeds(), store) if not isinstance(step, packing.Diverged)} >= {"resumed", "finished"}
+
+
+def test_out_of_memory_in_a_joined_call_is_that_of_all(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sgd(*_: Any, **__: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(BatchedExecutor, "sgd", sgd)
+    with pytest.raises(UserError, match="Out of GPU memory"):
+        packed(seeds(), store)
+    assert rows(store, "SELECT status, message FROM run") == [("failed", "out of GPU memory")] * 3
+
+
+def test_seconds_of_all_runs_are_those_on_the_wall(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only training (3 s) and evaluation (1.5 s) move: three runs, three rounds."""
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def slow(verb: str, seconds: float) -> None:
+        whole = getattr(BatchedExecutor, verb)
+
+        def taking(executor: BatchedExecutor, *arguments: Any, **options: Any) -> Any:
+            now[0] += seconds * (executor.device.type != "meta")
+            return whole(executor, *arguments, **options)
+
+        monkeypatch.setattr(BatchedExecutor, verb, taking)
+
+    slow("sgd", 3)
+    slow("evaluate", 1.5)
+    packed(seeds(), store)
+    found = rows(store, "SELECT seconds_update, seconds_receive, seconds_evaluate FROM round ORDER BY round, run_id")
+    assert found == [*[(None, None, 0.5)] * 3, *[(1.0, 0.0, 0.5)] * 9]
+    assert now[0] == 100 + 3 * 3 + 4 * 1.5
+
+
+# -- how many, and what is asked for --------------------------------------------------------------------------------------
+
+
+def test_how_many_fit() -> None:
+    """Free 1,000, of which 800 are used, 100 for the data; a run takes 60 + 10 + 20 + max(20 + 30, 40) = 140: five."""
+    sizes = {"data": 100, "models": 60, "batch_norm": 10, "copies": 20, "activations": 30, "evaluation": 40}
+    one = partial(Footprint, device="cuda:0", engine="batched", clients=4, **sizes)
+    assert packing.fitting(one(free=1000), 8) == 5
+    assert packing.fitting(one(free=1000), 3) == 3
+    assert packing.fitting(one(free=120), 3) == 1
+    assert packing.fitting(one(free=None), 3) == 3
+    assert packing.fitting(None, 3) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "asked", "expected"),
+    [
+        ("cpu", "auto", None, 1),
+        ("cpu", "batched", None, 1),
+        ("cpu", "batched", "auto", None),
+        ("cpu", "batched", "3", 3),
+        ("cpu", "loop", "1", 1),
+        ("cuda", "auto", None, None),
+        ("cuda", "loop", None, 1),
+        ("cuda", "auto", "2", 2),
+    ],
+)
+def test_what_is_packed_unasked(device: str, engine: Any, asked: str | None, expected: int | None) -> None:
+    assert packing.packing(Execution(device, engine), asked).pack == expected
+
+
+@pytest.mark.parametrize("engine", ["loop", "auto"])
+def test_the_loop_executor_makes_one_after_another(engine: Any) -> None:
+    with pytest.raises(UserError, match="--pack 4 is not possible") as caught:
+        packing.packing(Execution("cpu", engine), "4")
+    assert "--engine batched" in caught.value.hint
+
+
+def test_a_database_in_memory_is_of_one_thread() -> None:
+    engine = db.connect("sqlite://")
+    assert [len(pack) for pack in packs(seeds(), engine, Path("data"), BATCHED)] == [1, 1, 1]
+    engine.dispose()
+
+
+def test_memory_decides_how_many(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three where room for three is said to be left: five seeds are three and two."""
+    monkeypatch.setattr(packing, "fitting", lambda one, runs: 3)
+    assert [len(pack) for pack in packs(seeds(count=5), store, Path("data"), BATCHED)] == [3, 2]

@@ -1,0 +1,180 @@
+"""After any kind of end a run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.command import ROOT, TESTS
+from support.runs import numbers, rows, run, spec
+
+from pflbench.errors import UserError
+from pflbench.methods import METHODS
+from pflbench.run.execution import Execution
+from pflbench.run.loop import execute
+from pflbench.store import read, write
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("checkpoint_every", [0.0, 1e9])
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, checkpoint_every, tmp_path):
+    whole = run(spec(name, set={}), store)[-1].run_id
+    steps = execute(spec(name), store, Path("data"), Execution(workers=1), force=True, checkpoint_every=checkpoint_every)
+    for step in steps:
+        if step.kind == "round" and step.round == 3:
+            break
+    steps.close()
+    assert rows(store, "SELECT status FROM run WHERE attempt = 2") == [("interrupted",)]
+    assert rows(store, "SELECT MAX(round) FROM round JOIN run ON run.id = run_id WHERE attempt = 2") == [(3,)]
+    resumed = run(spec(name), store)
+    assert resumed[0].kind == "resumed"
+    assert resumed[0].round == 3
+    assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
+    assert rows(store, "SELECT status FROM run") == [("finished",)] * 2
+    assert list(tmp_path.glob("*.checkpoints/*.pt")) == []
+
+
+def test_ctrl_c_in_the_middle_of_a_round(store, monkeypatch):
+    from pflbench.methods.fedala import FedALA
+
+    whole = run(spec(), store)[-1].run_id
+    original, calls = FedALA.update, []
+
+    def update(self, fed, s, S):
+        done = original(self, fed, s, S)
+        calls.append(fed.t)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(FedALA, "update", update)
+    with pytest.raises(KeyboardInterrupt):
+        run(spec(), store, force=True)
+    assert rows(store, "SELECT status FROM run WHERE attempt = 2") == [("interrupted",)]
+    resumed = run(spec(), store)
+    assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
+    assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from support.runs import spec
+from pflbench.run.execution import Execution, federation
+from pflbench.run.loop import execute
+from pflbench.store import db
+store = db.connect(sys.argv[1])
+for step in execute(spec("ditto", rounds=60), store, Path("data"), Execution(workers=2), checkpoint_every=0.05):
+    print(step.round, flush=True)
+"""
+
+
+def test_kill_9_and_resume(store, tmp_path):
+    """Killed in the middle: what was committed is there; resumed, it ends with exactly the numbers of an uninterrupted run."""
+    url = str(store.url)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)])}
+    child = subprocess.Popen([sys.executable, "-c", KILLED, url], stdout=subprocess.PIPE, text=True, env=environment)
+    assert child.stdout is not None
+    reached = 0
+    for line in child.stdout:
+        reached = int(line)
+        if reached >= 12 and list(tmp_path.glob("*.checkpoints/*.pt")):
+            break
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    status, last = rows(store, "SELECT status, (SELECT MAX(round) FROM round) FROM run")[0]
+    assert status == "running"
+    assert [info.status for info in read.runs(store)] == ["interrupted"]
+    assert reached <= last < 60
+    resumed = run(spec("ditto", rounds=60), store)
+    assert resumed[0].kind == "resumed"
+    assert 0 < resumed[0].round <= last
+    whole = run(spec("ditto", rounds=60), store, force=True)
+    assert numbers(store, resumed[-1].run_id) == numbers(store, whole[-1].run_id)
+
+
+def test_a_damaged_checkpoint_costs_time_and_no_more(store, tmp_path):
+    steps = execute(spec(), store, Path("data"), Execution(workers=1))
+    next(steps), next(steps), next(steps)
+    steps.close()
+    (checkpoint,) = tmp_path.glob("*.checkpoints/*.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    assert run(spec(), store)[0].kind == "started"
+    assert rows(store, "SELECT MIN(round), MAX(round), COUNT(*) FROM round") == [(0, 6, 7)]
+
+
+def test_a_checkpoint_is_never_taken_over_by_another_run(store, tmp_path):
+    """Run numbers come back after `runs rm`; whoever has the number then must not go on from a stranger's model."""
+    expected = numbers(store, run(spec(seed=1), store)[-1].run_id)
+    steps = execute(spec(seed=0), store, Path("data"), Execution(workers=1))
+    next(steps), next(steps), next(steps)
+    steps.close()
+    write.remove_run(store, 2)
+    assert list(tmp_path.glob("*.checkpoints/2.pt"))
+    again = run(spec(seed=1), store, force=True)
+    assert (again[0].run_id, again[0].kind) == (2, "started")
+    assert numbers(store, 2) == expected
+
+
+def test_a_checkpoint_newer_than_the_database_is_not_used(store):
+    """A power failure may take the last commits: the rounds between would be missing for ever."""
+    whole = numbers(store, run(spec(), store)[-1].run_id)
+    steps = execute(spec(), store, Path("data"), Execution(workers=1), force=True)
+    for _ in range(4):
+        next(steps)
+    steps.close()
+    write.rewind(store, 2, 1)
+    assert run(spec(), store)[0].kind == "started"
+    assert numbers(store, 2) == whole
+
+
+def test_interrupted_twice_with_batch_norm(store, monkeypatch):
+    """BatchNorm buffers change in place; the snapshot that an interrupt saves must be that of the last whole round."""
+    from pflbench.contract import small
+    from pflbench.methods.ditto import Ditto
+    from pflbench.run import execution
+
+    class Net(small.BatchNormNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.output = torch.nn.Linear(64, 6), torch.nn.Linear(6, 10)
+
+        def features(self, x):
+            return super().features(x.flatten(1))
+
+    monkeypatch.setattr(execution, "build", lambda *_: Net())
+    whole = numbers(store, run(spec("ditto"), store)[-1].run_id)
+    original, stop_at = Ditto.update, [3, 3, 99]
+
+    def update(self, fed, s, S):
+        done = original(self, fed, s, S)
+        if fed.t == stop_at[0]:
+            stop_at.pop(0)
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(Ditto, "update", update)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(spec("ditto"), store, force=not rows(store, "SELECT 1 FROM run WHERE id = 2"))
+    resumed = run(spec("ditto"), store)
+    assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
+    assert numbers(store, 2) == whole
+
+
+def test_a_full_disk_under_the_checkpoint(store, monkeypatch):
+    def full(*_):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match=r"checkpoint .* could not be written") as caught:
+        run(spec(), store, checkpoint_every=0)
+    assert "in the database" in caught.value.hint
+    assert rows(store, "SELECT status, (SELECT COUNT(*) FROM round) FROM run") == [("failed", 1)]
+    monkeypatch.undo()
+    assert run(spec(), store)[-1].kind == "finished"

@@ -1,0 +1,60 @@
+"""The same command gives the same bits, whatever else the machine does and however many clients go side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from support.command import ROOT, TESTS, environment
+
+from pflbench.engine.threads import one_thread
+from pflbench.methods import names
+
+PROGRAM = TESTS / "support" / "same_bits.py"
+# With these instructions products of small matrices, too, depend on the number of threads.
+OLD = {"MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+
+
+def digests(methods: list[str], repetitions: int, busy: int, threads: int) -> dict[str, str]:
+    path = os.pathsep.join([str(TESTS), str(ROOT)])
+    command = [sys.executable, str(PROGRAM), ",".join(methods), str(repetitions), str(busy)]
+    made = environment(PYTHONPATH=path, OMP_NUM_THREADS=str(threads), **OLD)
+    done = subprocess.run(command, capture_output=True, text=True, env=made, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+def test_rows_are_the_same_bits_with_any_number_of_workers_and_threads():
+    """FedALA learns its weights on a head of its own."""
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda threads: digests(["fedala"], 3, 0, threads), (1, 2))
+    assert one.keys() == {"client", "pack", "fedala"}
+    assert one == two
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_of_overlapping_users_of_one_thread_the_last_restores(two_threads):
+    first, second = one_thread(), one_thread()
+    first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.get_num_threads() == 1
+    second.__exit__(None, None, None)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be moved to cores here")
+def test_rows_are_the_same_bits_on_a_busy_machine():
+    found = digests(names(with_ala=True), 20, 2, os.cpu_count() or 2)
+    assert found == digests(names(with_ala=True), 1, 0, 1)

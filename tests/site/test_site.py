@@ -1,0 +1,388 @@
+"""The page as plain data and as HTML, beside numbers read by raw SQL; what `serve` answers to whom."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import socket
+import sqlite3
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+from support.command import Shell
+from support.report_database import add_partition, add_run, spec
+from support.site_database import MADE, RUNNING, SNEAKY, fill
+
+from pflbench.errors import UserError
+from pflbench.report import labels, papermap
+from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.interactive import FIGURES
+from pflbench.site import html, page, runs, serve
+from pflbench.site.filters import Filters
+from pflbench.site.page import Page, build
+from pflbench.site.tables import Group, sort_value, view
+from pflbench.store import db, write
+from pflbench.store.records import RoundRecord
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return db.to_url(str(tmp_path / "results.db"))
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    engine = db.connect(url)
+    fill(engine)
+    yield engine
+    engine.dispose()
+
+
+class Elements(HTMLParser):
+    """All start tags with their attributes, and the text of each cell of each table."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self._table, self._cell = "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "table":
+            self._table = dict(attrs)["id"] or ""
+            self.tables[self._table] = []
+        elif tag == "tr":
+            self.tables[self._table].append([])
+        elif tag in ("td", "th"):
+            self._cell = True
+            self.tables[self._table][-1].append("")
+        elif tag == "br" and self._cell:
+            self.handle_data(" ")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._cell:
+            self.tables[self._table][-1][-1] += data
+
+    def attributes(self, name: str) -> list[str]:
+        return [value or "" for _, attributes in self.tags for key, value in attributes.items() if key == name]
+
+
+def sql(engine: Engine, query: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(str(engine.url.database)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def made(engine: Engine, pages: str = "auto", **filters: tuple[str, ...]) -> tuple[Page, str]:
+    built = build(engine, MADE, Filters(**filters), pages)
+    return built, html.document(built, runs.pages(engine, built.runs, built.pages))
+
+
+def test_the_numbers_of_the_tables_are_those_of_the_database(engine: Engine) -> None:
+    built, text = made(engine)
+    found = Elements(text)
+    (head, *rows) = found.tables["data-accuracy"]
+    assert [cell.split() for cell in head] == [["Method"], ["MNIST", "Dir(0.1)"], ["Cifar10", "Dir(0.1)"]]
+    best = "SELECT max(accuracy) FROM round WHERE run_id = run.id"
+    query = f"""SELECT method, avg(b), avg(b * b) - avg(b) * avg(b), group_concat(id, ', ')
+        FROM (SELECT id, method, 100 * ({best}) AS b FROM run WHERE status = 'finished' AND dataset = 'mnist' ORDER BY id)
+        GROUP BY method"""
+    expected = {name: (f"{mean:.2f} ± {var**0.5:.2f} (2)", ids) for name, mean, var, ids in sql(engine, query)}
+    assert {row[0].lower(): tuple(row[1].split("runs ")) for row in rows} == expected
+    assert [cell.best for _, cells in built.tables[0].rows for cell in cells] == [False, False, False, False, True, False]
+    listed = found.tables["data-runs"][1:]
+    query = f"SELECT id, status, method, seed, ({best}) FROM run ORDER BY id DESC"
+    assert [(int(r[0]), r[1], r[2].lower(), int(r[7]), r[9]) for r in listed] == [
+        (id, status, method, seed, f"{100 * value:.2f}") for id, status, method, seed, value in sql(engine, query)
+    ]
+
+
+def test_every_table_and_figure_is_there_or_among_those_left_out(engine: Engine) -> None:
+    from pflbench.report import TABLES
+
+    built, text = made(engine)
+    missing = {kind: {one.name for one in built.missing if one.kind == kind} for kind in ("table", "plot")}
+    assert {view.name for view in built.tables} == set(TABLES) - missing["table"] == {"accuracy", "overhead", "table2"}
+    assert {group.name for group in built.figures} == set(FIGURES) - missing["plot"]
+    assert {"curves", "distribution"} <= {group.name for group in built.figures}
+    assert "fairness" in missing["plot"]  # it needs results of clients
+    heterogeneity = next(one for one in built.missing if (one.kind, one.name) == ("table", "heterogeneity"))
+    assert "<code>pflbench run -m fedavg -d tiny --model cnn --beta 0.01 --clients 20</code>" in text
+    assert heterogeneity.hint.endswith("pflbench run -m fedavg -d tiny --model cnn --beta 0.01 --clients 20")
+
+
+def test_a_table_as_csv_is_that_of_the_command(engine: Engine, tmp_path: Path, shell: Shell) -> None:
+    _, text = made(engine)
+    link = next(a["href"] for tag, a in Elements(text).tags if tag == "a" and a.get("download") == "accuracy.csv")
+    data = base64.b64decode((link or "").removeprefix("data:text/csv;charset=utf-8;base64,")).decode()
+    assert data == shell("table", "accuracy", "-f", "csv", "--db", "results.db").out
+    assert [row["method"] for row in csv.DictReader(io.StringIO(data))] == ["local", "fedavg", "fedavg", "ditto"]
+
+
+def test_a_page_needs_nothing_from_elsewhere_and_what_runs_say_stays_text(engine: Engine) -> None:
+    _, text = made(engine)
+    found = Elements(text)
+    assert not [value for name in ("src", "href", "action", "data") for value in found.attributes(name) if "//" in value]
+    assert not {tag for tag, _ in found.tags} & {"img", "iframe", "object"}
+    assert found.attributes("http-equiv") == ["Content-Security-Policy"]
+    assert "<img" not in text[text.index("<main") : text.index('id="plotly"')]
+    stored = next(a for tag, a in found.tags if a.get("class") == "status running")
+    assert stored["title"] == SNEAKY
+
+
+def test_a_run_has_a_page_with_its_numbers(engine: Engine) -> None:
+    _, text = made(engine)
+    data = json.loads(re.search(r'id="run-data-1">(.*?)</script>', text)[1])  # type: ignore[index]
+    facts = dict(data["facts"])
+    assert facts["Rounds"] == "2 of 2, best 85.00 % after round 1"
+    assert facts["Time per round"].startswith("2 s of training, 5 s of evaluation")
+    assert (data["alike"], data["status"], facts["Commit"]) == ([3], "finished", "abc")
+    ((stored,),) = sql(engine, "SELECT spec FROM run WHERE id = 1")
+    assert data["spec"] == json.loads(str(stored))
+    (accuracy,) = (trace for trace in data["figures"][0]["spec"]["data"] if trace["name"] == "as deployed")
+    assert accuracy["y"] == [10, 85, 80]
+    assert data["clients"] is None
+
+
+def test_clients_and_arrays_of_a_run(engine: Engine) -> None:
+    import numpy as np
+
+    counts = {
+        "clients": np.array([0, 2]),
+        "correct": np.array([3, 4]),
+        "total": np.array([4, 4]),
+        "loss": np.array([1.0, np.inf]),
+    }
+    run = add_run(engine, spec("fedavg", 7, rounds=1), [0.1])
+    write.write_round(engine, run, RoundRecord(1, 0.875, **counts, artifacts={"traffic": np.zeros((3, 2))}))
+    found = runs.page(engine, run)
+    assert found["clients"] == {"round": 1, "rows": [[0, 4, 75.0], [2, 4, 100.0]]}
+    assert found["artifacts"] == [{"name": "traffic", "count": 1, "first": 1, "last": 1}]
+    assert runs.page(engine, RUNNING)["facts"][0] == ["Rounds", "2 of 9, best 70.00 % after round 1, now 65.00 %"]
+    with pytest.raises(UserError, match="No run '99'"):
+        runs.page(engine, 99)
+
+
+def test_which_runs_get_a_page(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build(engine, MADE, Filters(), "auto").pages == {1, 2, 3, 4, 5, 6, 7, 8}
+    assert build(engine, MADE, Filters(), "none").pages == set()
+    monkeypatch.setattr(page, "MOST", 5)
+    built, text = made(engine)
+    assert built.pages == built.pages & set(built.shown) == {1, 2, 3, 4, 5, 7, 8}
+    assert "7 of them, those of the tables and figures, have a page of their own here" in text
+    with pytest.raises(UserError, match="Unknown value of --runs"):
+        build(engine, MADE, Filters(), "some")
+
+
+def test_filters_hold_for_everything(engine: Engine) -> None:
+    built, _ = made(engine, methods=("Ditto",))
+    assert [line.info.id for line in built.runs] == [4, 2]
+    assert built.shown == (2, 4)
+    with pytest.raises(UserError, match="No runs with method 'apple'"):
+        made(engine, methods=("apple",))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("85.77 ± 1.15 *", "85.77"),
+        ("-0.30", "-0.30"),
+        ("+1.2e-05", "+1.2e-05"),
+        ("1,234 (2)", "1234"),
+        ("< 0.001", "0.001"),
+        ("-", ""),
+        ("", ""),
+        ("not run", "not run"),
+    ],
+)
+def test_cells_are_sorted_by_the_number_they_begin_with(text: str, value: str) -> None:
+    assert sort_value(text) == value
+
+
+def test_columns_of_a_setting_stand_under_its_head() -> None:
+    heads = (("MNIST", "best %"), ("", "total s"), ("Cifar10", "best %"), ("", "total s"))
+    grid = Grid("T", ("a",), tuple(Column(head, (Entry("1"),)) for head in heads), (), ({"x": 1},), (3, 1, 3))
+    shown = view("t", "", grid)
+    assert shown.groups == (Group(("MNIST",), 2), Group(("Cifar10",), 2))
+    assert shown.heads == (("best %",), ("total s",), ("best %",), ("total s",))
+    assert shown.runs == (1, 3)
+
+
+def test_ranges_and_json() -> None:
+    assert html.ranges([7, 1, 2, 3, 3]) == "1-3, 7"
+    assert html.to_json({"a": [1.5, float("nan"), None], 3: (float("inf"), "é")}) == '{"a":[1.5,null,null],"3":[null,"é"]}'
+
+
+def test_report_command(engine: Engine, shell: Shell, tmp_path: Path) -> None:
+    done = shell("report", "--db", "results.db")
+    assert done.out == "reports/report.html\n", done.err
+    text = (tmp_path / "reports" / "report.html").read_text()
+    assert "<code>pflbench report --db results.db</code>" in text
+    assert "Valid: all, none, shown" in shell.refused("report", "--db", "results.db", "--runs", "some")
+    assert "Cannot write no/such.html: No such file" in shell.refused("report", "--db", "results.db", "-o", "no/such.html")
+    assert "reports is a folder" in shell.refused("report", "--db", "results.db", "-o", "reports")
+    assert "no database at" in shell.refused("report", "--db", "none.db")
+    db.connect(db.to_url("empty.db")).dispose()
+    assert "no runs in this database yet" in shell.refused("report", "--db", "empty.db")
+
+
+@pytest.fixture
+def server(engine: Engine, url: str) -> Iterator[serve.Server]:
+    reader = db.connect_read_only(url)
+    server = serve.Server(reader, lambda: build(reader, MADE, Filters(), "all", live=True), 0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    reader.dispose()
+
+
+def get(server: serve.Server, path: str) -> str:
+    with urllib.request.urlopen(server.address + path) as answer:
+        return str(answer.read().decode())
+
+
+def test_serve_shows_each_round_as_it_is_committed(server: serve.Server, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "REST", 0)
+    before = get(server, "version")
+    assert "round 2 of 9, accuracy 65.00 %, best 70.00 %" in get(server, "content")
+    assert get(server, "version") == before
+    write.write_round(engine, RUNNING, RoundRecord(3, 0.75))
+    assert get(server, "version") != before
+    assert "round 3 of 9, accuracy 75.00 %, best 75.00 %" in get(server, "content")
+    assert json.loads(get(server, f"run/{RUNNING}"))["facts"][0][1].startswith("3 of 9")
+
+
+def test_serve_rests_between_two_makings(server: serve.Server, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "REST", 1e6)
+    before = get(server, "version")
+    write.write_round(engine, RUNNING, RoundRecord(3, 0.75))
+    assert get(server, "version") == before
+    assert "round 2 of 9" in get(server, "content")
+
+
+def test_serve_answers_this_machine_alone_and_takes_nothing(server: serve.Server) -> None:
+    def status(method: str, path: str, host: str) -> int:
+        connection = HTTPConnection(*server.server_address[:2])
+        connection.request(method, path, headers={"Host": host})
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        return answer.status
+
+    assert server.server_address[0] == "127.0.0.1"
+    port = server.server_address[1]
+    allowed = ("127.0.0.1", "localhost", f"127.0.0.1:{port}", f"localhost:{port}")
+    assert {status("GET", "/version", host) for host in allowed} == {200}
+    assert {status("GET", "/version", host) for host in ("evil.example", f"evil.example:{port}", "", "localhost.evil")} == {403}
+    assert {status(method, "/", "localhost") for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")} == {405}
+    assert status("HEAD", "/", "localhost") == 200
+    assert {status("GET", path, "localhost") for path in ("/run/99", "/run/x", "/../etc/passwd")} == {404}
+    with pytest.raises(UserError, match=f"Port {port} is taken"):
+        serve.Server(server.engine, lambda: None, port)  # type: ignore[arg-type,return-value]
+
+
+def test_what_serve_opens_cannot_be_written_to(server: serve.Server) -> None:
+    with pytest.raises(UserError, match="read-only"):
+        write.remove_run(server.engine, 1)
+
+
+def test_serve_command_refuses_what_it_cannot_show(shell: Shell, engine: Engine, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"--port {int(port) + 1}" in shell.refused("serve", "--db", "results.db", "--port", port)
+    assert "no database at" in shell.refused("serve", "--db", "none.db")
+    assert "no SQLite file" in shell.refused("serve", "--db", "sqlite://")
+    with sqlite3.connect(tmp_path / "results.db") as connection:
+        connection.execute(f"UPDATE {db.VERSION_TABLE} SET version_num = '0001'")
+    assert "pflbench db upgrade" in shell.refused("serve", "--db", "results.db")
+
+
+def test_the_contents_name_the_tables_and_figures_of_the_papers(engine: Engine) -> None:
+    built, text = made(engine)
+    contents = re.sub(r"<[^>]+>", " ", text[text.index("<nav") : text.index("</nav>")])
+    assert re.search(r"Accuracy\s+FedALA, Table 2, Table 7\s", contents)
+    assert re.search(r"Overhead\s+FedALA, Table 3\s", contents)
+    assert re.search(
+        r"Samples per client and class of each partition\s+FedALA, Figure 6, Figure 7, Figure 8, Figure 9\s", contents
+    )
+    missing = {(one.kind, one.name): one.source for one in built.missing}
+    assert missing["table", "heterogeneity"] == "FedALA, Table 4"
+    assert missing["plot", "trajectory"] == "FedALA, Figure 4"
+    assert missing["plot", "heterogeneity"] == ""
+
+
+def test_the_paper_map_says_what_is_here_and_what_makes_it(engine: Engine) -> None:
+    """Every line of the README's, with links that lead to something, and none to what the page has not."""
+    built, text = made(engine)
+    section = text[text.index('<section id="paper-map"') : text.index('<section id="runs"')].replace("&#39;", "'")
+    assert '<li><a href="#paper-map">' in text[text.index("<nav") : text.index("</nav>")]
+    rows = re.findall(
+        r"<tr><th scope=\"row\">(.*?)</th><td>(.*?)</td>\s*<td>(.*?)</td>\s*<td><code>(.*?)</code></td></tr>", section
+    )
+    readme = [line.strip("| ").split(" | ") for line in papermap.markdown().splitlines()[2:]]
+    assert [[title, shows, f"`{command}`"] for title, shows, _, command in rows] == readme
+    here = {title: cell for title, _, cell, _ in rows}
+    assert here["FedALA, Table 2"] == here["FedALA, Table 7"].removesuffix(" (1 of 2)") == '<a href="#table-table2">table2</a>'
+    assert here["FedALA, Table 3"] == '<a href="#table-overhead">overhead</a>'
+    assert here["FedALA, Figure 8"] == '<a href="#figures-distribution">distribution</a>'
+    assert here["FedALA, Table 4"] == here["FedALA, Figure 4"] == here["FedAMP"] == "no"
+    for anchor in re.findall(r'href="#(.*?)"', section):
+        assert text.count(f'id="{anchor}"') == 1
+    assert "FedALA: its Figures 1 and 2 draw the method." in section
+    for one in built.missing:
+        assert papermap.resolve(one.command.removeprefix("pflbench reproduce "))
+    assert "All of it: <code>pflbench reproduce table:heterogeneity</code>" in text
+
+
+def test_an_empty_live_page_has_the_paper_map(tmp_path: Path) -> None:
+    empty = db.connect(db.to_url(str(tmp_path / "empty.db")))
+    text = html.content(build(empty, MADE, Filters(), live=True))
+    assert text.count("<td>no</td>") == len(papermap.EXHIBITS)
+    empty.dispose()
+
+
+def test_a_page_of_18_runs_of_the_papers_length_is_under_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """18 methods with 2,000 rounds and 20 clients, whose numbers are as long as numbers get; each with a page of its own."""
+    import numpy as np
+
+    monkeypatch.chdir(tmp_path)
+    large = db.connect(db.to_url("large.db"))
+    rng = np.random.default_rng(0)
+    kept = add_partition(large)
+    assert len(labels.METHODS) == 18
+    for method in labels.METHODS:
+        run = add_run(large, spec(method, rounds=2000), [0.1], partition=kept)
+        clients = RoundRecord(
+            1, 0.5, clients=np.arange(20), correct=rng.integers(0, 900, 20), total=np.full(20, 900), loss=rng.random(20)
+        )
+        write.write_round(large, run, clients)
+        values = rng.random((2000, 6)).tolist()
+        columns = "accuracy, test_loss, train_loss, seconds_receive, seconds_update, seconds_evaluate"
+        with sqlite3.connect(str(large.url.database)) as connection:
+            connection.executemany(
+                f"INSERT INTO round (run_id, round, {columns}) VALUES ({', '.join('?' * 8)})",
+                [(run, t, *row) for t, row in enumerate(values[2:], start=2)],
+            )
+    built, text = made(large)
+    assert len(built.pages) == 18
+    assert len(text.encode()) < 3_000_000
+    assert text.count('<script type="application/json" id="run-data-') == 18
+    large.dispose()

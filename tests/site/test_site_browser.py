@@ -1,0 +1,322 @@
+"""The page in a real browser: what a reader sees, clicks and prints, without a word on the console or to the network."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, expect
+from sqlalchemy import Engine
+from support.browser import Tab, chromium
+from support.site_database import MADE, RUNNING, SNEAKY, fill
+
+from pflbench.site import html, runs, serve
+from pflbench.site.filters import Filters
+from pflbench.site.page import build
+from pflbench.store import db, write
+from pflbench.store.records import RoundRecord
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    engine = db.connect(db.to_url(str(tmp_path_factory.mktemp("site") / "results.db")))
+    fill(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def file(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a report in which all runs but the one under way have a page."""
+    built = build(engine, MADE, Filters(), "shown")
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(html.document(built, runs.pages(engine, built.runs, built.pages)), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Tab]:
+    """A fresh tab; in the end it must have had nothing to complain of."""
+    context = browser.new_context(viewport={"width": 1100, "height": 800}, color_scheme="light")
+    tab = Tab(context)
+    yield tab
+    context.close()
+    assert tab.errors == []
+
+
+def column(tab: Tab, table: str, index: int) -> list[str]:
+    script = "([id, i]) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.cells[i].dataset.sort)"
+    return list(tab.page.evaluate(script, [table, index]))
+
+
+def test_it_loads_without_the_network_and_draws_its_figures(tab: Tab, file: str) -> None:
+    tab.page.goto(file)
+    plots = tab.page.locator("#content .plot")
+    assert plots.count() > 2
+    expect(tab.page.locator("#content .plot .main-svg").first).to_be_visible()
+    expect(tab.page.locator("#content .plot:not(:has(.main-svg))")).to_have_count(0)
+    assert tab.requests == [file]
+    names = tab.page.locator("#figures-curves .legendtext").all_text_contents()
+    assert {"Local", "FedAvg", "Ditto"} <= set(names)
+    buttons = "(plot) => [...plot.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title)"
+    own = ["Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]
+    assert all(plot.evaluate(buttons) == own for plot in plots.all()), "Plotly's have one that uploads the figure"
+
+
+WIDTHS = (400, 1100, 1900)  # pixels: a telephone, a laptop, a wide screen
+BOXES = """(plot) => ['.modebar', '.legend .bg', '.nsewdrag', '.xtitle', '.ytitle', '.scrollbar'].map((part) => {
+    const { left, top, right, bottom } = plot.querySelector(part)?.getBoundingClientRect() ?? {};
+    return right > left ? [left, top, right, bottom] : null;
+})"""
+
+
+def apart(one: list[float], other: list[float]) -> bool:
+    """Boxes as left, top, right, bottom."""
+    return one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] + 1 or other[3] <= one[1] + 1
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_toolbar_the_legend_and_the_axes_are_apart(tab: Tab, file: str, width: int) -> None:
+    tab.page.set_viewport_size({"width": WIDTHS[-1], "height": 800})
+    tab.page.goto(file)
+    expect(tab.page.locator("#content .plot:not(:has(.main-svg))")).to_have_count(0)
+    tab.page.set_viewport_size({"width": width, "height": 800})  # after drawing: a window may change
+    plots = tab.page.locator("#content .plot")
+    expect(plots.first.locator(".main-svg").first).to_have_css("width", re.compile(rf"{plots.first.bounding_box()['width']:.0f}"))  # type: ignore[index]
+    tab.page.wait_for_timeout(300)
+    legends = 0
+    for plot in plots.all():
+        plot.hover()
+        toolbar, legend, axes, x, y, scrollbar = plot.evaluate(BOXES)
+        assert toolbar is not None
+        assert scrollbar is None, "a legend that has to be scrolled"
+        assert axes[3] - axes[1] > 150, "the legend took the figure's room"
+        there = [box for box in (legend, axes, x, y) if box is not None]
+        assert all(apart(toolbar, box) for box in there)
+        if legend is not None:
+            legends += 1
+            assert all(apart(legend, box) for box in (axes, x, y) if box is not None)
+    assert legends > 1
+
+
+def test_without_the_means_to_unpack_there_are_the_tables_and_a_word(browser: Browser, file: str) -> None:
+    context = browser.new_context()
+    context.add_init_script("delete globalThis.DecompressionStream")
+    tab = Tab(context)
+    tab.page.goto(file)
+    expect(tab.page.locator("#lacking")).to_contain_text("pflbench plot")
+    tab.page.locator("#data-accuracy thead th").nth(1).get_by_role("button").click()
+    assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+    tab.page.locator("#line-1 a").click()
+    expect(tab.page.locator("#run h1")).to_contain_text("Run 1")
+    assert tab.errors == []
+    context.close()
+
+
+def test_without_scripts_there_are_the_tables_and_a_word(browser: Browser, file: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(file)
+    expect(page.locator("noscript p")).to_contain_text("Without JavaScript")
+    expect(page.locator("#data-accuracy")).to_be_visible()
+    context.close()
+
+
+def test_a_wide_table_takes_the_width_of_the_window(tab: Tab, file: str) -> None:
+    """And scrolls in its own box only where that is not enough; the page never does."""
+    for width in WIDTHS:
+        tab.page.set_viewport_size({"width": width, "height": 800})
+        tab.page.goto(file)
+        table, box, page = tab.page.evaluate(
+            """() => { const table = document.querySelector('#data-overhead');
+            return [table.offsetWidth, table.parentElement.clientWidth, document.documentElement.scrollWidth]; }"""
+        )
+        assert page <= width
+        assert box >= min(table, width - 60)
+    assert table > 1056, "wider than the text"
+
+
+def test_heads_sort_by_number_and_back_by_keyboard(tab: Tab, file: str) -> None:
+    tab.page.goto(file)
+    head = tab.page.locator("#data-accuracy thead th").nth(1)
+    unsorted = column(tab, "data-accuracy", 1)
+    head.get_by_role("button").click()
+    # As texts, "9.00" would come before "98.50".
+    assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+    assert head.get_attribute("aria-sort") == "descending"
+    tab.page.keyboard.press("Enter")
+    assert column(tab, "data-accuracy", 1) == ["10.00", "86.00", "98.50"]
+    assert head.get_attribute("aria-sort") == "ascending"
+    tab.page.keyboard.press("Enter")
+    assert column(tab, "data-accuracy", 1) == unsorted
+    assert head.get_attribute("aria-sort") is None
+    tab.page.locator("#data-accuracy thead th").nth(2).get_by_role("button").click()
+    assert column(tab, "data-accuracy", 2) == ["60.00", "", ""], "cells without a value come last"
+
+
+def test_a_cell_leads_to_its_runs_and_back(tab: Tab, file: str) -> None:
+    tab.page.goto(file)
+    cell = tab.page.locator("#data-accuracy details", has_text="98.50")
+    cell.locator("summary").click()
+    place = tab.page.evaluate("scrollY")
+    cell.get_by_role("link", name="4").click()
+    expect(tab.page.locator("#run h1")).to_have_text("Run 4: Ditto on MNIST, Dir(0.1), seed 1")
+    expect(tab.page.locator("#content")).to_be_hidden()
+    expect(tab.page.locator("#run .plot .main-svg").first).to_be_visible()
+    specification = tab.page.locator("#run section", has_text="Specification")
+    expect(specification.get_by_role("row", name="method.hyperparameters.lam")).to_contain_text("0.1")
+    tab.page.get_by_role("link", name="run 2").click()
+    expect(tab.page.locator("#run h1")).to_contain_text("Run 2")
+    tab.page.go_back()
+    expect(tab.page.locator("#run h1")).to_contain_text("Run 4")
+    tab.page.go_back()
+    expect(tab.page.locator("#content")).to_be_visible()
+    expect(tab.page.locator("#run")).to_be_hidden()
+    assert tab.page.evaluate("scrollY") == place
+
+
+def test_an_unknown_place_is_told(tab: Tab, file: str) -> None:
+    tab.page.goto(f"{file}#nothing")
+    told = tab.page.get_by_role("alert")
+    for hash, text in {"nothing": "#nothing", "run-99": "no run 99", f"run-{RUNNING}": "--runs all", "%E0": "#%E0"}.items():
+        tab.page.evaluate("(hash) => { location.hash = hash; }", hash)
+        expect(told).to_contain_text(text)
+        expect(tab.page.locator("#content")).to_be_visible()
+    tab.page.evaluate("location.hash = 'runs'")
+    expect(told).to_be_hidden()
+
+
+def test_the_list_of_runs_is_filtered_by_every_word(tab: Tab, file: str) -> None:
+    tab.page.goto(file)
+    tab.page.get_by_label("Filter").fill("fedavg FINISHED")
+    rows = tab.page.locator("#data-runs tbody tr:visible")
+    assert rows.locator("th").all_inner_texts() == ["5", "3", "1"]
+    expect(tab.page.locator("#matches")).to_have_text("3 of 8")
+
+
+def test_the_theme_is_that_of_the_system_until_the_reader_chooses(tab: Tab, file: str) -> None:
+    def ink() -> str:
+        return str(tab.page.evaluate("getComputedStyle(document.querySelector('#figures-curves .xtitle')).fill"))
+
+    def paper() -> str:
+        return str(tab.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    tab.page.emulate_media(color_scheme="dark")
+    tab.page.goto(file)
+    tab.page.locator("#figures-curves .xtitle").first.wait_for()
+    dark = (paper(), ink())
+    tab.page.get_by_role("button", name="Switch to light colours").click()
+    expect(tab.page.locator("#figures-curves .xtitle").first).not_to_have_css("fill", dark[1])
+    light = (paper(), ink())
+    assert contrast(*dark) > 7
+    assert contrast(*light) > 7
+    assert light[0] != dark[0]
+    tab.page.reload()
+    tab.page.locator("#figures-curves .xtitle").first.wait_for()
+    assert (paper(), ink()) == light
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's ratio of two colours "rgb(r, g, b)"."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in colour[4:-1].split(",")]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_is_legible_in_both_themes(tab: Tab, file: str) -> None:
+    """WCAG AA: 4.5 for every element that has text of its own, against the nearest background."""
+    script = """() => [...document.querySelectorAll('#content *')].filter((e) => e.offsetParent && !e.closest('.plot') &&
+        [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())).map((e) => {
+          let behind = e;
+          while (getComputedStyle(behind).backgroundColor === 'rgba(0, 0, 0, 0)') behind = behind.parentElement;
+          return [getComputedStyle(e).color, getComputedStyle(behind).backgroundColor].join(';');
+        })"""
+    tab.page.goto(file)
+    for _ in range(2):
+        pairs = set(tab.page.evaluate(script))
+        assert len(pairs) > 2
+        assert all(contrast(*pair.split(";")) >= 4.5 for pair in pairs), pairs
+        tab.page.locator("#theme").click()
+
+
+def test_it_fits_a_telephone(tab: Tab, file: str) -> None:
+    tab.page.set_viewport_size({"width": 400, "height": 800})
+    for hash in ("", "#run-1"):
+        tab.page.goto(file + hash)
+        tab.page.locator(".main-svg:visible").first.wait_for()
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+NOTE_WHAT_IS_PRINTED = """() => addEventListener('beforeprint', () => {
+    const [title] = document.querySelectorAll('.xtitle');
+    const widths = [...document.querySelectorAll('#content table, .main-svg')].map((e) => e.getBoundingClientRect().width);
+    window.printed = [getComputedStyle(document.body).color, getComputedStyle(title).fill, Math.max(...widths)];
+})"""
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_it_prints_dark_on_white_whatever_the_theme(tab: Tab, file: str, chosen: bool) -> None:
+    tab.page.emulate_media(color_scheme="light" if chosen else "dark")
+    tab.page.goto(file)
+    if chosen:
+        tab.page.get_by_role("button", name="Switch to dark colours").click()
+    on_screen = tab.page.evaluate("getComputedStyle(document.body).color")
+    tab.page.evaluate(NOTE_WHAT_IS_PRINTED)
+    printed = tab.page.pdf(format="A4")
+    assert printed.startswith(b"%PDF")
+    assert len(printed) > 20_000
+    text, figure, width = tab.page.evaluate("window.printed")
+    assert contrast(text, "rgb(255, 255, 255)") > 7
+    assert contrast(figure, "rgb(255, 255, 255)") > 7
+    assert width <= 690  # pixels between the margins of A4
+    assert tab.page.evaluate("getComputedStyle(document.body).color") == on_screen
+    tab.page.emulate_media(media="print")
+    for hidden in ("#theme", "#filter", "nav", "#missing"):
+        expect(tab.page.locator(hidden)).to_be_hidden()
+
+
+def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "REST", 0)
+    reader = db.connect_read_only(str(engine.url))
+    server = serve.Server(reader, lambda: build(reader, MADE, Filters(), "all", live=True), 0)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        tab.page.goto(server.address)
+        expect(tab.page.locator("#live")).to_have_text("Live")
+        expect(tab.page.locator("#running")).to_contain_text("round 2 of 9, accuracy 65.00 %, best 70.00 %")
+        tab.page.locator("#data-accuracy thead th").nth(1).get_by_role("button").click()
+        tab.page.get_by_label("Filter").fill("running")
+        tab.page.locator("#data-runs").scroll_into_view_if_needed()
+        place = tab.page.evaluate("scrollY")
+        assert place > 0
+        write.write_round(engine, RUNNING, RoundRecord(3, 0.75))
+        expect(tab.page.locator("#running")).to_contain_text("round 3 of 9, accuracy 75.00 %, best 75.00 %")
+        assert tab.page.evaluate("scrollY") == place
+        assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+        expect(tab.page.locator("#matches")).to_have_text("1 of 8")
+        tab.page.locator(f"#line-{RUNNING} a").click()
+        expect(tab.page.locator("#run")).to_contain_text("3 of 9, best 75.00 %")
+        expect(tab.page.locator(".status-line")).to_contain_text(SNEAKY)
+        write.write_round(engine, RUNNING, RoundRecord(4, 0.8))
+        expect(tab.page.locator("#run")).to_contain_text("4 of 9, best 80.00 %")
+        assert all(request.startswith(server.address) for request in tab.requests)
+    finally:
+        tab.page.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        reader.dispose()

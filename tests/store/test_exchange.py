@@ -1,0 +1,396 @@
+"""Exports hold what the database holds, read with other libraries; imports merge databases by the keys of their runs."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import shutil
+import sqlite3
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from sqlalchemy import Engine
+from support.command import Shell, start
+from support.store_samples import make_partition, make_record, make_spec
+
+from alembic import command
+from pflbench.cli import main
+from pflbench.store import db, files, write
+from pflbench.store.exchange import export
+
+Row = tuple[Any, ...]
+RESULTS = ("round", "client_round", "series", "artifact")
+
+
+def connect(path: Path | str) -> Engine:
+    return db.connect(db.to_url(str(path)))
+
+
+def add_run(engine: Engine, spec: Any, rounds: int, status: str = "finished", **last: Any) -> int:
+    """A run with records 0 ... rounds; `last` are columns of the last one. Each has a series and an array."""
+    run = write.create_run(engine, spec, {"commit": "abc"})
+    write.update_run(engine, run, status=status, partition_id=write.save_partition(engine, make_partition()))
+    for t in range(rounds + 1):
+        more = {"series": {"global": (0.5, t / 8)}, "artifacts": {"traffic": make_record(t).total}}
+        write.write_round(engine, run, make_record(t, **more, **(last if t == rounds else {})))
+    return run
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[Engine]:
+    """pflbench.db: run 1, FedAvg with seed 0, and run 2, Ditto."""
+    engine = connect(tmp_path / "pflbench.db")
+    add_run(engine, make_spec(), 3)
+    add_run(engine, make_spec(method="ditto"), 3)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Engine]:
+    engine = connect(tmp_path / "other.db")
+    yield engine
+    engine.dispose()
+
+
+def ask(path: Path | str, query: str) -> list[Row]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def change(path: Path | str, *statements: str) -> None:
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def content(path: Path | str) -> dict[str, list[Row]]:
+    return {table: ask(path, f"SELECT * FROM {table}") for table in ("run", "partition", *RESULTS)}
+
+
+# --- export ---
+
+
+def test_rounds_as_csv_are_the_rows_of_the_database(mine: Engine, shell: Shell) -> None:
+    lines = list(csv.reader(io.StringIO(shell("export", "rounds").out)))
+    promised = "run,method,dataset,partition,seed,round,accuracy,train_loss,seconds_receive,seconds_update,seconds_evaluate"
+    assert ",".join(lines[0]).startswith(f"{promised},params_up,params_down,")
+    columns = [row[1] for row in ask("pflbench.db", "PRAGMA table_info(round)")]
+    assert set(lines[0]) == {"run", "method", "dataset", "partition", "seed", *columns} - {"run_id"}
+    of_round = [name for name in lines[0] if name in columns]
+    names = f"run_id, method, dataset, partition_label, seed, {', '.join(of_round)}"
+    expected = ask("pflbench.db", f"SELECT {names} FROM round JOIN run ON run.id = run_id ORDER BY run_id, round")
+    assert len(expected) == 8
+    assert [tuple(line) for line in lines[1:]] == [tuple("" if v is None else str(v) for v in row) for row in expected]
+
+
+def test_clients_as_parquet(mine: Engine, shell: Shell, tmp_path: Path) -> None:
+    done = shell("export", "clients", "-o", "clients.parquet", "-m", "Ditto")
+    assert (done.code, done.out) == (0, "")
+    assert "16 rows" in done.err  # 4 rounds of 4 clients
+    table = pd.read_parquet(tmp_path / "clients.parquet")
+    assert ",".join(table.columns) == "run,method,dataset,partition,seed,round,client,correct,total,accuracy,loss"
+    assert (set(table["run"]), set(table["method"])) == ({2}, {"ditto"})
+    # store_samples.make_record: client 3 has 40 samples, 3 + t of them correct, and a loss of 1.5 + t.
+    last = table.iloc[-1]
+    assert (last["client"], last["correct"], last["total"], last["accuracy"], last["loss"]) == (3, 6, 40, 0.15, 4.5)
+
+
+def test_runs_as_strict_json_and_as_csv(mine: Engine, shell: Shell) -> None:
+    write.write_round(mine, 1, make_record(4, accuracy=0.15))  # 15 of 100, as after round 3 + 1: the earlier counts
+    change("pflbench.db", "UPDATE round SET accuracy = 0.15 WHERE run_id = 1 AND round = 2")
+
+    def no_constant(name: str) -> None:
+        raise AssertionError(name)
+
+    fedavg, ditto = json.loads(shell("export", "runs", "-f", "json").out, parse_constant=no_constant)
+    ((key, protocol),) = ask("pflbench.db", "SELECT key, protocol FROM run WHERE id = 1")
+    assert (fedavg["run"], fedavg["key"], fedavg["protocol"], fedavg["status"]) == (1, key, protocol, "finished")
+    assert (fedavg["best_accuracy"], fedavg["best_round"], fedavg["last_round"]) == (0.18, 3, 4)
+    assert (fedavg["commit"], fedavg["partition_hash"], fedavg["spec"]["train"]["lr"]) == ("abc", "f" * 64, 0.1)
+    assert ditto["protocol"] == protocol
+    (line,) = csv.DictReader(io.StringIO(shell("export", "runs", "--run", key[:6]).out))
+    assert (line["run"], json.loads(line["hyperparameters"]), json.loads(line["spec"])["seed"]) == ("1", {}, 0)
+
+
+def test_json_has_no_infinity(mine: Engine, shell: Shell) -> None:
+    change("pflbench.db", "UPDATE round SET test_loss = 9e999 WHERE run_id = 1 AND round = 0")
+    text = shell("export", "rounds", "-f", "json", "--run", "1").out
+    assert "Infinity" not in text
+    assert json.loads(text)[0]["test_loss"] is None
+    assert ",inf," in shell("export", "rounds", "--run", "1").out
+
+
+def test_filters(mine: Engine, shell: Shell) -> None:
+    add_run(mine, make_spec(seed=1), 0, status="interrupted")
+
+    def runs(*arguments: str) -> list[str]:
+        return [line.split(",")[0] for line in shell("export", "runs", *arguments).out.splitlines()[1:]]
+
+    assert runs() == ["1", "2", "3"]
+    assert runs("--status", "interrupted") == ["3"]
+    assert runs("-m", "FedAvg", "-d", "digits", "-p", "Dir(0.1)") == ["1", "3"]
+    assert runs("-m", "fedavg", "--run", "2", "--run", "3") == ["3"]
+    nothing = shell("export", "rounds", "--run", "2", "--status", "failed")
+    assert (nothing.code, len(nothing.out.splitlines()), "no such rounds" in nothing.err) == (0, 1, True)
+    empty = shell("export", "rounds", "--status", "failed", "-o", "empty.csv")
+    assert (empty.code, empty.err) == (0, "No rows in empty.csv: there are no such rounds.\n")
+    assert len(Path("empty.csv").read_text().splitlines()) == 1
+    assert json.loads(shell("export", "rounds", "--run", "2", "--status", "failed", "-f", "json").out) == []
+
+
+def test_memory_does_not_grow_with_the_table(mine: Engine) -> None:
+    rows = ((1, 10 + t, client, 1, 2, 0.5) for t in range(500) for client in range(20))
+    with sqlite3.connect(str(mine.url.database)) as connection:
+        connection.executemany("INSERT INTO client_round VALUES (?, ?, ?, ?, ?, ?)", rows)
+    connection.close()
+
+    class Sink(io.RawIOBase):
+        def write(self, data: Any) -> int:
+            return len(data)
+
+    def peak(chunk: int) -> int:
+        tracemalloc.start()
+        assert export.write(export.rows(mine, "clients", chunk=chunk), "csv", Sink()) == 10_032
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    sizes = [len(part) for part in export.rows(mine, "clients", chunk=4_000).chunks]
+    assert sizes == [4_000, 4_000, 2_032]
+    assert peak(200) < peak(50_000) / 10
+
+
+def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "rounds.csv"
+    target.write_text("before")
+    writing = files.replacing(target)
+    writing.__enter__().write(b"half")
+    assert target.read_text() == "before"
+    writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert (target.read_text(), list(tmp_path.iterdir())) == ("before", [target])
+    with files.replacing(target) as out:
+        out.write(b"whole")
+    assert (target.read_text(), list(tmp_path.iterdir())) == ("whole", [target])
+    with files.replacing(Path("/dev/null")) as out:
+        out.write(b"gone")
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(mine: Engine, tmp_path: Path) -> None:
+    change(tmp_path / "pflbench.db", "UPDATE run SET message = hex(zeroblob(99999))")  # more than a pipe holds
+    with start("export", "runs", folder=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(3)
+        process.stdout.close()
+        assert (process.wait(timeout=120), process.stderr.read()) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("tables",), "Unknown export 'tables'"),
+        (("runs", "-f", "xml"), "Valid: csv, json, parquet"),
+        (("runs", "-o", "runs.txt"), "does not say a format"),
+        (("runs", "-o", "no/runs.csv"), "Cannot write no/runs.csv"),
+        (("runs", "--run", "77"), "No run '77'"),
+        (("runs", "-m", "fedala"), "There are: ditto, fedavg"),
+        (("runs", "--status", "done"), "Unknown status 'done'"),
+        (("runs", "--db", "none.db"), "No results yet"),
+    ],
+)
+def test_export_says_what_is_wrong(mine: Engine, shell: Shell, arguments: tuple[str, ...], told: str) -> None:
+    assert told in shell.refused("export", *arguments)
+
+
+def test_parquet_is_not_for_a_terminal(mine: Engine, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert "-o runs.parquet" in shell.refused("export", "runs", "-f", "parquet")
+
+
+# --- import ---
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two databases of real runs: a.db with seed 0, b.db with seeds 0 and 1."""
+    folder = tmp_path_factory.mktemp("real")
+    for name, seeds in (("a", "0-0"), ("b", "0-1")):
+        arguments = ["run", "-m", "fedavg", "-d", "digits", "-r", "1", "--seeds", seeds, "-q", "--db", str(folder / f"{name}.db")]
+        assert main(arguments) == 0
+    return folder
+
+
+def test_two_databases_of_real_runs_become_one(real: Path, shell: Shell, tmp_path: Path) -> None:
+    for name in ("a.db", "b.db"):
+        shutil.copy(real / name, tmp_path)
+    source = hashlib.sha256(Path("b.db").read_bytes()).hexdigest()
+    done = shell("import", "b.db", "--db", "a.db")
+    assert (done.code, done.out) == (0, "b.db: 1 run new, 1 run here already\n")  # seed 0, though its times are others
+    assert [row[0] for row in ask("a.db", "SELECT seed FROM run ORDER BY id")] == [0, 1]
+    for table in RESULTS:
+        columns = ", ".join(row[1] for row in ask("b.db", f"PRAGMA table_info({table})") if row[1] not in ("id", "run_id"))
+        query = f"SELECT {columns} FROM {table} WHERE run_id = 2 ORDER BY 1, 2, 3"
+        assert ask("a.db", query) == ask("b.db", query)
+    ((name,),) = ask("a.db", "SELECT json_extract(environment, '$.imported_from') FROM run WHERE id = 2")
+    assert name == "b.db, run 2"
+    assert ask("a.db", "SELECT count(*) FROM partition") == [(1,)]
+    assert db.check(db.to_url("a.db")) == []
+
+    before = content("a.db")
+    (again,) = json.loads(shell("import", "b.db", "--db", "a.db", "--json").out)
+    assert (again["new"], again["same"], [run["compared"] for run in again["runs"]]) == (0, 2, [1, 2])
+    assert content("a.db") == before
+    assert hashlib.sha256(Path("b.db").read_bytes()).hexdigest() == source
+
+
+def test_a_conflict_is_named_and_does_not_stop_the_others(mine: Engine, other: Engine, shell: Shell) -> None:
+    add_run(other, make_spec(), 3, accuracy=0.5)
+    add_run(other, make_spec(seed=1), 3)
+    done = shell("import", "other.db")
+    assert (done.code, done.out) == (2, "other.db: 1 run new, 1 run in conflict\n")
+    assert "run 1 of other.db and run 1 here" in done.err
+    assert "differ first in round 3, in accuracy: 0.5 there, 0.18 here" in done.err
+    assert ask("pflbench.db", "SELECT id, seed FROM run WHERE method = 'fedavg'") == [(1, 0), (3, 1)]
+    assert shell("import", "other.db").out == "other.db: 1 run here already, 1 run in conflict\n"
+
+    assert shell("import", "other.db", "--on-conflict", "attempt").code == 0
+    assert ask("pflbench.db", "SELECT id, attempt FROM run WHERE seed = 0 AND method = 'fedavg'") == [(1, 1), (4, 2)]
+    assert ask("pflbench.db", "SELECT accuracy FROM round WHERE run_id = 4 AND round = 3") == [(0.5,)]
+    assert shell("import", "other.db").out == "other.db: 2 runs here already\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        (
+            "UPDATE client_round SET correct = 0 WHERE round = 1 AND client = 2",
+            "round 1, in correct of client 2: 0 there, 3 here",
+        ),
+        ("DELETE FROM client_round WHERE round = 2 AND client = 3", "round 2, in correct of client 3: none there, 5 here"),
+        ("UPDATE series SET accuracy = 0.25 WHERE round = 0", "round 0, in accuracy of global: 0.25 there, 0.5 here"),
+        ("DELETE FROM round WHERE round = 3", "round 3, in accuracy: none there, 0.18 here"),
+        ("UPDATE round SET params_up = 7 WHERE round = 1", "round 1, in params up: 7 there, none here"),
+    ],
+)
+def test_the_first_difference_is_found_wherever_it_is(
+    mine: Engine, other: Engine, shell: Shell, statement: str, told: str
+) -> None:
+    add_run(other, make_spec(), 3)
+    later = "UPDATE round SET accuracy = 0.99 WHERE round = 3"
+    change("other.db", later, statement)
+    assert told in shell("import", "other.db").err
+
+
+def test_times_memory_and_arrays_are_no_conflict(mine: Engine, other: Engine, shell: Shell) -> None:
+    add_run(other, make_spec(), 3)
+    change("other.db", "UPDATE round SET seconds_update = 9, peak_memory = 9", "DELETE FROM artifact")
+    assert shell("import", "other.db").out == "other.db: 1 run here already\n"
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running", "failed"])
+def test_a_finished_run_is_added_to_an_unfinished_one(mine: Engine, other: Engine, shell: Shell, status: str) -> None:
+    add_run(mine, make_spec(seed=1), 1, status=status)
+    add_run(other, make_spec(seed=1), 3)
+    assert shell("import", "other.db").out == "other.db: 1 run as the next attempt of a key\n"
+    newest = write.find_run(mine, make_spec(seed=1).key)
+    assert newest is not None
+    assert (newest.attempt, newest.status, newest.last_round) == (2, "finished", 3)
+    assert shell("import", "other.db").out == "other.db: 1 run here already\n"
+
+
+def test_an_unfinished_run_never_replaces_one_that_is_here(mine: Engine, other: Engine, shell: Shell) -> None:
+    add_run(mine, make_spec(seed=1), 1, status="interrupted")
+    before = content("pflbench.db")
+    for seed in (0, 1):
+        add_run(other, make_spec(seed=seed), 2, status="running")
+    done = shell("import", "other.db")
+    assert (done.code, done.out) == (0, "other.db: 1 run here already, 1 run left out, unfinished here as well\n")
+    assert "run 2 of other.db" in done.err
+    assert "unfinished after round 2: run 3 here is, too" in done.err
+    assert content("pflbench.db") == before
+
+
+def test_a_running_run_arrives_as_interrupted(mine: Engine, other: Engine, shell: Shell) -> None:
+    add_run(other, make_spec(seed=1), 2, status="running")
+    done = shell("import", "other.db")
+    assert "Checkpoints are not imported" in done.err
+    assert ask("pflbench.db", "SELECT status, attempt FROM run WHERE seed = 1") == [("interrupted", 1)]
+    assert ask("other.db", "SELECT status FROM run") == [("running",)]
+    assert shell("import", "other.db").out == "other.db: 1 run here already\n"
+
+
+def test_an_older_schema_is_upgraded_in_a_copy(mine: Engine, other: Engine, shell: Shell) -> None:
+    add_run(other, make_spec(seed=1), 2)
+    with db.migrating(other) as connection:
+        command.downgrade(db.alembic_config(connection), "0001")
+    other.dispose()
+    source = Path("other.db").read_bytes()
+    assert shell("import", "other.db").out == "other.db: 1 run new\n"
+    assert Path("other.db").read_bytes() == source
+    assert ask("other.db", "SELECT * FROM pflbench_version") == [("0001",)]
+    assert ask("pflbench.db", "SELECT correct FROM client_round WHERE run_id = 3 AND round = 2") == [(2,), (3,), (4,), (5,)]
+
+
+def test_a_newer_schema_is_refused(mine: Engine, other: Engine, shell: Shell) -> None:
+    change("other.db", "UPDATE pflbench_version SET version_num = '9999'")
+    told = shell.refused("import", "other.db")
+    assert "has the schema 9999" in told
+    assert "newer pflbench" in told
+
+
+def test_a_dry_run_changes_nothing(mine: Engine, other: Engine, shell: Shell) -> None:
+    add_run(other, make_spec(), 3, accuracy=0.5)
+    add_run(other, make_spec(seed=1), 1)
+    before = content("pflbench.db")
+    done = shell("import", "other.db", "--dry-run", "--on-conflict", "attempt")
+    assert done.out == "other.db (dry run): 1 run new, 1 run as the next attempt of a key\n"
+    assert content("pflbench.db") == before
+    assert shell("import", "other.db", "--dry-run", "--db", "new.db").out == "other.db (dry run): 2 runs new\n"
+    assert not Path("new.db").exists()
+
+
+def test_a_bad_file_is_named_and_the_others_are_taken(mine: Engine, other: Engine, shell: Shell) -> None:
+    add_run(other, make_spec(seed=1), 1)
+    Path("text.db").write_text("no database\n" * 100)
+    sqlite3.connect("empty.db").execute("VACUUM").connection.close()
+    change("foreign.db", "CREATE TABLE song (name)")
+    change("empty.db", "CREATE TABLE t (x)", "DROP TABLE t")
+    done = shell("import", "text.db", "none.db", "foreign.db", "empty.db", ".", "pflbench.db", "other.db")
+    assert (done.code, done.out) == (2, "other.db: 1 run new\n")
+    for told in (
+        "text.db is neither a pflbench database nor an HDF5 file",
+        "no file none.db",
+        "foreign.db is another program's database",
+        "empty.db is an empty database",
+        ". is a folder",
+        "pflbench.db is the database to import into",
+    ):
+        assert told in done.err
+
+
+def test_a_damaged_source_is_called_so(mine: Engine, other: Engine, shell: Shell) -> None:
+    add_run(other, make_spec(seed=1), 3)
+    other.dispose()
+    ((page,),) = ask("other.db", "SELECT rootpage FROM sqlite_master WHERE name = 'client_round'")
+    data = bytearray(Path("other.db").read_bytes())
+    data[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
+    Path("other.db").write_bytes(data)
+    told = shell.refused("import", "other.db")
+    assert "other.db is damaged" in told
+    assert ask("pflbench.db", "SELECT count(*) FROM run") == [(2,)]  # nothing of the run that could not be read
+
+
+def test_conflict_rules_are_checked(shell: Shell) -> None:
+    assert "Valid: attempt, skip" in shell.refused("import", "other.db", "--on-conflict", "overwrite")

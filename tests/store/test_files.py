@@ -1,0 +1,162 @@
+"""What is written is there whole or not at all; what cannot be written can be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.command import Shell
+from support.report_database import add_partition, add_run, at_work, spec
+
+from pflbench.store import db, write
+from pflbench.store.records import RoundRecord
+
+GOOD = "what was there before"
+
+
+@pytest.fixture
+def filled(shell: Shell, tmp_path: Path) -> Path:
+    """A database with two runs in a folder of its own."""
+    path = tmp_path / "stored" / "pflbench.db"
+    path.parent.mkdir()
+    engine = db.connect(db.to_url(str(path)))
+    partition = add_partition(engine)
+    for seed in (0, 1):
+        run = add_run(engine, spec(seed=seed), [0.1, 0.8, 0.9], partition=partition)
+    write.write_round(engine, run, RoundRecord(round=3, artifacts={"seen": np.arange(3)}))
+    engine.dispose()
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("table", "accuracy", "-o", "out.md"),
+        ("plot", "curves", "-o", "out.png"),
+        ("export", "rounds", "-o", "out.csv"),
+        ("report", "-o", "out.html"),
+        ("runs", "artifact", "2", "seen", "-o", "out.npy"),
+    ],
+)
+def test_a_full_disk_leaves_the_good_file(
+    shell: Shell, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / command[-1]
+    out.write_text(GOOD)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert "No space left on device" in shell.refused(*command, "--db", str(filled))
+    assert out.read_text() == GOOD
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, "stored"]
+    done = shell(*command, "--db", str(filled))
+    assert done.code == 0, done
+    assert out.read_bytes() not in (b"", GOOD.encode())
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    """Makes a folder read-only: for root, whom permissions do not hold, by a mount."""
+    mounted: list[Path] = []
+
+    def seal(folder: Path) -> None:
+        if os.geteuid() != 0:
+            folder.chmod(0o500)
+            return
+        made = [["mount", "--bind", folder, folder], ["mount", "-o", "remount,ro,bind", folder]]
+        for call in made:
+            if shutil.which("mount") is None or subprocess.run(call, capture_output=True, check=False).returncode:
+                pytest.skip("root cannot mount here, and nothing else is read-only to it")
+            if not mounted:
+                mounted.append(folder)
+
+    yield seal
+    for folder in mounted:
+        subprocess.run(["umount", folder], check=True)
+    for folder in tmp_path.iterdir():
+        folder.chmod(0o700)
+
+
+READING = [
+    ("table", "accuracy"),
+    ("plot", "curves", "-o", "out.svg"),
+    ("runs", "list"),
+    ("runs", "show", "1"),
+    ("export", "rounds"),
+    ("db", "info"),
+    ("db", "check"),
+]
+
+
+def test_a_database_on_a_read_only_file_system_can_be_read(shell: Shell, filled: Path, sealed: Callable[[Path], None]) -> None:
+    expected = {command: shell(*command, "--db", str(filled)) for command in READING}
+    sealed(filled.parent)
+    for command, before in expected.items():
+        done = shell(*command, "--db", str(filled))
+        assert (done.code, done.out) == (before.code, before.out), done
+    assert "read-only" in shell.refused("runs", "rm", "1", "--yes", "--db", str(filled))
+
+
+def test_rows_that_only_the_log_has_are_read_there(shell: Shell, filled: Path, sealed: Callable[[Path], None]) -> None:
+    """A copy of the files of a program that was killed: the last commits are in the log, whose index is gone."""
+    with sqlite3.connect(filled) as connection:
+        connection.execute("UPDATE run SET method = 'only-in-the-log'")
+        connection.commit()
+        folder = filled.parent.with_name("copy")
+        folder.mkdir()
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{filled}{suffix}", folder)
+    connection.close()
+    sealed(folder)
+    assert shell("runs", "list", "--db", str(folder / filled.name)).out.count("only-in-the-log") == 2
+
+
+def test_a_run_that_nobody_is_at_is_interrupted(shell: Shell, filled: Path) -> None:
+    engine = db.connect(db.to_url(str(filled)))
+    run = add_run(engine, spec("ditto"), [0.1], status="running")
+    listed = ("runs", "list", "--db", str(filled))
+    with at_work(engine, run):
+        assert "running" in shell(*listed).out
+        assert "running" in shell("runs", "show", str(run), "--db", str(filled)).out
+    assert "running" not in shell(*listed).out
+    for shown in (shell(*listed, "--status", "interrupted").out, shell("runs", "show", str(run), "--db", str(filled)).out):
+        assert "interrupted" in shown
+    engine.dispose()
+
+
+@pytest.mark.parametrize("methods", [("-m", "fedala"), ("-m", "fedavg", "-m", "fedala")])
+def test_an_impossible_hyperparameter_leaves_no_run(shell: Shell, methods: tuple[str, ...]) -> None:
+    """Nor does anything run before it is found."""
+    told = shell.refused("run", *methods, "--rounds", "1", "--set", "fedala.p=9")
+    assert "p = 9, but" in told
+    if Path("pflbench.db").exists():
+        assert shell("runs", "list", "--json").out.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--engine", "loop", "--chunk", "3"), "--chunk 3: the loop executor has no such choice"),
+        (("--device", "cpu", "--chunk", "3"), "--chunk 3: the loop executor has no such choice"),
+        (("--engine", "batched", "--workers", "2"), "--workers 2: the batched executor has no such choice"),
+    ],
+)
+def test_options_of_the_other_executor_are_refused(shell: Shell, arguments: tuple[str, ...], told: str) -> None:
+    assert told in shell.refused("run", "-m", "fedavg", *arguments)
+    assert told in shell.refused("reproduce", "accuracy", "--scale", "smoke", *arguments)
+    assert not Path("pflbench.db").exists()
+
+
+def test_a_hyperparameter_is_set_once(shell: Shell) -> None:
+    twice = ("--set", "fedala.p=1", "--set", "fedala.p=2")
+    for command in (("run", "-m", "fedala"), ("bench", "-m", "fedala"), ("run", "-m", "fedala", "--dry-run")):
+        assert "--set gives fedala.p twice: 1 and 2." in shell.refused(*command, *twice)

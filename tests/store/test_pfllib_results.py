@@ -1,0 +1,209 @@
+"""PFLlib's result files as reference series: files as PFLlib writes them, the rows they become, and what is drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from sqlalchemy import Engine
+from support.command import Shell
+from support.report_database import add_run, spec
+
+from pflbench.errors import UserError
+from pflbench.report import curves
+from pflbench.store import db
+from pflbench.store.exchange import pfllib as pfllib_results
+
+ACCURACY = [0.125, 0.5, 0.75, 0.625]
+
+
+def pfllib(name: str, accuracy: Sequence[float] = ACCURACY, auc: Sequence[float] = (), loss: Sequence[float] = ()) -> Path:
+    """As PFLlib's serverbase.save_results does it; an AUC is never appended there, and its list stays empty."""
+    with h5py.File(name, "w") as file:
+        file.create_dataset("rs_test_acc", data=accuracy)
+        file.create_dataset("rs_test_auc", data=auc)
+        file.create_dataset("rs_train_loss", data=loss or [2.0 / (k + 1) for k in range(len(accuracy))])
+    return Path(name)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.delenv("PFLBENCH_DB", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return Shell(capsys)
+
+
+@pytest.fixture
+def engine(shell: Shell, tmp_path: Path) -> Iterator[Engine]:
+    """pflbench.db, with runs of three rounds on MNIST."""
+    engine = db.connect(db.to_url(str(tmp_path / "pflbench.db")))
+    for method in ("fedavg", "fedala"):
+        add_run(engine, spec(method), [0.1, 0.2, 0.3])
+    yield engine
+    engine.dispose()
+
+
+def rows(engine: Engine, query: str) -> list[tuple[object, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(query)]
+
+
+def test_a_file_becomes_rows_once(engine: Engine, shell: Shell) -> None:
+    pfllib("MNIST_FedALA_test_3.h5")
+    done = shell("import", "MNIST_FedALA_test_3.h5")
+    assert done.code == 0
+    assert "PFLlib's FedALA on mnist, rounds 0 to 3, best 75.00 %: a new reference series" in done.out
+    columns = "file, dataset, method, algorithm, goal, times"
+    assert rows(engine, f"SELECT {columns} FROM reference_run") == [
+        ("MNIST_FedALA_test_3.h5", "mnist", "fedala", "FedALA", "test", 3)
+    ]
+    expected = [(t, ACCURACY[t], None, 2.0 / (t + 1)) for t in range(4)]
+    found = "SELECT round, accuracy, auc, train_loss FROM reference_round ORDER BY round"
+    assert rows(engine, found) == expected
+    Path("MNIST_FedALA_test_3.h5").rename("copy.h5")
+    assert "here already" in shell("import", "copy.h5", "-d", "mnist", "-m", "fedala").out
+    assert rows(engine, found) == expected
+    assert rows(engine, "PRAGMA foreign_key_check") == []
+
+
+def test_series_travel_with_a_database(engine: Engine, shell: Shell) -> None:
+    pfllib("MNIST_FedALA_test_0.h5", auc=[0.5, 0.6, 0.7, 0.8])
+    shell("import", "MNIST_FedALA_test_0.h5", "--db", "other.db")
+    assert shell("import", "other.db").out == "other.db: 1 reference series\n"
+    assert shell("import", "other.db").out == "other.db: nothing to import\n"
+    assert rows(engine, "SELECT auc FROM reference_round ORDER BY round") == [(0.5,), (0.6,), (0.7,), (0.8,)]
+
+
+def test_what_the_name_does_not_say(engine: Engine, shell: Shell) -> None:
+    pfllib("result.h5")
+    assert "--dataset NAME" in shell.refused("import", "result.h5")
+    assert "--method NAME" in shell.refused("import", "result.h5", "-d", "mnist")
+    arguments = ("import", "result.h5", "-m", "FedAvg-C", "--json")
+    (first,) = json.loads(shell(*arguments, "-d", "cifar10").out)
+    assert (first["state"], first["dataset"], first["method"], first["last_round"]) == ("new", "cifar10", "fedavg-c", 3)
+    (second,) = json.loads(shell(*arguments, "-d", "mnist", "--eval-gap", "10").out)  # a mistake can be mended
+    assert (second["state"], second["last_round"]) == ("replaced", 30)
+    assert rows(engine, "SELECT dataset FROM reference_run") == [("mnist",)]
+    assert rows(engine, "SELECT round FROM reference_round") == [(0,), (10,), (20,), (30,)]
+    assert "--eval-gap" in shell.refused("import", "pflbench.db", "--eval-gap", "2", "--db", "other.db")
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "method", "goal"),
+    [
+        ("Cifar10_PerAvg_test_0", "cifar10", "per-fedavg", "test"),
+        ("TinyImagenet_pFedMe_half_of_them_2", "tiny", "pfedme", "half_of_them"),
+        ("Tiny-ImageNet_FedPer_t_0", "tiny", "fedper", "t"),
+        ("FashionMNIST_Local_test_0", "fashionmnist", "local", "test"),
+        ("AGNews_APPLE_test_11", "agnews", "apple", "test"),
+    ],
+)
+def test_pfllibs_names(shell: Shell, name: str, dataset: str, method: str, goal: str) -> None:
+    found = pfllib_results.load(pfllib(f"{name}.h5"))
+    assert (found.dataset, found.method, found.goal) == (dataset, method, goal)
+    assert found.times == int(name.rpartition("_")[2])
+
+
+def test_files_that_are_not_pfllibs(engine: Engine, shell: Shell) -> None:
+    cut = pfllib("MNIST_FedAvg_cut_0.h5")
+    cut.write_bytes(cut.read_bytes()[:300])
+    with h5py.File("MNIST_FedAvg_weights_0.h5", "w") as file:
+        file.create_dataset("weights", data=[1.0])
+        file.create_group("rs_test_acc")
+    pfllib("MNIST_FedAvg_percent_0.h5", [12.5, 80.0])
+    pfllib("MNIST_FedAvg_nan_0.h5", [0.5, float("nan")])
+    pfllib("MNIST_FedAvg_long_0.h5", [0.5, 0.6], loss=[1.0])
+    pfllib("MNIST_FedAvg_empty_0.h5", [])
+    good = pfllib("MNIST_FedAvg_good_0.h5", loss=[1.0, 0.9, float("nan"), 0.8])
+    names = [str(path) for path in sorted(Path().glob("*.h5"))]
+    done = shell("import", *names)
+    assert (done.code, len(done.out.splitlines()), good.name in done.out) == (2, 1, True)
+    for told in (
+        "cut_0.h5 is damaged",
+        "weights_0.h5 is no result file of PFLlib: it holds weights",
+        "percent_0.h5: rs_test_acc is no series of accuracies between 0 and 1",
+        "nan_0.h5: rs_test_acc",
+        "empty_0.h5: rs_test_acc",
+        "long_0.h5: rs_train_loss has the shape (1,), rs_test_acc (2,)",
+    ):
+        assert told in done.err
+    assert rows(engine, "SELECT train_loss FROM reference_round") == [(1.0,), (0.9,), (None,), (0.8,)]
+
+
+def test_references_are_drawn_dashed_and_only_when_asked_for(engine: Engine, shell: Shell) -> None:
+    with pytest.raises(UserError, match="There are no reference series"):
+        curves.plot(engine, references=True)
+    pfllib("MNIST_FedALA_test_0.h5", [0.1, 0.2, 0.3, 0.4])
+    pfllib("MNIST_FedALA_test_1.h5", [0.3, 0.4, 0.7, 0.8])
+    pfllib("MNIST_FedPer_test_0.h5")
+    pfllib("Cifar10_FedALA_test_0.h5")
+    assert shell("import", *map(str, Path().glob("*.h5"))).code == 0
+    assert len(curves.plot(engine).figure.axes[0].lines) == 2
+
+    drawing = curves.plot(engine, references=True)
+    (ax,) = drawing.figure.axes
+    ours, dashed = ax.lines[:2], {line.get_label(): line for line in ax.lines[2:]}
+    assert set(dashed) == {"PFLlib: FedALA", "PFLlib: FedPer"}
+    np.testing.assert_array_equal(dashed["PFLlib: FedALA"].get_xdata(), [0, 1, 2])  # as far as our runs go
+    np.testing.assert_allclose(dashed["PFLlib: FedALA"].get_ydata(), [20, 30, 50])
+    (fedala,) = (line for line in ours if line.get_label() == "FedALA")
+    assert dashed["PFLlib: FedALA"].get_color() == fedala.get_color()
+    for line in dashed.values():
+        assert line.is_dashed()
+        assert line.get_linewidth() < fedala.get_linewidth()
+    (legend,) = drawing.figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == {"FedAvg", "FedALA", *dashed}
+    for said in ("PFLlib", "MNIST_FedALA_test_0.h5, MNIST_FedALA_test_1.h5", "protocol is not known"):
+        assert said in drawing.caption
+    assert "Cifar10" not in drawing.caption
+
+
+def test_references_follow_the_methods_and_tell_goals_apart(engine: Engine, shell: Shell) -> None:
+    for goal in ("a", "b"):
+        pfllib(f"MNIST_FedALA_{goal}_0.h5", [0.1, 0.2 if goal == "a" else 0.3])
+    pfllib("MNIST_FedPer_test_0.h5")
+    shell("import", *map(str, Path().glob("*.h5")))
+    (ax,) = curves.plot(engine, methods=["FedALA"], references=True).figure.axes
+    one, two = ax.lines[1:]
+    assert [one.get_label(), two.get_label()] == ["PFLlib: FedALA (a)", "PFLlib: FedALA (b)"]
+    assert one._dash_pattern != two._dash_pattern  # type: ignore[attr-defined]
+    assert "No reference series of fedavg on mnist" in shell.refused("plot", "curves", "-m", "fedavg", "--references")
+    assert "have no times" in shell.refused("plot", "curves", "--x", "seconds", "--references")
+    assert "--references does not belong" in shell.refused("plot", "fairness", "--references")
+
+
+def elsewhere(kind: str) -> Path:
+    """A result file whose accuracies would be read from other places."""
+    path = pfllib(f"MNIST_FedAvg_{kind}_0.h5")
+    with h5py.File(path, "a") as file:
+        del file["rs_test_acc"]
+        if kind == "external":
+            file.create_dataset("rs_test_acc", (4,), "u1", external=[("secret.txt", 0, 4)])
+        elif kind == "virtual":
+            layout = h5py.VirtualLayout((4,), "f8")
+            layout[:] = h5py.VirtualSource("other.h5", "rs_test_acc", (4,))
+            file.create_virtual_dataset("rs_test_acc", layout)
+        elif kind == "link":
+            file["rs_test_acc"] = h5py.ExternalLink("other.h5", "rs_test_acc")
+        else:
+            file["rs_test_acc"] = h5py.SoftLink("/rs_train_loss")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["external", "virtual", "link", "soft"])
+def test_nothing_is_read_from_other_files(kind: str, shell: Shell) -> None:
+    Path("secret.txt").write_bytes(bytes([0, 1, 0, 1]))  # would pass for accuracies
+    pfllib("other.h5")
+    assert "rs_test_acc is no data of this file" in shell.refused("import", str(elsewhere(kind)))
+    assert not Path("pflbench.db").exists() or "rs_test_acc" not in Path("pflbench.db").read_text("latin-1")
+
+
+def test_a_declared_length_is_refused_before_it_is_read(shell: Shell) -> None:
+    with h5py.File("MNIST_FedAvg_long_0.h5", "w") as file:
+        file.create_dataset("rs_test_acc", (3 * 10**8,), "f8", chunks=(1000,))
+    assert Path("MNIST_FedAvg_long_0.h5").stat().st_size < 10_000
+    assert "holds 300000000 values" in shell.refused("import", "MNIST_FedAvg_long_0.h5")

@@ -1,0 +1,300 @@
+"""What can go wrong with a database, said in one or two lines, and nothing lost. And what `check` and `info` find."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+from support.store_samples import ROOT, finish, make_partition, make_record, make_spec, python
+
+from pflbench.errors import UserError
+from pflbench.store import db, failures, write
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a database may be made."""
+    return tmp_path / "results.db"
+
+
+@pytest.fixture
+def filled(path: Path) -> Path:
+    """A database with one finished run of rounds 0 to 3."""
+    engine = db.connect(db.to_url(str(path)))
+    run_id = write.create_run(engine, make_spec(rounds=3), {})
+    partition_id = write.save_partition(engine, make_partition())
+    for t in range(4):
+        write.write_round(engine, run_id, make_record(t, artifacts={"weights": np.eye(2)}))
+    write.update_run(engine, run_id, status="finished", partition_id=partition_id)
+    engine.dispose()
+    return path
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can reach, unlike tmp_path."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def refused(match: str, use: Callable[..., Any], *arguments: Any, **options: Any) -> UserError:
+    with pytest.raises(UserError, match=match) as told:
+        use(*arguments, **options)
+    assert len(str(told.value).splitlines()) <= 2
+    assert told.value.hint
+    return told.value
+
+
+def url_of(path: Path) -> str:
+    return db.to_url(str(path))
+
+
+def test_default_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PFLBENCH_DB", raising=False)
+    assert sa.make_url(db.default_url()).database == str(tmp_path / "pflbench.db")
+    monkeypatch.setenv("PFLBENCH_DB", "~/all.db")
+    assert sa.make_url(db.default_url()).database == os.path.expanduser("~/all.db")
+    monkeypatch.setenv("PFLBENCH_DB", "postgresql://me:secret@host/name")
+    assert db.default_url() == "postgresql://me:secret@host/name"
+
+
+def test_any_file_name_will_do(tmp_path: Path) -> None:
+    path = tmp_path / "a b" / "50% #1 ä.db"
+    path.parent.mkdir()
+    db.connect(url_of(path)).dispose()
+    assert path.exists()
+    db.connect(url_of(path), create=False).dispose()
+
+
+def test_settings_of_sqlite(path: Path) -> None:
+    engine = db.connect(url_of(path))
+    settings = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "busy_timeout": 30_000}
+    with engine.connect() as connection:
+        assert {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in settings} == settings
+
+
+def test_alembic_is_imported_for_upgrades_only(filled: Path) -> None:
+    code = "import sys; from pflbench.store import db; db.connect(sys.argv[1]); print('alembic' in sys.modules)"
+    assert finish(python(code, url_of(filled))) == "False\n"
+
+
+def test_missing_database_is_not_made_by_reading(path: Path) -> None:
+    for use in (lambda url: db.connect(url, create=False), db.info, db.check):
+        assert "pflbench run" in refused("No results yet", use, url_of(path)).hint
+    assert not path.exists()
+    path.touch()
+    refused("No results yet", db.connect, url_of(path), create=False)
+    db.connect(url_of(path)).dispose()
+    assert db.check(url_of(path)) == []
+
+
+@pytest.mark.parametrize("content", [b"x", b"accuracy,round\n" * 1000, b"SQLite format 3\0 and no more"], ids=len)
+def test_file_that_is_no_database(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    for use in (db.connect, db.upgrade, db.info, db.check):
+        refused(r"not a SQLite database|damaged", use, url_of(path))
+    assert path.read_bytes() == content
+
+
+def test_database_of_another_program(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num)")
+        connection.execute("CREATE TABLE run (name)")
+        connection.execute(f"INSERT INTO alembic_version VALUES ('{db.head()}')")
+    content = path.read_bytes()
+    for use in (db.connect, db.upgrade, db.info, db.check):
+        refused("another program's database: it has the tables alembic_version, run", use, url_of(path))
+    assert path.read_bytes() == content
+
+
+def test_places_where_no_database_can_be(tmp_path: Path) -> None:
+    refused("is a folder", db.connect, url_of(tmp_path))
+    refused("No folder", db.connect, url_of(tmp_path / "missing" / "results.db"))
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize("url", ["nosuch://host/name", "postgresql+nosuch://host/name", "sqlite://host:port/name"])
+def test_wrong_url(url: str) -> None:
+    refused("no database URL", db.connect, url)
+
+
+def test_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    told = refused("needs the driver 'psycopg2'", db.connect, "postgresql+psycopg2://me:secret@host/name")
+    assert "secret" not in str(told)
+
+
+AS_ANOTHER_USER = """
+import os, sys
+from pflbench.errors import UserError
+from pflbench.store import db, write
+from support.store_samples import make_spec
+db.open_engine(sys.argv[1])  # imports what another user may not be allowed to read
+if os.getuid() == 0:
+    os.seteuid(65534)  # root may do everything
+try:
+    engine = db.connect(sys.argv[1])
+    write.create_run(engine, make_spec(), {})
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder_mode", "message"),
+    [
+        (None, 0o555, "Cannot open"),
+        (0o444, 0o555, "is read-only"),
+        (0o444, 0o777, "is read-only"),
+        (0o000, 0o777, "Cannot open"),
+    ],
+    ids=["new file in a read-only folder", "read-only folder", "read-only file", "unreadable file"],
+)
+def test_no_permission(filled: Path, open_folder: Path, mode: int | None, folder_mode: int, message: str) -> None:
+    path = open_folder / "results.db"
+    if mode is not None:
+        shutil.copy(filled, path)
+        path.chmod(mode)
+    open_folder.chmod(folder_mode)
+    out = finish(child(AS_ANOTHER_USER, url_of(path)))
+    assert message in out.splitlines()[0]
+    assert len(out.splitlines()) == 2
+
+
+def child(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+    return python(f"import sys; sys.path.append({str(ROOT / 'tests')!r})\n{code}", *arguments, **options)
+
+
+def test_full_disk_keeps_what_is_committed(filled: Path) -> None:
+    engine = db.connect(url_of(filled))
+    engine.dispose()
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA max_page_count = 40"))
+    run_id = write.create_run(engine, make_spec(seed=1), {})
+    stored = 0
+
+    def fill() -> None:
+        nonlocal stored
+        for t in range(10_000):
+            write.write_round(engine, run_id, make_record(t, clients=20))
+            stored = t
+
+    refused("disk is full", fill)
+    engine.dispose()
+    found = write.find_run(db.connect(url_of(filled)), make_spec(seed=1).key)
+    assert found is not None
+    assert found.last_round == stored > 0
+    write.write_round(db.connect(url_of(filled)), run_id, make_record(stored + 1, clients=20))
+    assert db.check(url_of(filled)) == []
+
+
+LIMITED = """
+import resource, sys
+from pflbench.errors import UserError
+from pflbench.store import db, write
+from support.store_samples import make_record, make_spec
+engine = db.connect(sys.argv[1])
+run_id = write.create_run(engine, make_spec(seed=1), {})
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+try:
+    for t in range(100_000):
+        write.write_round(engine, run_id, make_record(t, clients=20))
+except UserError as error:
+    print(t, error)
+"""
+
+
+def test_file_size_limit_keeps_what_is_committed(filled: Path) -> None:
+    out = finish(child(LIMITED, url_of(filled)))
+    assert "quota or file size limit" in out
+    found = write.find_run(db.connect(url_of(filled)), make_spec(seed=1).key)
+    assert found is not None
+    assert found.last_round == int(out.split()[0]) - 1 > 0
+    assert db.check(url_of(filled)) == []
+
+
+def test_locked_database(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(db, "BUSY_SECONDS", 0.1)
+    engine = db.connect(url_of(filled))
+    other = sqlite3.connect(filled, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    refused("locked by another process", write.create_run, engine, make_spec(seed=1), {})
+    other.execute("COMMIT")
+    write.create_run(engine, make_spec(seed=1), {})
+
+
+def test_damaged_database(filled: Path) -> None:
+    with sqlite3.connect(filled) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'client_round'").fetchone()[0]
+    connection.close()
+    with filled.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xee" * size)
+    assert any("damaged" in problem for problem in db.check(url_of(filled)))
+    refused("is damaged", write.remove_run, db.connect(url_of(filled)), 1)
+
+
+def test_errors_of_the_program_are_no_user_errors(filled: Path) -> None:
+    engine = db.connect(url_of(filled))
+    for text, kind in (
+        ("SELECT colour FROM run", sa.exc.OperationalError),
+        ("INSERT INTO run (id) VALUES (1)", sa.exc.IntegrityError),
+    ):
+        with pytest.raises(kind), failures.friendly(engine.url), engine.begin() as connection:
+            connection.exec_driver_sql(text)
+
+
+def test_server_that_does_not_answer_is_a_user_error() -> None:
+    cause = ConnectionError("connection refused\nIs the server running?")
+    with (
+        pytest.raises(UserError, match="connection refused") as told,
+        failures.friendly("postgresql://me:secret@host/x"),
+    ):
+        raise sa.exc.OperationalError("SELECT 1", {}, cause)
+    assert len(str(told.value).splitlines()) == 2
+    assert "secret" not in str(told.value)
+
+
+def test_info_counts(filled: Path) -> None:
+    write.create_run(db.connect(url_of(filled)), make_spec(seed=1), {})
+    found = db.info(url_of(filled))
+    assert (found["database"], found["kind"], found["schema"]) == (str(filled), "sqlite", db.head())
+    assert found["runs"] == {"finished": 1, "queued": 1}
+    assert (found["rounds"], found["partitions"], found["artifacts"]) == (4, 1, 4)
+    assert found["bytes"] == filled.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("DELETE FROM run", "client_round belong to no run"),
+        ("DELETE FROM round WHERE round = 2", "without their round: run 1"),
+        ("DELETE FROM round WHERE round = 3", "rounds are missing: run 1"),
+        ("UPDATE round SET accuracy = 0.99 WHERE round = 1", "accuracy that is not that of the round's clients: run 1"),
+        ("UPDATE client_round SET correct = total + 1 WHERE client = 0", "more correct predictions"),
+        ("DROP INDEX ix_run_protocol", "not the tables of schema"),
+        ("ALTER TABLE round ADD COLUMN energy REAL", "energy"),
+    ],
+)
+def test_check_finds_what_does_not_fit(filled: Path, damage: str, problem: str) -> None:
+    assert db.check(url_of(filled)) == []
+    with sqlite3.connect(filled) as connection:  # its foreign keys are off
+        connection.execute(damage)
+    connection.close()
+    assert any(problem in found for found in db.check(url_of(filled)))

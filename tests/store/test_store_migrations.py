@@ -1,0 +1,288 @@
+"""Migrations: from every revision to the newest with rows in the tables, and back. A new migration is tested by being there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine
+from support.store_samples import ROOT, finish, python
+
+from alembic import command
+from pflbench.errors import UserError
+from pflbench.store import db, schema
+
+Rows = dict[str, list[dict[str, Any]]]
+
+# What a later migration may do: add a column with a value for old rows, and alter one, for which SQLite copies the table.
+FUTURE = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "9999", "{previous}"
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("run") as table:
+        table.add_column(sa.Column("energy", sa.Integer(), nullable=False, server_default="7"))
+        table.alter_column("message", type_=sa.Text())
+        table.drop_constraint("uq_run_key_attempt")
+    {then}
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("run") as table:
+        table.drop_column("energy")
+        table.alter_column("message", type_=sa.String(1000))
+        table.create_unique_constraint("uq_run_key_attempt", ["key", "attempt"])
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = db.open_engine(db.to_url(str(tmp_path / "results.db")))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def add_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Gives this pflbench one more migration."""
+
+    def add(then: str = "") -> Path:
+        previous = db.head()
+        folder = tmp_path / "more migrations, 100 %"
+        shutil.copytree(db.scripts(), folder)
+        (folder / "versions" / "9999_future.py").write_text(FUTURE.format(previous=previous, then=then))
+        monkeypatch.setattr(db, "scripts", lambda: folder)
+        db.revisions.cache_clear()
+        return folder
+
+    yield add
+    monkeypatch.undo()
+    db.revisions.cache_clear()
+
+
+def migrate(engine: Engine, to: str) -> None:
+    with db.migrating(engine) as connection:
+        order = ("base", *db.revisions())
+        forward = order.index(to) > order.index(db.revision(connection) or "base")
+        (command.upgrade if forward else command.downgrade)(db.alembic_config(connection), to)
+
+
+def tables(engine: Engine) -> list[sa.Table]:
+    """The tables as they are in the database, in the order in which they can be filled."""
+    metadata = sa.MetaData()
+    metadata.reflect(engine)
+    # The papers' values are the package's, not the user's: opening a database replaces them (test_store_reference.py).
+    return [table for table in metadata.sorted_tables if table.name not in (db.VERSION_TABLE, "reference")]
+
+
+def fill(engine: Engine, rows: int = 3) -> None:
+    """Rows in every table, whatever its columns are: row i refers to row i of other tables."""
+    with engine.begin() as connection:
+        for table in tables(engine):
+            values = [{column.name: value_of(column, i) for column in table.columns} for i in range(1, rows + 1)]
+            connection.execute(table.insert(), values)
+
+
+def value_of(column: sa.Column[Any], i: int) -> Any:
+    if column.foreign_keys or (column.primary_key and isinstance(column.type, sa.Integer)):
+        return i
+    kind = column.type.python_type
+    if isinstance(column.type, sa.JSON):
+        return {"row": i}
+    return {int: 100 * i, float: i / 8, str: f"{column.name[:8]}{i}", bytes: bytes([i, 0, 255])}[kind]
+
+
+def read(engine: Engine) -> Rows:
+    with engine.connect() as connection:
+        return {
+            table.name: [dict(row) for row in connection.execute(table.select().order_by(*table.primary_key)).mappings()]
+            for table in tables(engine)
+        }
+
+
+def assert_kept(before: Rows, after: Rows) -> None:
+    """Every row is there with its old values in the columns that both schemas have."""
+    assert before.keys() & after.keys()
+    for name in before.keys() & after.keys():
+        assert len(before[name]) == len(after[name]) == 3
+        for old, new in zip(before[name], after[name], strict=True):
+            common = old.keys() & new.keys()
+            assert {key: new[key] for key in common} == {key: old[key] for key in common}, name
+
+
+def shape(engine: Engine) -> dict[str, Any]:
+    """All that SQLite itself says of the tables: columns, keys, references and their ON DELETE, indexes, WITHOUT ROWID."""
+    found: dict[str, Any] = {}
+    with engine.connect() as connection:
+
+        def ask(text: str) -> list[tuple[Any, ...]]:
+            return [tuple(row) for row in connection.exec_driver_sql(text)]
+
+        for _, name, kind, _, without_rowid, strict in ask("PRAGMA table_list"):
+            if kind == "table" and not name.startswith("sqlite_") and name != db.VERSION_TABLE:
+                indexes = {(row[1], row[2], row[3]) for row in ask(f'PRAGMA index_list("{name}")')}
+                covered = {index: ask(f'PRAGMA index_info("{index}")') for index, _, _ in indexes}
+                columns = {row[1:] for row in ask(f'PRAGMA table_info("{name}")')}
+                references = {row[2:] for row in ask(f'PRAGMA foreign_key_list("{name}")')}
+                found[name] = (columns, references, indexes, covered, without_rowid, strict)
+    return found
+
+
+def test_newest_schema_is_that_of_the_models(engine: Engine) -> None:
+    migrate(engine, db.head())
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": db.VERSION_TABLE})
+        assert compare_metadata(context, schema.Base.metadata) == []
+    models = db.open_engine("sqlite://")
+    schema.Base.metadata.create_all(models)
+    assert shape(engine) == shape(models)
+    assert shape(engine)["client_round"][4] == 1  # WITHOUT ROWID
+
+
+def test_file_names_and_order_are_alembics() -> None:
+    with db.open_engine("sqlite://").connect() as connection:
+        directory = ScriptDirectory.from_config(db.alembic_config(connection))
+    ordered = [script.revision for script in directory.walk_revisions()][::-1]
+    assert tuple(ordered) == db.revisions()
+    assert directory.get_heads() == [db.head()]
+
+
+@pytest.mark.parametrize("start", db.revisions())
+def test_upgrade_keeps_old_rows(engine: Engine, start: str) -> None:
+    migrate(engine, start)
+    fill(engine)
+    before = read(engine)
+    url = engine.url.render_as_string()
+    assert db.upgrade(url) == (start, db.head())
+    db.connect(url).dispose()
+    assert_kept(before, read(engine))
+
+
+@pytest.mark.parametrize(("newer", "older"), list(zip(db.revisions(), ("base", *db.revisions()), strict=False)))
+def test_downgrade(engine: Engine, newer: str, older: str) -> None:
+    migrate(engine, newer)
+    fill(engine)
+    before = read(engine)
+    migrate(engine, older)
+    if older == "base":
+        assert sa.inspect(engine).get_table_names() == [db.VERSION_TABLE]
+    else:
+        assert_kept(before, read(engine))
+    assert db.upgrade(engine.url.render_as_string())[1] == db.head()
+
+
+def test_later_migration_copies_a_table_others_refer_to(engine: Engine, add_migration: Callable[..., Path]) -> None:
+    url = engine.url.render_as_string()
+    old = db.upgrade(url)[1]
+    fill(engine)
+    before = read(engine)
+    add_migration()
+    engine.dispose()
+
+    upgraded = db.connect(url)
+    assert_kept(before, read(upgraded))
+    assert [row["energy"] for row in read(upgraded)["run"]] == [7, 7, 7]
+    with upgraded.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+    upgraded.dispose()
+    migrate(engine, old)
+    assert read(engine) == before
+
+
+@pytest.mark.parametrize("then", ["raise OSError('power')", "op.execute('DELETE FROM run')"], ids=["raises", "orphans"])
+def test_failed_migration_changes_nothing(engine: Engine, add_migration: Callable[..., Path], then: str) -> None:
+    url = engine.url.render_as_string()
+    old = db.upgrade(url)[1]
+    fill(engine)
+    before, tables_before = read(engine), shape(engine)
+    add_migration(then)
+    with pytest.raises((OSError, RuntimeError), match=r"power|references"):
+        db.upgrade(url)
+    assert (read(engine), shape(engine)) == (before, tables_before)
+    with engine.connect() as connection:
+        assert db.revision(connection) == old
+
+
+def test_newer_database_is_refused(engine: Engine, add_migration: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    url, known = engine.url.render_as_string(), db.scripts()
+    add_migration()
+    db.upgrade(url)
+    monkeypatch.setattr(db, "scripts", lambda: known)
+    db.revisions.cache_clear()
+    content = Path(str(engine.url.database)).read_bytes()
+    for use in (db.connect, db.upgrade, db.info, db.check):
+        with pytest.raises(UserError, match="9999") as told:
+            use(url)
+        assert db.head() in told.value.message
+        assert "update" in told.value.hint
+        assert len(str(told.value).splitlines()) == 2
+    assert Path(str(engine.url.database)).read_bytes() == content
+
+
+CONNECT = """
+import sys
+from pathlib import Path
+from pflbench.store import db
+db.scripts = lambda: Path(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+engine = db.connect(sys.argv[1])
+with engine.connect() as connection:
+    print(db.revision(connection), connection.exec_driver_sql("PRAGMA journal_mode").scalar())
+"""
+
+
+@pytest.mark.parametrize("start", ["new", "old"])
+def test_processes_upgrade_at_once(engine: Engine, add_migration: Callable[..., Path], start: str) -> None:
+    url = engine.url.render_as_string()
+    if start == "old":
+        db.upgrade(url)
+        fill(engine)
+    folder = add_migration()
+    processes = [python(CONNECT, url, folder, stdin=subprocess.PIPE) for _ in range(4)]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [finish(process) for process in processes] == ["9999 wal\n"] * 4
+    assert len(read(engine)["client_round"]) == (3 if start == "old" else 0)
+
+
+def test_migrations_are_found_in_an_installed_package(tmp_path: Path) -> None:
+    """The layout of the wheel: pflbench/alembic, and no folder beside the package."""
+    site = tmp_path / "site"
+    package = ROOT / "pflbench"
+    shutil.copytree(package / "store", site / "pflbench" / "store")
+    shutil.copytree(package / "papers", site / "pflbench" / "papers")
+    for file in ("__init__.py", "errors.py", "spec.py"):
+        shutil.copy(package / file, site / "pflbench" / file)
+    shutil.copytree(db.scripts(), site / "pflbench" / "alembic")
+    code = "import sys; from pflbench.store import db; print(db.upgrade(sys.argv[1]), db.scripts())"
+    url = db.to_url(str(tmp_path / "results.db"))
+    out = finish(python(code, url, path=site, cwd=tmp_path))
+    assert out == f"{(None, db.head())} {site / 'pflbench' / 'alembic'}\n"
+
+
+def test_alembic_command_works_for_developers(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    environment = os.environ | {"PFLBENCH_DB": str(path), "PYTHONPATH": str(ROOT)}
+    code = "import sys; from alembic.config import main; main(['upgrade', 'head']); main(['check'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert db.info(db.to_url(str(path)))["schema"] == db.head()

@@ -1,0 +1,284 @@
+"""What is written is there: complete, once, and after a kill -9. Read back with SQL of its own, not with the store's."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import signal
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import Engine
+from support.store_samples import finish, make_partition, make_record, make_spec, python
+
+from pflbench.errors import UserError
+from pflbench.spec import RunSpec
+from pflbench.store import db, schema, write
+from pflbench.store.records import RoundRecord, unpack_array, unpack_indices
+
+# The URL of an empty database on a server, e.g. PostgreSQL: these tests are then run on it, too, and leave it empty.
+SERVER = os.environ.get("PFLBENCH_TEST_URL")
+
+
+@pytest.fixture(params=["sqlite", "server"] if SERVER else ["sqlite"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    on_server = request.param == "server"
+    engine = db.connect(SERVER if on_server and SERVER else db.to_url(str(tmp_path / "results.db")))
+    yield engine
+    if on_server:
+        schema.Base.metadata.drop_all(engine)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP TABLE {db.VERSION_TABLE}")
+    engine.dispose()
+
+
+def rows(engine: Engine, query: str, **values: Any) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(sa.text(query), values)]
+
+
+def count(engine: Engine, table: str) -> int:
+    return int(rows(engine, f"SELECT count(*) FROM {table}")[0][0])
+
+
+def new_run(engine: Engine, **spec: Any) -> int:
+    return write.create_run(engine, make_spec(**spec), {"commit": "abc"})
+
+
+def test_round_record_has_every_column_of_the_table() -> None:
+    fields = {field.name for field in dataclasses.fields(RoundRecord)}
+    columns = {column.name for column in schema.Round.__table__.columns}
+    beside = {"clients", "correct", "total", "loss", "series", "artifacts"}
+    assert fields - beside == columns - {"run_id"}
+
+
+def test_round_is_stored_as_given(engine: Engine) -> None:
+    run_id = new_run(engine)
+    values: dict[str, Any] = {
+        name: 0.125 + i for i, name in enumerate(("accuracy_mean", "accuracy_std", "test_loss", "train_loss"))
+    }
+    values |= {name: 2**40 + i for i, name in enumerate(("params_up", "params_down", "bytes_up", "bytes_down"))}
+    write.write_round(engine, run_id, make_record(2, series={"global": (0.25, 1.5)}, peak_memory=2**33, **values))
+
+    names = [*values, "accuracy", "peak_memory", "participants", "seconds_update"]
+    stored = rows(engine, f"SELECT {', '.join(names)} FROM round WHERE run_id = :run AND round = 2", run=run_id)
+    assert stored == [(*values.values(), 14 / 100, 2**33, None, None)]
+    clients = rows(engine, "SELECT client, correct, total, loss FROM client_round WHERE round = 2 ORDER BY client")
+    assert clients == [(0, 2, 10, 2.0), (1, 3, 20, 2.5), (2, 4, 30, 3.0), (3, 5, 40, 3.5)]
+    assert rows(engine, "SELECT name, round, accuracy, test_loss FROM series") == [("global", 2, 0.25, 1.5)]
+
+
+def test_only_evaluated_clients_have_rows(engine: Engine) -> None:
+    run_id = new_run(engine)
+    some: dict[str, Any] = {
+        name: np.array(values) for name, values in {"clients": [3, 1], "correct": [7, 8], "total": [9, 9]}.items()
+    }
+    write.write_round(engine, run_id, RoundRecord(round=0, loss=np.array([0.5, np.inf]), **some))
+    write.write_round(engine, run_id, RoundRecord(round=1, train_loss=0.5))
+    stored = rows(engine, "SELECT round, client, correct, loss FROM client_round ORDER BY client")
+    assert stored == [(0, 1, 8, np.inf), (0, 3, 7, 0.5)]
+    assert rows(engine, "SELECT round, accuracy, train_loss FROM round ORDER BY round") == [
+        (0, None, None),
+        (1, None, 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        np.array([True, False]),
+        np.array(3.5, dtype=np.float16),
+        np.zeros((0, 4), dtype=np.int64),
+        np.arange(3, dtype=">i4"),
+    ],
+    ids=["transposed", "bool", "scalar", "empty", "big-endian"],
+)
+def test_artifact_is_stored_as_given(engine: Engine, array: np.ndarray) -> None:
+    run_id = new_run(engine)
+    write.write_round(engine, run_id, make_record(1, artifacts={"ala.weights": array}))
+    with engine.connect() as connection:
+        stored = connection.execute(sa.select(schema.Artifact)).one()
+    independent = np.frombuffer(zlib.decompress(stored.data), dtype=stored.dtype).reshape(stored.shape)
+    for read in (independent, unpack_array(stored.data, stored.dtype, stored.shape)):
+        np.testing.assert_array_equal(read, array)
+        assert read.dtype == array.dtype.newbyteorder("=")
+
+
+def test_failed_round_leaves_nothing(engine: Engine) -> None:
+    run_id = new_run(engine)
+    bad: Any = {"global": (0.5, None)}
+    with pytest.raises(sa.exc.IntegrityError):
+        write.write_round(engine, run_id, make_record(0, series=bad))
+    assert count(engine, "round") == count(engine, "client_round") == 0
+    write.write_round(engine, run_id, make_record(0))
+    assert count(engine, "client_round") == 4
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"loss": np.zeros(3)}, "aligned"),
+        ({"loss": None}, "aligned"),
+        ({"loss": np.array([0, 1, np.nan, 3])}, "NaN"),
+        ({"train_loss": float("nan")}, "train_loss"),
+    ],
+)
+def test_wrong_values_are_refused(engine: Engine, columns: dict[str, Any], message: str) -> None:
+    run_id = new_run(engine)
+    with pytest.raises(ValueError, match=message):
+        write.write_round(engine, run_id, make_record(0, **columns))
+    assert count(engine, "round") == 0
+
+
+def test_run_keeps_its_specification(engine: Engine) -> None:
+    spec = make_spec(seed=3, rounds=7, method="ditto")
+    run_id = write.create_run(engine, spec, {"commit": "abc", "versions": {"numpy": "2"}})
+    found = write.find_run(engine, spec.key)
+    assert found is not None
+    assert (found.id, found.status, found.attempt, found.last_round) == (run_id, "queued", 1, None)
+    assert RunSpec.model_validate(found.spec) == spec
+    assert found.environment == {"commit": "abc", "versions": {"numpy": "2"}}
+    query = "SELECT protocol, dataset, model, scheme, partition_label, clients, join_ratio, rounds, method, seed FROM run"
+    copies = (spec.protocol, "digits", "mlp", "dirichlet", "Dir(0.1)", 4, 1.0, 7, "ditto", 3)
+    assert rows(engine, query) == [copies]
+
+
+def test_newest_attempt_is_found(engine: Engine) -> None:
+    first, second, other = new_run(engine), new_run(engine), new_run(engine, seed=1)
+    for t in range(3):
+        write.write_round(engine, first, make_record(t))
+    write.write_round(engine, second, make_record(0))
+    write.write_round(engine, other, make_record(2))
+    found = write.find_run(engine, make_spec().key)
+    assert found is not None
+    assert (found.id, found.attempt, found.last_round) == (second, 2, 0)
+    assert write.find_run(engine, "0" * 16) is None
+
+
+def test_attempts_are_numbered_while_others_start_the_same_run(tmp_path: Path) -> None:
+    engine = db.connect(db.to_url(str(tmp_path / "results.db")))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: new_run(engine), range(12)))
+    assert rows(engine, "SELECT attempt FROM run ORDER BY attempt") == [(i,) for i in range(1, 13)]
+
+
+def test_run_is_updated(engine: Engine) -> None:
+    run_id, other = new_run(engine), new_run(engine, seed=1)
+    partition_id = write.save_partition(engine, make_partition())
+    write.update_run(engine, run_id, status="failed", message="x" * 5000, engine="loop", partition_id=partition_id)
+    query = "SELECT status, message, engine, partition_id FROM run WHERE id = :run"
+    assert rows(engine, query, run=run_id) == [("failed", "x" * 1000, "loop", partition_id)]
+    assert rows(engine, query, run=other) == [("queued", None, None, None)]
+
+
+@pytest.mark.parametrize("columns", [{"status": "done"}, {"colour": "red"}, {"key": "0"}, {}])
+def test_update_refuses_what_no_run_has(engine: Engine, columns: dict[str, Any]) -> None:
+    run_id = new_run(engine)
+    with pytest.raises(ValueError, match=r"unknown status|cannot set"):
+        write.update_run(engine, run_id, **columns)
+    assert rows(engine, "SELECT status FROM run") == [("queued",)]
+
+
+def test_missing_run_is_named(engine: Engine) -> None:
+    with pytest.raises(UserError, match="no run 7"):
+        write.update_run(engine, 7, status="failed")
+    with pytest.raises(UserError, match="no run 7"):
+        write.remove_run(engine, 7)
+
+
+def test_partition_is_stored_once(engine: Engine) -> None:
+    first = write.save_partition(engine, make_partition())
+    assert write.save_partition(engine, make_partition(label="the same")) == first
+    assert write.save_partition(engine, make_partition(hash="e" * 64, indices=None)) != first
+    with engine.connect() as connection:
+        stored = connection.execute(sa.select(schema.Partition).order_by(schema.Partition.id)).all()
+    assert [(row.label, row.clients) for row in stored] == [("Dir(0.1)", 2)] * 2
+    assert stored[0].train_counts == [[3, 0], [1, 2]]
+    assert stored[1].indices is None
+    expected = make_partition().indices
+    assert expected is not None
+    with np.load(io.BytesIO(stored[0].indices)) as independent:
+        for read in (dict(independent), unpack_indices(stored[0].indices)):
+            assert read.keys() == expected.keys()
+            for name, array in expected.items():
+                np.testing.assert_array_equal(read[name], array)
+
+
+def test_partition_is_stored_once_by_many(engine: Engine) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        ids = set(pool.map(lambda _: write.save_partition(engine, make_partition()), range(16)))
+    assert len(ids) == count(engine, "partition") == 1
+
+
+def test_rewind_deletes_later_rows_of_that_run_only(engine: Engine) -> None:
+    run_id, other = new_run(engine), new_run(engine, seed=1)
+    for run in (run_id, other):
+        for t in range(5):
+            write.write_round(engine, run, make_record(t, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
+    write.rewind(engine, run_id, 2)
+    for table, per_round in (("round", 1), ("client_round", 4), ("series", 1), ("artifact", 1)):
+        kept = rows(engine, f"SELECT run_id, max(round), count(*) FROM {table} GROUP BY run_id ORDER BY run_id")
+        assert kept == [(run_id, 2, 3 * per_round), (other, 4, 5 * per_round)], table
+    write.write_round(engine, run_id, make_record(3))
+    write.rewind(engine, run_id, -1)
+    assert rows(engine, "SELECT DISTINCT run_id FROM round") == [(other,)]
+
+
+def test_removed_run_takes_its_rounds_along(engine: Engine) -> None:
+    run_id, other = new_run(engine), new_run(engine, seed=1)
+    partition_id = write.save_partition(engine, make_partition())
+    for run in (run_id, other):
+        write.update_run(engine, run, partition_id=partition_id)
+        write.write_round(engine, run, make_record(0, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
+    write.remove_run(engine, run_id)
+    for table in ("round", "client_round", "series", "artifact"):
+        assert rows(engine, f"SELECT DISTINCT run_id FROM {table}") == [(other,)]
+    assert count(engine, "partition") == count(engine, "run") == 1
+
+
+WRITE_ROUNDS = """
+import sys
+from pflbench.store import db, write
+from support.store_samples import make_record, make_spec
+engine = db.connect(db.to_url(sys.argv[1]))
+run_id = write.create_run(engine, make_spec(seed=int(sys.argv[2])), {})
+for t in range(int(sys.argv[3])):
+    write.write_round(engine, run_id, make_record(t, clients=20))
+    print(t, flush=True)
+"""
+
+
+def test_killed_writer_leaves_all_committed_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    process = python(WRITE_ROUNDS, path, 0, 10**6)
+    assert process.stdout is not None
+    for announced in process.stdout:
+        if int(announced) == 60:
+            process.send_signal(signal.SIGKILL)
+            break
+    last = 60 + len(process.stdout.readlines())
+    assert process.wait() == -signal.SIGKILL
+
+    assert db.check(db.to_url(str(path))) == []
+    connection = sqlite3.connect(path)
+    rounds = [t for (t,) in connection.execute("SELECT round FROM round ORDER BY round")]
+    assert rounds in (list(range(last + 1)), list(range(last + 2)))  # one may be committed, but not yet announced
+    whole = connection.execute("SELECT round, count(*) FROM client_round GROUP BY round ORDER BY round").fetchall()
+    assert whole == [(t, 20) for t in rounds]
+
+
+def test_two_processes_write_different_runs(tmp_path: Path) -> None:
+    path = tmp_path / "results.db"
+    for process in [python(WRITE_ROUNDS, path, seed, 150) for seed in (0, 1)]:
+        finish(process)
+    stored = sqlite3.connect(path).execute("SELECT seed, count(*) FROM run JOIN client_round ON run_id = id GROUP BY seed")
+    assert stored.fetchall() == [(0, 3000), (1, 3000)]

@@ -1,0 +1,45 @@
+"""Small runs on the digits, and what they have left in the database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import text
+
+from pflbench import methods
+from pflbench.run.execution import Execution
+from pflbench.run.loop import execute
+from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
+
+COLUMNS = "round, accuracy, accuracy_mean, accuracy_std, test_loss, train_loss, participants, params_up, params_down, bytes_up"
+
+
+def spec(method="fedala", *, seed=0, set=None, clients=5, **train) -> RunSpec:
+    settings = {"rounds": 6, "lr": 0.1, "batch_size": 32, "dtype": "float64", **train}
+    return RunSpec(
+        data=DataSpec(name="digits"),
+        partition=Dirichlet(clients=clients, beta=0.5),
+        model="mlp",
+        train=TrainSpec(**settings),
+        method=methods.spec(method, set or {}),
+        seed=seed,
+    )
+
+
+def run(spec, store, **options):
+    return list(execute(spec, store, Path("data"), Execution(engine=options.pop("engine", "loop"), workers=1), **options))
+
+
+def rows(store, query):
+    with store.connect() as connection:
+        return [tuple(row) for row in connection.execute(text(query))]
+
+
+def numbers(store, run_id):
+    """All that must not depend on when, where and how often a run was interrupted."""
+    return (
+        rows(store, f"SELECT {COLUMNS} FROM round WHERE run_id = {run_id} ORDER BY round"),
+        rows(store, f"SELECT round, client, correct, total, loss FROM client_round WHERE run_id = {run_id} ORDER BY 1, 2"),
+        rows(store, f"SELECT name, round, accuracy, test_loss FROM series WHERE run_id = {run_id} ORDER BY 1, 2"),
+        rows(store, f"SELECT round, name, dtype, shape, data FROM artifact WHERE run_id = {run_id} ORDER BY 1, 2"),
+    )

@@ -1,0 +1,72 @@
+"""Specifications, records and child processes for the tests of the store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pflbench
+from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
+from pflbench.store.records import PartitionRecord, RoundRecord
+
+ROOT = Path(pflbench.__file__).parents[1]
+
+
+def make_spec(seed: int = 0, rounds: int = 3, method: str = "fedavg") -> RunSpec:
+    return RunSpec(
+        data=DataSpec(name="digits"),
+        partition=Dirichlet(clients=4, beta=0.1),
+        model="mlp",
+        train=TrainSpec(rounds=rounds, lr=0.1),
+        method=MethodSpec(name=method),
+        seed=seed,
+    )
+
+
+def make_record(t: int, clients: int = 4, **columns: Any) -> RoundRecord:
+    """A round whose pooled accuracy is that of its clients: client i has 10 (i + 1) samples, and i + t of them correct."""
+    who = np.arange(clients)
+    total = 10 * (who + 1)
+    correct = np.minimum(who + t, total)
+    values: dict[str, Any] = {"accuracy": float(correct.sum() / total.sum()), "loss": 0.5 * who + t}
+    values |= columns
+    return RoundRecord(round=t, clients=who, correct=correct, total=total, **values)
+
+
+def make_partition(**columns: Any) -> PartitionRecord:
+    values: dict[str, Any] = {
+        "hash": "f" * 64,
+        "scheme": "dirichlet",
+        "label": "Dir(0.1)",
+        "dataset": "digits",
+        "spec": {"scheme": "dirichlet", "beta": 0.1},
+        "classes": ["zero", "one"],
+        "train_counts": np.array([[3, 0], [1, 2]]),
+        "test_counts": np.array([[1, 0], [0, 1]]),
+        "indices": {"train_0": np.array([4, 2, 7]), "test_0": np.array([1]), "train_1": np.array([3, 5, 6])},
+    }
+    return PartitionRecord(**values | columns)
+
+
+def python(code: str, *arguments: object, path: Path = ROOT, **options: Any) -> subprocess.Popen[str]:
+    """A Python process that runs `code` and finds the package in `path`, and the tests' support."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(path), str(ROOT / "tests")])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Waits for the process, which must end well; returns what it printed."""
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out

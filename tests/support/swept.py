@@ -1,0 +1,43 @@
+"""Runs over several settings, and what their clients sent."""
+
+from __future__ import annotations
+
+import numpy as np
+from sqlalchemy import Engine
+from support.report_database import spec
+
+from pflbench.store import write
+from pflbench.store.records import RoundRecord
+
+SENT = dict.fromkeys(("params_up", "params_down", "bytes_up", "bytes_down"), 1) | {
+    "participants": 2,
+    "scalars_up": 0,
+    "scalars_down": 0,
+}
+
+
+def sent(engine: Engine, method: str, accuracies: list[float], seconds: float, megabytes: float, seed: int = 0) -> int:
+    """A run whose rounds take so many seconds and send so many megabytes, up and down together, for each of two participants."""
+    run = write.create_run(engine, spec(method, seed), {})
+    write.update_run(engine, run, status="finished", parameters=10)
+    for t, accuracy in enumerate(accuracies):
+        cost = SENT | {"bytes_up": int(megabytes * 1e6), "bytes_down": int(megabytes * 1e6)} if t else {}
+        spent = {"seconds_receive": seconds / 4, "seconds_update": 3 * seconds / 4} if t else {}
+        write.write_round(engine, run, RoundRecord(round=t, accuracy=accuracy, **cost, **spent))
+    return run
+
+
+def clients(number: int) -> dict[str, object]:
+    return {"scheme": "dirichlet", "beta": 0.1, "clients": number}
+
+
+def add_clients(engine: Engine, method: str, seed: int, correct: list[int], *, partition: int | None = None) -> int:
+    """A run whose first round is its best: so the second must not be what is drawn. Every client has 10 test samples."""
+    run = write.create_run(engine, spec(method, seed), {})
+    write.update_run(engine, run, status="finished")
+    number = len(correct)
+    for t, of in enumerate((correct, [0] * number)):
+        pooled = sum(of) / (10 * number)
+        arrays = {"clients": np.arange(number), "correct": np.array(of), "total": np.full(number, 10), "loss": np.zeros(number)}
+        write.write_round(engine, run, RoundRecord(round=t, accuracy=pooled, **arrays))
+    return run
