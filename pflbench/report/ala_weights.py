@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import style
+from pflbench.report import blocks, style
 from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
 from pflbench.report.layout import COLUMN, PAGE, Sheet, lettered
 from pflbench.store import observed
@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COMMAND = "pflbench run -m fedala --observe-every 10"
-# As the FedALA paper's Table 5 calls the layers, from the top.
-BLOCKS = {
-    "cnn": ("output", "fc", "conv_2", "conv_1"),
-    "cnn2": ("output", "fc", "conv_2", "conv_1"),
-    "resnet18": ("fc", "conv5_x", "conv4_x", "conv3_x", "conv2_x", "conv1"),
-    "resnet20": ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
-    "resnet20-gn": ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
-    "fasttext": ("output", "hidden", "embedding"),
-    "logreg": ("output",),
-    "mlp": ("output", "hidden"),
-}
 ROUNDS = 5
 BINS = 20
 TICKS = (0.001, 0.01, 0.1, 1, 10, 100)
@@ -76,18 +65,18 @@ def panels(engine: Engine, of: Observed) -> list[Panel]:
     """The layers of a run from the top, in at most five of its rounds. Raises UserError where it kept no weights."""
     rows = spread(of.rounds, ROUNDS)
     weights = observed.arrays(engine, of.run.id, "ala_weights", rows)
-    blocks = observed.arrays(engine, of.run.id, "ala_blocks", rows[:1])[rows[0]]
+    spans = observed.arrays(engine, of.run.id, "ala_blocks", rows[:1])[rows[0]]
     if not weights:
         raise UserError(f"Run {of.run.id} kept no ala_weights.", f"Make one that does: {COMMAND}.")
     return [
         # Row t holds what was seen when the clients were initialised for round t + 1.
         Panel(of, _layer(of, int(block)), {t + 1: _shares(array[:, start:stop]) for t, array in weights.items()})
-        for block, start, stop in blocks
+        for block, start, stop in spans
     ]
 
 
 def _layer(of: Observed, block: int) -> str:
-    names = BLOCKS.get(of.setting.spec["model"], ())
+    names = blocks.NAMES.get(of.setting.spec["model"], ())
     return names[block] if block < len(names) else f"block {block + 1} from the top"
 
 

@@ -1,6 +1,18 @@
-"""How many weights ALA learns: the parameters of a model's p top blocks (methods.md 4). Building the model would import torch."""
+"""The blocks of the models (methods.md 4) from the top, over which ALA ranges. Building the models would import torch."""
 
 from __future__ import annotations
+
+# As the FedALA paper's Table 5 calls the layers, from the top.
+NAMES = {
+    "cnn": ("output", "fc", "conv_2", "conv_1"),
+    "cnn2": ("output", "fc", "conv_2", "conv_1"),
+    "resnet18": ("fc", "conv5_x", "conv4_x", "conv3_x", "conv2_x", "conv1"),
+    "resnet20": ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
+    "resnet20-gn": ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
+    "fasttext": ("output", "hidden", "embedding"),
+    "logreg": ("output",),
+    "mlp": ("output", "hidden"),
+}
 
 # channels and height of an image, classes; of texts the vocabulary in place of both.
 _IMAGES = {"mnist": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "tiny": (3, 64, 200)}
@@ -8,7 +20,10 @@ _TEXTS = {"agnews": (98_635, 4)}
 
 
 def weights(model: str, dataset: str, p: int) -> int | None:
-    """Parameters of the p top blocks, of all if p is larger; None for models and datasets that the paper does not have."""
+    """How many weights ALA learns: the parameters of the p top blocks, of all if p is larger.
+
+    None for models and datasets that the paper does not have.
+    """
     if dataset in _IMAGES and model == "cnn":
         sizes = _cnn(*_IMAGES[dataset])
     elif dataset in _IMAGES and model == "resnet18":

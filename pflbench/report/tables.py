@@ -11,9 +11,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from pflbench.errors import UserError
-from pflbench.report import labels, paper
+from pflbench.report import blocks, labels, paper
 from pflbench.report import statistics as stats
-from pflbench.report.ala_weights import BLOCKS
 from pflbench.report.paper import Place, Reference
 
 # The 14 methods of the paper, in the order of its tables.
@@ -154,7 +153,7 @@ def command(options: Mapping[str, Any]) -> str:
 
 def _possible(line: Line, place: Place) -> bool:
     p = dict(line.varied).get("p")
-    return p is None or p <= len(BLOCKS[place.model])
+    return p is None or p <= len(blocks.NAMES[place.model])
 
 
 def _printed(line: Line, place: Place) -> Reference | None:

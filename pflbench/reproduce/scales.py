@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pflbench.report.ala_weights import BLOCKS
+from pflbench.report import blocks
 from pflbench.report.paper import Place
 from pflbench.report.tables import Declared, Line, Planned
 
@@ -50,7 +50,7 @@ class Scale:
 
     def allows(self, line: Line) -> bool:
         """Whether the model of this scale has as many blocks as ALA ranges over in this line."""
-        return not self.embedded or dict(line.varied).get("p", 1) <= len(BLOCKS["mlp"])
+        return not self.embedded or dict(line.varied).get("p", 1) <= len(blocks.NAMES["mlp"])
 
     def options(self, cell: Planned, fewest: int = 1) -> dict[str, Any]:
         """What it takes to run a cell at this scale: options of `pflbench run`, by the names of `plan.Request`."""

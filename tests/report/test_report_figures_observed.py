@@ -16,7 +16,7 @@ from support.observed import NAN, PATHOLOGICAL, add, pathological
 from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, ala_convergence, ala_weights, attention, objective
+from pflbench.report import PLOTS, ala_convergence, ala_weights, attention, blocks, objective
 from pflbench.store import db, read
 
 
@@ -123,7 +123,7 @@ def test_layers_are_named_from_the_top_as_the_models_have_them() -> None:
 
     for name in MODELS:
         shape, vocabulary = ((200,), 50) if name == "fasttext" else ((3, 32, 32), None)
-        assert len(ala_weights.BLOCKS[name]) == len(build(name, shape, 10, vocabulary).blocks)
+        assert len(blocks.NAMES[name]) == len(build(name, shape, 10, vocabulary).blocks)
 
 
 def test_a_line_per_round_of_the_clients_losses(engine: Engine) -> None:
