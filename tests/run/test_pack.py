@@ -40,7 +40,7 @@ QUERIES = (
 
 
 def spec(method: str = "fedavg", seed: int = 0, **train: Any) -> RunSpec:
-    settings = {"rounds": 3, "lr": 0.1, "batch_size": 100, "dtype": "float64", **train}
+    settings = {"rounds": 3, "lr": 0.1, "batch_size": 150, "dtype": "float64", **train}
     return RunSpec(
         data=DataSpec(name="digits"),
         partition=Dirichlet(clients=4, beta=0.5),
@@ -130,7 +130,7 @@ def test_together_as_alone(name: str, store: Engine) -> None:
 )
 def test_partial_participation(name: str, evaluate: str, store: Engine) -> None:
     """The cohorts differ, and so do their clients' numbers of steps."""
-    specs = seeds(name, 2, join_ratio=0.5, batch_size=20, evaluate=evaluate)
+    specs = seeds(name, 2, join_ratio=0.5, batch_size=50, evaluate=evaluate)
     packed(specs, store)
     alone(specs, store)
     cohorts = rows(

@@ -23,17 +23,18 @@ from pflbench.store import read, write
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("checkpoint_every", [0.0, 1e9])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, checkpoint_every, tmp_path):
-    whole = run(spec(name, set={}), store)[-1].run_id
-    steps = execute(spec(name), store, Path("data"), Execution(workers=1), force=True, checkpoint_every=checkpoint_every)
+    wished = spec(name, rounds=4, batch_size=100)
+    whole = run(wished, store)[-1].run_id
+    steps = execute(wished, store, Path("data"), Execution(workers=1), force=True, checkpoint_every=checkpoint_every)
     for step in steps:
-        if step.kind == "round" and step.round == 3:
+        if step.kind == "round" and step.round == 2:
             break
     steps.close()
     assert rows(store, "SELECT status FROM run WHERE attempt = 2") == [("interrupted",)]
-    assert rows(store, "SELECT MAX(round) FROM round JOIN run ON run.id = run_id WHERE attempt = 2") == [(3,)]
-    resumed = run(spec(name), store)
+    assert rows(store, "SELECT MAX(round) FROM round JOIN run ON run.id = run_id WHERE attempt = 2") == [(2,)]
+    resumed = run(wished, store)
     assert resumed[0].kind == "resumed"
-    assert resumed[0].round == 3
+    assert resumed[0].round == 2
     assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
     assert rows(store, "SELECT status FROM run") == [("finished",)] * 2
     assert list(tmp_path.glob("*.checkpoints/*.pt")) == []
@@ -69,7 +70,7 @@ from pflbench.run.execution import Execution, federation
 from pflbench.run.loop import execute
 from pflbench.store import db
 store = db.connect(sys.argv[1])
-for step in execute(spec("ditto", rounds=60), store, Path("data"), Execution(workers=2), checkpoint_every=0.05):
+for step in execute(spec("ditto", rounds=40, batch_size=64), store, Path("data"), Execution(workers=2), checkpoint_every=0.05):
     print(step.round, flush=True)
 """
 
@@ -83,18 +84,18 @@ def test_kill_9_and_resume(store, tmp_path):
     reached = 0
     for line in child.stdout:
         reached = int(line)
-        if reached >= 12 and list(tmp_path.glob("*.checkpoints/*.pt")):
+        if reached >= 8 and list(tmp_path.glob("*.checkpoints/*.pt")):
             break
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     status, last = rows(store, "SELECT status, (SELECT MAX(round) FROM round) FROM run")[0]
     assert status == "running"
     assert [info.status for info in read.runs(store)] == ["interrupted"]
-    assert reached <= last < 60
-    resumed = run(spec("ditto", rounds=60), store)
+    assert reached <= last < 40
+    resumed = run(spec("ditto", rounds=40, batch_size=64), store)
     assert resumed[0].kind == "resumed"
     assert 0 < resumed[0].round <= last
-    whole = run(spec("ditto", rounds=60), store, force=True)
+    whole = run(spec("ditto", rounds=40, batch_size=64), store, force=True)
     assert numbers(store, resumed[-1].run_id) == numbers(store, whole[-1].run_id)
 
 
