@@ -10,7 +10,6 @@ import torch
 
 from pflbench import methods
 from pflbench.bench.rounds import PHASES, Course
-from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.packed.executor import Pack
 from pflbench.errors import unknown
 from pflbench.run.execution import Execution, checked, clients, executor, federation, initial_model
@@ -70,8 +69,7 @@ class Alone:
 
     def steps(self) -> dict[str, Any] | None:
         """How its steps were made; None where there is nothing to tell."""
-        made = self.course.fed.executor
-        return made.steps() if isinstance(made, BatchedExecutor) else None
+        return self.course.fed.executor.record().get("steps")
 
     def close(self) -> None:
         self.course.fed.executor.close()
@@ -83,7 +81,6 @@ class Packed:
     def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> None:
         flat = initial_model(spec, setting)
         made = executor(spec, setting, flat, device, how)
-        assert isinstance(made, BatchedExecutor)
         self.inner, self.pack = made, Pack(made, SEEDS)
         specs = [spec.model_copy(update={"seed": seed}) for seed in range(SEEDS)]
         courses = [
@@ -95,16 +92,16 @@ class Packed:
     @staticmethod
     def _work(course: Course) -> Generator[dict[str, float], None, None]:
         while True:
-            course.fed.executor.begin_round(course.t + 1)  # type: ignore[attr-defined]
-            yield course.timed_round(course.fed.executor.clock)  # type: ignore[attr-defined]
+            course.fed.executor.begin_round(course.t + 1)
+            yield course.timed_round(course.fed.executor.clock)
 
     def round(self) -> dict[str, float]:
         """Seconds of each phase, of the next round of every run."""
         each = [seconds for _, (_, seconds) in zip(range(SEEDS), self._rounds, strict=False)]
         return {phase: sum(seconds[phase] for seconds in each) for phase in PHASES}
 
-    def steps(self) -> dict[str, Any]:
-        return self.inner.steps()
+    def steps(self) -> dict[str, Any] | None:
+        return self.inner.record().get("steps")
 
     def close(self) -> None:
         self._rounds.close()

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Entry, Flat
-from pflbench.engine.requests import ALL, Correct, Executor, Given, Objective, Shared, Step, Trained, Walked, unwrap
+from pflbench.engine.requests import ALL, Correct, Direct, Executor, Given, Objective, Shared, Step, Trained, Walked, unwrap
 from pflbench.engine.samples import Samples
 
 COUNTED = 2  # samples on which FLOPs are counted: BatchNorm cannot train on one; all that is counted is linear in the batch
@@ -96,7 +96,7 @@ class Costs:
         return {name: sum(flops.values()) / len(self.x) for name, flops in counted.get_flop_counts().items()}
 
 
-class Counter:
+class Counter(Direct):
     """Adds to `work` what each request must cost. Models come back moved a little, losses and correct predictions as zero."""
 
     name = "counting"
@@ -116,9 +116,6 @@ class Counter:
         self.work = Work()
         self._through_frozen: set[int] = set()  # samples that have passed the frozen layers
         return self.work
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def sgd(
         self,

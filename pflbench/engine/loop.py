@@ -21,6 +21,7 @@ from pflbench.engine.flat import Flat
 from pflbench.engine.requests import (
     ALL,
     Correct,
+    Direct,
     Executor,
     Given,
     Loss,
@@ -155,7 +156,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class LoopExecutor:
+class LoopExecutor(Direct):
     name = "loop"
 
     def __init__(self, flat: Flat, samples: Samples, workers: int | None = None, loss: Loss = F.cross_entropy) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -74,6 +76,26 @@ def room(device: torch.device) -> int | None:
         return free(device)
     known = [size for size in (_from_meminfo("MemTotal"), _limit()) if size is not None]
     return min(known) // 2 if known else None
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Memory did not suffice for so many clients at a time."""
+
+    work: str  # "training" or "evaluation"
+    clients: int
+    then: int  # half as many: what they, and all later ones, were done with
+
+
+def in_words(shortages: Sequence[Shortage]) -> str:
+    """One sentence for each kind of work: of several shortages the first number and the last."""
+    by_work: dict[str, list[Shortage]] = {}
+    for shortage in shortages:
+        by_work.setdefault(shortage.work, []).append(shortage)
+    return " ".join(
+        f"Out of memory in {work} with {of[0].clients} clients at a time: {of[-1].then} at a time from here on, same results."
+        for work, of in by_work.items()
+    )
 
 
 def readable(size: float) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from pflbench.engine.batches import Plan
+from pflbench.engine.memory import Shortage
 
 ALL = slice(None)
 
@@ -128,8 +130,46 @@ class Executor(Protocol):
     def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """Correct predictions [C] (int64) and summed loss [C] (float64), in evaluation mode."""
 
+    def begin_round(self, t: int) -> None:
+        """Says which round is under way: of runs that are made together, those behind go first."""
+
+    def clock(self) -> float:
+        """Seconds that the run has taken, counted from anywhere, once all that was asked for is done."""
+
+    def record(self) -> dict[str, Any]:
+        """For the record of a run, as JSON types: how it is executed, where there is something to tell.
+
+        chunk: clients computed at a time. steps: how steps are made. pack: with how many runs, as far as it has come.
+        """
+
+    def shortages(self) -> Sequence[Shortage]:
+        """When memory did not suffice so far."""
+
     def close(self) -> None:
         """Gives back what the executor holds."""
+
+
+class Direct:
+    """An executor that computes what it is asked for at once, and by itself has little to tell."""
+
+    device: torch.device
+
+    def begin_round(self, t: int) -> None:
+        """All is made in the order in which it is asked for."""
+
+    def clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def record(self) -> dict[str, Any]:
+        return {}
+
+    def shortages(self) -> Sequence[Shortage]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def pick(given: Given, which: int | slice | Tensor) -> Given:

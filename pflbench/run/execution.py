@@ -105,7 +105,7 @@ def initial_model(spec: RunSpec, setting: Setting) -> Flat:
         return Flat(build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary))
 
 
-def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution) -> LoopExecutor | BatchedExecutor:
+def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution) -> Executor:
     """What computes the clients of a specification, with the samples on the device."""
     samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.floats), device)
     if how.engine_on(str(device)) == "loop":

@@ -16,7 +16,6 @@ import torch
 from pflbench import environment, methods
 from pflbench.engine.federation import Federation
 from pflbench.engine.ledger import COUNTERS
-from pflbench.engine.packed.executor import PackedExecutor
 from pflbench.engine.scores import Scores
 from pflbench.errors import Diverged, UserError
 from pflbench.methods.base import Method
@@ -138,8 +137,6 @@ class _Loop:
         self.best: float | None = None
         self.saved_at = time.monotonic()
         self.account = Account(store, row.id, environment, fed.executor)
-        self.pack = fed.executor if isinstance(fed.executor, PackedExecutor) else None
-        self.seconds = self.pack.clock if self.pack else time.perf_counter
 
     def run(self) -> Iterator[Progress]:
         rounds = self.spec.train.rounds
@@ -172,9 +169,8 @@ class _Loop:
 
         received: the cost of round t's reception. Round 0 has neither: it is the initial model.
         """
-        if self.pack is not None:
-            self.pack.begin_round(t)
-        begun = self.seconds()
+        self.fed.executor.begin_round(t)
+        begun = self.fed.executor.clock()
         cost: dict[str, Any] = {}
         seen: dict[str, np.ndarray] = {}
         if t > 0:
@@ -207,7 +203,7 @@ class _Loop:
             "traffic": following.ledger.traffic.by_client().tolist(),
             "best": self.best,
             "accuracy": results.get("accuracy"),
-            "seconds": self.seconds() - begun,
+            "seconds": self.fed.executor.clock() - begun,
         }
         self.snapshot = Snapshot(t, state, {k: v.clone() for k, v in self.fed.buffers.items()}, carried)
         # Where a checkpoint is large, less often: it should cost no more than a fiftieth of the time.
@@ -291,14 +287,9 @@ class _Loop:
     @contextmanager
     def _clock(self) -> Iterator[_Clock]:
         clock = _Clock()
-        begun = self._synchronised()
+        begun = self.fed.executor.clock()
         yield clock
-        clock.seconds = self._synchronised() - begun
-
-    def _synchronised(self) -> float:
-        if self.fed.device.type == "cuda":
-            torch.cuda.synchronize(self.fed.device)
-        return self.seconds()
+        clock.seconds = self.fed.executor.clock() - begun
 
 
 @dataclass

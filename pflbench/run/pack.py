@@ -15,7 +15,6 @@ import sqlalchemy
 import torch
 
 from pflbench.engine.batched.chunks import SHARE
-from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.federation import Federation
 from pflbench.engine.packed.executor import Pack
 from pflbench.engine.requests import Executor
@@ -120,11 +119,9 @@ def _to_the_end(steps: Generator[Progress, None, None]) -> Generator[Step, None,
         yield Diverged(diverged.message, diverged.hint)  # without the traceback, which keeps the run's tensors
 
 
-def _inner(spec: RunSpec, data_root: Path, device: torch.device, how: Execution) -> BatchedExecutor:
+def _inner(spec: RunSpec, data_root: Path, device: torch.device, how: Execution) -> Executor:
     setting = load_setting(spec, data_root)
-    made = executor(spec, setting, initial_model(spec, setting), device, how)
-    assert isinstance(made, BatchedExecutor), "the loop executor makes one run after another"
-    return made
+    return executor(spec, setting, initial_model(spec, setting), device, how)
 
 
 def _federation(spec: RunSpec, own: Executor, setting: Setting) -> Federation:

@@ -7,9 +7,7 @@ from typing import Any
 
 import sqlalchemy
 
-from pflbench.engine.batched.chunks import in_words
-from pflbench.engine.batched.executor import BatchedExecutor
-from pflbench.engine.packed.executor import PackedExecutor
+from pflbench.engine.memory import in_words
 from pflbench.engine.requests import Executor
 from pflbench.store import write
 
@@ -19,9 +17,7 @@ class Account:
 
     def __init__(self, store: sqlalchemy.Engine, run_id: int, environment: dict[str, Any], executor: Executor) -> None:
         self._store, self._run_id, self._environment = store, run_id, environment
-        self._chunks = executor.chunks if isinstance(executor, BatchedExecutor | PackedExecutor) else None
-        self._pack = executor if isinstance(executor, PackedExecutor) else None
-        self._steps = executor if isinstance(executor, BatchedExecutor | PackedExecutor) else None
+        self._executor = executor
         self._shortages_told = 0
         self._notes: dict[str, str] = dict(environment.get("notes", {}))
         self._untold: list[str] = []
@@ -33,16 +29,11 @@ class Account:
         self._untold += new.values()
 
     def keep(self, last: bool = False) -> None:
-        """Writes notes and how many clients were computed at a time, when that has changed. last: and how the run was packed."""
+        """Writes notes and what the executor tells, when that has changed. last: and how the run was packed."""
         known = {**self._environment}
         if self._notes:
             known["notes"] = dict(self._notes)
-        if self._chunks is not None:
-            known["chunk"] = self._chunks.record()
-        if self._steps is not None:
-            known["steps"] = self._steps.steps()
-        if self._pack is not None and last:
-            known["pack"] = self._pack.record()
+        known |= {name: told for name, told in self._executor.record().items() if last or name != "pack"}
         if known != self._environment:
             self._environment = known
             write.update_run(self._store, self._run_id, environment=known)
@@ -50,8 +41,7 @@ class Account:
     def news(self) -> tuple[str, ...]:
         """What the user should know: shortages of memory and notes, each once."""
         told, self._untold = self._untold, []
-        if self._chunks is not None:
-            new = self._chunks.shortages[self._shortages_told :]
-            self._shortages_told += len(new)
-            told += [in_words(new)] if new else []
+        new = self._executor.shortages()[self._shortages_told :]
+        self._shortages_told += len(new)
+        told += [in_words(new)] if new else []
         return tuple(told)

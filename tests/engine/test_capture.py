@@ -304,7 +304,7 @@ def test_training_with_unfolded_convolutions():
     few = {"n": (6, 8), "lr": 0.05}
     fed = federation("cnn", "batched", **few)
     fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution="unfolded")
-    assert fed.executor.steps()["convolution"] == "unfolded"
+    assert fed.executor.record()["steps"]["convolution"] == "unfolded"
     assert_same(train(make("fedavg"), federation("cnn", "batched", **few), 1), train(make("fedavg"), fed, 1))
 
 

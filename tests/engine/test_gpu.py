@@ -33,7 +33,7 @@ def test_graphs_on_a_gpu_give_the_numbers_of_the_loop_on_a_cpu(name):
     with exact_arithmetic(torch.device("cuda")):
         expected, found = method.deployed(train(method, looped, 2)), method.deployed(train(method, graphed, 2))
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-9)
-    record = graphed.executor.steps()
+    record = graphed.executor.record()["steps"]
     assert record["capture"] == "graph"
     assert record["programs"] > 0
     assert set(record["apart"]) <= {MIXED}

@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from pflbench import methods
 from pflbench.contract.small import federation, tensors, train
 from pflbench.engine import memory
-from pflbench.engine.batched.chunks import SHARE, Chunks, in_words
-from pflbench.engine.memory import Peak
+from pflbench.engine.batched.chunks import SHARE, Chunks
+from pflbench.engine.memory import Peak, in_words
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS
 

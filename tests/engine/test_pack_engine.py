@@ -71,7 +71,7 @@ def test_only_one_goes_on_at_a_time() -> None:
     pack, found = together(*(partial(work, k) for k in range(3)))
     assert found == [0, 1, 2]
     assert at_work == [0, 1, 2] * 5
-    assert pack.executors[0].record() == {"runs": 3, "calls": 5, "apart": 0}
+    assert pack.executors[0].record()["pack"] == {"runs": 3, "calls": 5, "apart": 0}
 
 
 # -- which requests are one ----------------------------------------------------------------------------------------------
@@ -122,4 +122,4 @@ def test_differences_between_requests(first: dict[str, Any], second: dict[str, A
     pack, found = together(partial(work, 0, first), partial(work, 1, second))
     for seed, how in enumerate((first, second)):
         torch.testing.assert_close(found[seed], work(seed, how, None), rtol=0, atol=1e-12)
-    assert [executor.record()["apart"] for executor in pack.executors] == ([1, 0] if apart else [0, 0])
+    assert [executor.record()["pack"]["apart"] for executor in pack.executors] == ([1, 0] if apart else [0, 0])

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 import torch
 
 from pflbench.engine import memory
+from pflbench.engine.memory import Shortage
 
 SHARE = 0.8  # of the free memory: the rest is for what no estimate knows, such as workspaces of kernels and fragmentation
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """Memory did not suffice for so many clients at a time."""
-
-    work: str  # "training" or "evaluation"
-    clients: int
-    then: int  # half as many: what they, and all later ones, were done with
-
-
-def in_words(shortages: Sequence[Shortage]) -> str:
-    """One sentence for each kind of work: of several shortages the first number and the last."""
-    by_work: dict[str, list[Shortage]] = {}
-    for shortage in shortages:
-        by_work.setdefault(shortage.work, []).append(shortage)
-    return " ".join(
-        f"Out of memory in {work} with {of[0].clients} clients at a time: {of[-1].then} at a time from here on, same results."
-        for work, of in by_work.items()
-    )
 
 
 class Chunks:

@@ -22,9 +22,11 @@ from pflbench.engine.batched.programs import Advance, Inputs, Programs, frozen
 from pflbench.engine.batched.steps import Block, blocks
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
+from pflbench.engine.memory import Shortage
 from pflbench.engine.requests import (
     ALL,
     Correct,
+    Direct,
     Executor,
     Given,
     Loss,
@@ -49,7 +51,7 @@ MODELS, BUFFERS, LOSS, LAST, FEATURES = (
 )  # of a state, beside a method's carry
 
 
-class BatchedExecutor:
+class BatchedExecutor(Direct):
     """capture: how steps become programs (engine.capture); None: they are made as they are, as on a CPU.
 
     convolution: one of engine.convolution.CONVOLUTIONS.
@@ -91,9 +93,11 @@ class BatchedExecutor:
         else:
             self.programs.forget()
 
-    def steps(self) -> dict[str, Any]:
-        """For the record of a run: how steps are made."""
-        return {**self.programs.record(), "convolution": self.convolution}
+    def record(self) -> dict[str, Any]:
+        return {"chunk": self.chunks.record(), "steps": {**self.programs.record(), "convolution": self.convolution}}
+
+    def shortages(self) -> Sequence[Shortage]:
+        return self.chunks.shortages
 
     def sgd(
         self,

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflbench.engine.batched.chunks import Chunks
-from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batches import Plan
+from pflbench.engine.memory import Shortage
 from pflbench.engine.packed.join import Request, joinable, joined, split
 from pflbench.engine.packed.threads import Asked, Ended, Said, Turn
 from pflbench.engine.requests import ALL, Correct, Executor, Given, Objective, Step, Trained, Walked
@@ -29,9 +28,8 @@ T = TypeVar("T")
 class Pack:
     """Some runs with the same samples and the same layout of the model; `executors` has one for each of them."""
 
-    def __init__(self, inner: BatchedExecutor, runs: int) -> None:
-        self.chunks: Chunks = inner.chunks
-        self.steps = inner.steps
+    def __init__(self, inner: Executor, runs: int) -> None:
+        self.inner = inner
         self.executors = [PackedExecutor(self, run, inner) for run in range(runs)]
         self._settle = partial(torch.cuda.synchronize, inner.device) if inner.device.type == "cuda" else _nothing
         self._standings = [_Standing() for _ in range(runs)]
@@ -121,14 +119,17 @@ class Pack:
         return self._turns[run].ask(request)
 
     def clock(self, run: int) -> float:
+        self._settle()
         return self._turns[run].clock()
 
     def begin_round(self, run: int, t: int) -> None:
         self._standings[run].begin_round(t)
 
-    def record(self, run: int) -> dict[str, int]:
+    def record(self, run: int) -> dict[str, Any]:
+        """pack: how many runs are in it, the calls of this run, and how many of them were made for it alone."""
         standing = self._standings[run]
-        return {"runs": len(self.executors), "calls": standing.calls, "apart": standing.apart}
+        pack = {"runs": len(self.executors), "calls": standing.calls, "apart": standing.apart}
+        return {**self.inner.record(), "pack": pack}
 
 
 class PackedExecutor:
@@ -137,7 +138,6 @@ class PackedExecutor:
     def __init__(self, pack: Pack, run: int, inner: Executor, first: int = 0, users: set[int] | None = None) -> None:
         self.name = inner.name
         self.device = inner.device
-        self.chunks = pack.chunks
         self._pack, self._run, self._inner, self._first, self._users = pack, run, inner, first, users
 
     def sgd(
@@ -190,20 +190,18 @@ class PackedExecutor:
                 self._inner.close()
 
     def begin_round(self, t: int) -> None:
-        """Says which round is under way. Only runs in the same round are made together; those behind go first."""
+        """Only runs in the same round are made together."""
         self._pack.begin_round(self._run, t)
 
     def clock(self) -> float:
-        """Seconds that this run has taken up to now: its own work, and its part of what was done for several."""
+        """Of this run's own work, and its part of what was done for several."""
         return self._pack.clock(self._run)
 
-    def steps(self) -> dict[str, Any]:
-        """As of the inner executor."""
-        return self._pack.steps()
-
-    def record(self) -> dict[str, int]:
-        """How many runs are in the pack, the calls of this run, and how many of them were made for it alone."""
+    def record(self) -> dict[str, Any]:
         return self._pack.record(self._run)
+
+    def shortages(self) -> Sequence[Shortage]:
+        return self._pack.inner.shortages()
 
     def _ask(self, verb: str, plan: Plan, **arguments: Any) -> Any:
         if self._first:
