@@ -16,7 +16,7 @@ from pflbench.bench.ceilings import measure
 from pflbench.bench.floor import STEADY, floors, work
 from pflbench.bench.rounds import cut
 from pflbench.run.execution import find_device
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     (spec,) = plan(
-        Request((options.method,), (options.dataset,), options.data_dir, options.model, tuple(options.set), rounds=options.round)
+        Wish((options.method,), (options.dataset,), options.data_dir, options.model, tuple(options.set), rounds=options.round)
     )
     setting = cut(load_setting(spec, options.data_dir), options.share, spec.train.batch_size)
     ceilings = measure(find_device(options.device))

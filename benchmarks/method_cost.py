@@ -18,7 +18,7 @@ from pflbench import methods
 from pflbench.bench.rounds import RECEPTION, UNTIMED, UPDATE, Course, cut
 from pflbench.report.paper import seconds_per_iteration
 from pflbench.run.execution import Execution, federation, find_device
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
 
 
@@ -26,7 +26,7 @@ def ratios(name: str, options: argparse.Namespace, how: Execution) -> tuple[list
     """Seconds of the timed rounds of `name`, and of the FedAvg rounds just before them."""
     courses = []
     for method in ("fedavg", name):
-        request = Request(
+        request = Wish(
             (method,), (options.dataset,), options.data_dir, options.model, lr=options.lr, rounds=UNTIMED + options.rounds
         )
         (spec,) = plan(request)

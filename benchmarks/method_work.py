@@ -28,7 +28,7 @@ from pflbench.bench.ceilings import Ceilings
 from pflbench.bench.counting import Work
 from pflbench.bench.rounds import UNTIMED, Course, cut
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 
@@ -74,7 +74,7 @@ def seconds(name: str, options: argparse.Namespace, setting: Setting) -> list[tu
 
 
 def specification(name: str, options: argparse.Namespace) -> RunSpec:
-    asked = Request((name,), (options.dataset,), options.data_dir, options.model, lr=options.lr, rounds=UNTIMED + options.rounds)
+    asked = Wish((name,), (options.dataset,), options.data_dir, options.model, lr=options.lr, rounds=UNTIMED + options.rounds)
     (spec,) = plan(asked)
     return spec
 

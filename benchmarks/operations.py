@@ -33,7 +33,7 @@ from pflbench.engine.batched.capture import Call
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution, federation, find_device
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
 
 VIEWS = {
@@ -97,7 +97,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 def steps(method: str, options: argparse.Namespace) -> list[list[Operation]]:
     """Of each kind of step that two rounds capture."""
-    request = Request((method,), (options.dataset,), options.data_dir, model=options.model, partition="iid")
+    request = Wish((method,), (options.dataset,), options.data_dir, model=options.model, partition="iid")
     (spec,) = plan(request)
     setting = cut(load_setting(spec, options.data_dir), options.share, least=spec.train.batch_size)
     fed, noted = federation(spec, setting, find_device("cpu"), Execution(engine="batched")), Noted()

@@ -40,7 +40,7 @@ from pflbench.bench.rounds import cut
 from pflbench.errors import UserError
 from pflbench.partition import Partition
 from pflbench.run.execution import Execution, federation, find_device
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 
@@ -90,7 +90,7 @@ def on_gpu() -> tuple[Arms, Ratios]:
 
 def specification(dataset: str, method: str, data_dir: Path) -> RunSpec:
     settings = ("fedala.max_init_epochs=1",) if method == "fedala" else ()
-    (spec,) = plan(Request((method,), (dataset,), data_dir, model="cnn", settings=settings))
+    (spec,) = plan(Wish((method,), (dataset,), data_dir, model="cnn", settings=settings))
     return spec
 
 

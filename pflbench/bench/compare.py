@@ -27,7 +27,7 @@ Verdict = Literal["faster", "slower", "no difference", "too few rounds"]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ArmComparison:
     """One arm in both.
 
     speedup: the first measurement's median round over the second's. low, high: its interval, None for too few rounds.
@@ -54,7 +54,7 @@ class Comparison:
         return f"faster {self.speedup:.2f}x ({self.low:.2f}-{self.high:.2f})"
 
 
-def compare(before: Measurement, after: Measurement) -> list[Comparison]:
+def compare(before: Measurement, after: Measurement) -> list[ArmComparison]:
     """The arms that both have. Raises UserError if there are none, or the two did not measure the same work."""
     differing = [name for name in before.setting if before.setting[name] != after.setting.get(name)]
     if differing:
@@ -91,14 +91,14 @@ def _pairs(before: Measurement, after: Measurement) -> list[tuple[Arm, Arm]]:
     return [(arm, later[arm.method, arm.engine]) for arm in before.arms if (arm.method, arm.engine) in later]
 
 
-def _comparison(before: Arm, after: Arm) -> Comparison:
+def _comparison(before: Arm, after: Arm) -> ArmComparison:
     a, b = before.rounds(), after.rounds()
     speedup = median(a) / median(b)
     if min(len(a), len(b)) < FEWEST:
-        return Comparison(before.method, before.engine, median(a), median(b), speedup, None, None, "too few rounds")
+        return ArmComparison(before.method, before.engine, median(a), median(b), speedup, None, None, "too few rounds")
     low, high = interval(a, b)
     verdict: Verdict = "faster" if low > 1 else "slower" if high < 1 else "no difference"
-    return Comparison(before.method, before.engine, median(a), median(b), speedup, low, high, verdict)
+    return ArmComparison(before.method, before.engine, median(a), median(b), speedup, low, high, verdict)
 
 
 def interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The options that several commands share, their help and the completion of names. Names are those of `plan.Request`.
+"""The options that several commands share, their help and the completion of names. Names are those of `plan.Wish`.
 
 A default of None means "the paper's value for this dataset"; the help names it.
 """
@@ -16,7 +16,7 @@ import typer
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.run.plan import Request
+    from pflbench.run.plan import Wish
 
 PARTITION = "Partition"
 TRAINING = "Training"
@@ -100,13 +100,13 @@ def _runs_at_a_time(text: str) -> str:
     return text
 
 
-def request(given: Mapping[str, Any]) -> Request:
-    """The plan.Request of a command's parameters, which bear the names of its fields."""
-    from pflbench.run.plan import Request
+def request(given: Mapping[str, Any]) -> Wish:
+    """The plan.Wish of a command's parameters, which bear the names of its fields."""
+    from pflbench.run.plan import Wish
 
-    known: dict[str, Any] = {field.name: given[field.name] for field in fields(Request) if field.name in given}
+    known: dict[str, Any] = {field.name: given[field.name] for field in fields(Wish) if field.name in given}
     known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-    return Request(**known)
+    return Wish(**known)
 
 
 def _plug_in(context: typer.Context, files: list[Path]) -> list[Path]:

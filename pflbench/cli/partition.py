@@ -14,7 +14,7 @@ from pflbench.cli.progress import data_view
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.run.plan import Request
+    from pflbench.run.plan import Wish
     from pflbench.store.read import PartitionInfo
     from pflbench.store.records import PartitionRecord
 
@@ -69,7 +69,7 @@ def show(
             _print(one)
 
 
-def _made(request: Request) -> list[dict[str, Any]]:
+def _made(request: Wish) -> list[dict[str, Any]]:
     from pflbench import data
     from pflbench.run.plan import plan
     from pflbench.run.setting import load_setting

@@ -199,13 +199,13 @@ def _of_data(given: dict[str, Any], db: str, data_dir: Path) -> style.Drawing | 
         raise missing  # the database cannot be read
 
     from pflbench.reproduce.show import partitions
-    from pflbench.run.plan import Request, partition_options, plan
+    from pflbench.run.plan import Wish, partition_options, plan
 
     try:
         labels = [partition_options(text) for text in given["partitions"]] or [{}]
     except UserError as no_label:
         raise missing or no_label from None
-    asked = [Request(("local",), tuple(given["datasets"]), data_dir, **options) for options in labels]
+    asked = [Wish(("local",), tuple(given["datasets"]), data_dir, **options) for options in labels]
     with data_view() as progress:
         made = distribution.drawing(partitions([spec for request in asked for spec in plan(request)], data_dir, progress))
     if given["datasets"]:

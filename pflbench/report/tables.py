@@ -54,7 +54,7 @@ class Planned:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it takes to run it: options of `pflbench run`, by the names of `plan.Request`."""
+        """What it takes to run it: options of `pflbench run`, by the names of `plan.Wish`."""
         place, method = self.place, self.line.method
         given = {name: getattr(place, name) for name, usual in _DEFAULTS.items() if getattr(place, name) != usual}
         found: dict[str, Any] = {"methods": (method,), "datasets": (place.data,), "model": place.model}
@@ -142,7 +142,7 @@ class Declared:
 
 
 def command(options: Mapping[str, Any]) -> str:
-    """`pflbench run` with these options, which bear the names of `plan.Request` or else of its long options."""
+    """`pflbench run` with these options, which bear the names of `plan.Wish` or else of its long options."""
     words = ["pflbench run"]
     for name, value in options.items():
         flag = _FLAGS.get(name, "--" + name.replace("_", "-"))

@@ -17,7 +17,7 @@ from pflbench.report.papertable import named
 from pflbench.report.tables import TABLES, Declared, Planned, command, printed
 from pflbench.reproduce.scales import SCALES, Scale, proportion
 from pflbench.run.follow import Follow
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.spec import DataSpec, RunSpec
 
 # Tables that the papers do not have, and whose runs they show.
@@ -99,7 +99,7 @@ class Goal:
         for cell in self.cells:
             options = {**self._options(cell), "seeds": seeds or self._seeds}
             keeps = self._keeps(cell)
-            for spec in plan(Request(**options, data_dir=data_dir), parsed):
+            for spec in plan(Wish(**options, data_dir=data_dir), parsed):
                 found.setdefault(spec.key, Wanted(spec, keeps, {**options, **keeps.options}, cell not in self.drawn))
         settings = list(dict.fromkeys((one.spec.data, one.spec.partition) for one in found.values()))
         order = {setting: place for place, setting in enumerate(settings)}

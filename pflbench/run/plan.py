@@ -36,7 +36,7 @@ S = TypeVar("S")
 
 MAX_SEEDS = 1000
 
-# Option (as a field of Request) -> field of the partition's specification. A scheme refuses the options it does not list.
+# Option (as a field of Wish) -> field of the partition's specification. A scheme refuses the options it does not list.
 _COMMON = {"clients": "clients", "partition_seed": "seed", "test_share": "test_share", "central_test": "central_test"}
 SCHEMES: dict[str, dict[str, str]] = {
     "pathological": {**_COMMON, "classes_per_client": "classes_per_client", "balanced": "balanced", "least": "least"},
@@ -73,7 +73,7 @@ _TRAIN_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Request:
+class Wish:
     """The options of `pflbench run`, by the same names. None means "not given": the paper's value for that dataset is used."""
 
     methods: tuple[str, ...] = ()
@@ -112,30 +112,30 @@ class Request:
     dtype: str | None = None
 
 
-def plan(request: Request, parsed: dict[str, DataSpec] | None = None) -> list[RunSpec]:
-    """All runs of a request, validated, in the order dataset, seed, method: results that belong together come together.
+def plan(wish: Wish, parsed: dict[str, DataSpec] | None = None) -> list[RunSpec]:
+    """All runs of a wish, validated, in the order dataset, seed, method: results that belong together come together.
 
     parsed: what -d has named before, kept by the caller of many plans: to look at the data again takes its time.
     Raises UserError for unknown names, values out of range and options that do not belong to the chosen partition.
     """
-    if not request.methods:
+    if not wish.methods:
         raise UserError("No method given.", f"Add -m/--method, one or more of: {', '.join(sorted(methods.names()))}.")
-    names = _names(request)
+    names = _names(wish)
     settings, seeds, places = (
-        _settings(request.settings, names),
-        _seeds(request),
-        _places(request, {} if parsed is None else parsed),
+        _settings(wish.settings, names),
+        _seeds(wish),
+        _places(wish, {} if parsed is None else parsed),
     )
-    trained = [methods.spec(name, settings[name], request.preset) for name in names]
+    trained = [methods.spec(name, settings[name], wish.preset) for name in names]
     specs = [
-        _run(request, dataset, partition, method, seed) for dataset, partition in places for seed in seeds for method in trained
+        _run(wish, dataset, partition, method, seed) for dataset, partition in places for seed in seeds for method in trained
     ]
     warnings(specs)
     return specs
 
 
 def partition_options(label: str) -> dict[str, Any]:
-    """The fields of a Request that ask for a partition by its label: "Dir(0.1)", "Pathological(2)", "Groups(5)", "IID".
+    """The fields of a Wish that ask for a partition by its label: "Dir(0.1)", "Pathological(2)", "Groups(5)", "IID".
 
     Raises UserError for another label.
     """
@@ -154,82 +154,82 @@ def warnings(specs: Sequence[RunSpec]) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def preset_notes(request: Request) -> list[str]:
+def preset_notes(wish: Wish) -> list[str]:
     """What the preset would switch, but does not unless it is asked for by name, since it uses test labels (methods.md 0.6)."""
-    settings = _settings(request.settings, _names(request))
+    settings = _settings(wish.settings, _names(wish))
     return [
-        f"--preset {request.preset} leaves {name} as it is: {item}={value} adapts on test labels. Ask for it: "
+        f"--preset {wish.preset} leaves {name} as it is: {item}={value} adapts on test labels. Ask for it: "
         f"--set {name}.{item}={value}"
-        for name in _names(request)
-        for item, value in methods.load(name).presets_on_test_labels.get(request.preset or "", {}).items()
+        for name in _names(wish)
+        for item, value in methods.load(name).presets_on_test_labels.get(wish.preset or "", {}).items()
         if item not in settings[name]
     ]
 
 
-def _names(request: Request) -> tuple[str, ...]:
-    if request.preset is not None and request.preset not in methods.PRESETS:
-        raise unknown("preset", request.preset, methods.PRESETS)
-    names = dict.fromkeys(request.methods)
+def _names(wish: Wish) -> tuple[str, ...]:
+    if wish.preset is not None and wish.preset not in methods.PRESETS:
+        raise unknown("preset", wish.preset, methods.PRESETS)
+    names = dict.fromkeys(wish.methods)
     for name in names:
         methods.load(name)
-    if request.ala:
+    if wish.ala:
         names = dict.fromkeys(name if name.endswith(SUFFIX) else f"{name}{SUFFIX}" for name in names)
         for name in names:
             methods.load(name)
     return tuple(names)
 
 
-def _places(request: Request, parsed: dict[str, DataSpec]) -> list[tuple[DataSpec, PartitionSpec]]:
-    """Data and partition of each dataset of a request. A PFLlib folder brings its data along: -d then only names the dataset."""
-    scheme, _, path = (request.partition or "dirichlet").partition(":")
+def _places(wish: Wish, parsed: dict[str, DataSpec]) -> list[tuple[DataSpec, PartitionSpec]]:
+    """Data and partition of each dataset of a wish. A PFLlib folder brings its data along: -d then only names the dataset."""
+    scheme, _, path = (wish.partition or "dirichlet").partition(":")
     if scheme not in SCHEMES:
         raise unknown("partition", scheme, SCHEMES)
-    _refuse_foreign_options(request, scheme)
+    _refuse_foreign_options(wish, scheme)
     if scheme == "pfllib":
-        return [_pfllib(request, path)]
+        return [_pfllib(wish, path)]
     if path:
         raise UserError(f"--partition {scheme} takes no path.", "Only pfllib does: --partition pfllib:PATH.")
-    names = dict.fromkeys(request.datasets or ("digits",))
+    names = dict.fromkeys(wish.datasets or ("digits",))
     for text in names:
         if text not in parsed:
-            parsed[text] = data.parse(text, request.data_dir)
-    return [(parsed[text], _partition(request, scheme, parsed[text])) for text in names]
+            parsed[text] = data.parse(text, wish.data_dir)
+    return [(parsed[text], _partition(wish, scheme, parsed[text])) for text in names]
 
 
-def _run(request: Request, dataset: DataSpec, partition: PartitionSpec, method: MethodSpec, seed: int) -> RunSpec:
+def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: MethodSpec, seed: int) -> RunSpec:
     defaults = data.defaults(dataset)
-    model = request.model or defaults.model
+    model = wish.model or defaults.model
     if model not in models.MODELS:
         raise unknown("model", model, models.MODELS)
-    given = _given(request, {name: name for name in _TRAIN_OPTIONS})
+    given = _given(wish, {name: name for name in _TRAIN_OPTIONS})
     lr = data.default_lr(model, dataset.name)
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
     fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}
     return _make(RunSpec, fields)
 
 
-def _partition(request: Request, scheme: str, dataset: DataSpec) -> PartitionSpec:
+def _partition(wish: Wish, scheme: str, dataset: DataSpec) -> PartitionSpec:
     defaults = data.defaults(dataset)
     own: dict[str, dict[str, Any]] = {
         "dirichlet": {"beta": defaults.beta},
         "pathological": {"classes_per_client": defaults.classes_per_client},
     }
-    given = _given(request, SCHEMES[scheme])
+    given = _given(wish, SCHEMES[scheme])
     if "group_sizes" in given:
         given["group_sizes"] = _sizes(given["group_sizes"])
     return _make(_CLASSES[scheme], {"clients": defaults.clients, **own.get(scheme, {}), **given}, SCHEMES[scheme])
 
 
-def _pfllib(request: Request, path: str) -> tuple[DataSpec, PartitionSpec]:
+def _pfllib(wish: Wish, path: str) -> tuple[DataSpec, PartitionSpec]:
     if not path:
         raise UserError("--partition pfllib needs a folder.", "Write --partition pfllib:PATH.")
-    if len(set(request.datasets)) > 1:
+    if len(set(wish.datasets)) > 1:
         raise UserError(
-            f"--partition pfllib:{path} holds one dataset, but -d names {len(set(request.datasets))}.",
+            f"--partition pfllib:{path} holds one dataset, but -d names {len(set(wish.datasets))}.",
             "Give one -d: it names the dataset for the model, the learning rate and the table.",
         )
     partition = describe(Path(path).expanduser().absolute())
-    name = request.datasets[0] if request.datasets else _known_name(Path(path).resolve().name)
+    name = wish.datasets[0] if wish.datasets else _known_name(Path(path).resolve().name)
     if name.partition(":")[0] in data.SOURCES:
         raise UserError(
             f"--partition pfllib:{path} brings its own data, but -d names other data: {name}.",
@@ -255,8 +255,8 @@ def _letters(text: str) -> str:
     return "".join(c for c in text.lower() if c.isalnum())
 
 
-def _refuse_foreign_options(request: Request, scheme: str) -> None:
-    for option in _given(request, {name: name for name in _PARTITION_OPTIONS}):
+def _refuse_foreign_options(wish: Wish, scheme: str) -> None:
+    for option in _given(wish, {name: name for name in _PARTITION_OPTIONS}):
         if option in SCHEMES[scheme]:
             continue
         owners = [name for name, options in SCHEMES.items() if option in options]
@@ -271,9 +271,9 @@ def _refuse_foreign_options(request: Request, scheme: str) -> None:
         )
 
 
-def _given(request: Request, options: Mapping[str, str]) -> dict[str, Any]:
+def _given(wish: Wish, options: Mapping[str, str]) -> dict[str, Any]:
     """The options that were given, under the names of the specification's fields."""
-    values = {field: getattr(request, option) for option, field in options.items()}
+    values = {field: getattr(wish, option) for option, field in options.items()}
     return {field: value for field, value in values.items() if value is not None}
 
 
@@ -297,19 +297,19 @@ def _settings(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, dict[
     return found
 
 
-def _seeds(request: Request) -> list[int]:
-    if request.seeds is None:
-        return [0 if request.seed is None else request.seed]
-    if request.seed is not None:
+def _seeds(wish: Wish) -> list[int]:
+    if wish.seeds is None:
+        return [0 if wish.seed is None else wish.seed]
+    if wish.seed is not None:
         raise UserError("--seed and --seeds exclude each other.", "Write --seed 3 for one run, --seeds 0-4 for several.")
     found: dict[int, None] = {}
-    for part in request.seeds.split(","):
+    for part in wish.seeds.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise UserError(f"--seeds {request.seeds}: '{part.strip()}' is no seed and no range.", "Write 0-4 or 0,2,5.")
+            raise UserError(f"--seeds {wish.seeds}: '{part.strip()}' is no seed and no range.", "Write 0-4 or 0,2,5.")
         end = int(last) if dash else int(first)
         if end - int(first) >= MAX_SEEDS:
-            raise UserError(f"--seeds {request.seeds} asks for more than {MAX_SEEDS} runs of each method.", "Write 0-4 or 0,2,5.")
+            raise UserError(f"--seeds {wish.seeds} asks for more than {MAX_SEEDS} runs of each method.", "Write 0-4 or 0,2,5.")
         found.update(dict.fromkeys(range(int(first), end + 1)))
     return list(found)
 

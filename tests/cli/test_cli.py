@@ -17,7 +17,7 @@ from pflbench.cli import app, main
 from pflbench.cli.options import complete_setting, request
 from pflbench.cli.run import run
 from pflbench.methods import METHODS
-from pflbench.run.plan import Request
+from pflbench.run.plan import Wish
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def test_version_and_help(shell: Shell) -> None:
 
 def test_every_request_can_be_made_on_the_command_line() -> None:
     given = dict.fromkeys(run.__annotations__)
-    assert request({**given, "methods": ["a"]}) == Request(
-        **{name: given[name] for name in Request.__annotations__} | {"methods": ("a",)}
+    assert request({**given, "methods": ["a"]}) == Wish(
+        **{name: given[name] for name in Wish.__annotations__} | {"methods": ("a",)}
     )
 
 

@@ -25,7 +25,7 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
 from pflbench.run import execution
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
 
 CPU = torch.device("cpu")
@@ -334,7 +334,7 @@ def test_the_other_way_is_taken_where_it_is_clearly_faster(grouped, unfolded, ch
 
 def test_ways_are_compared_with_the_run_s_own_model_and_clients(tmp_path, monkeypatch):
     np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
-    request = Request(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", clients=3, beta=50.0, least=4, batch_size=5)
+    request = Wish(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", clients=3, beta=50.0, least=4, batch_size=5)
     (spec,) = plan(request)
     setting = load_setting(spec, tmp_path)
     flat, how = execution.initial_model(spec, setting), execution.Execution("cpu", "batched")

@@ -14,14 +14,14 @@ from pflbench import methods
 from pflbench.contract.small import train
 from pflbench.engine.batched.programs import MIXED
 from pflbench.run.execution import Execution, exact_arithmetic, federation
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def made(name, device, how):
-    request = Request((name,), ("digits",), Path("data"), clients=5, beta=1.0, rounds=3, batch_size=40, dtype="float64")
+    request = Wish((name,), ("digits",), Path("data"), clients=5, beta=1.0, rounds=3, batch_size=40, dtype="float64")
     (spec,) = plan(request)
     return methods.make(spec.method), federation(spec, load_setting(spec, Path("data")), torch.device(device), how)
 

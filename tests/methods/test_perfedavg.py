@@ -19,7 +19,7 @@ from pflbench.errors import UserError
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.perfedavg import PerFedAvg, first_order, hessian_free
 from pflbench.run.evaluation import HEADLINE, evaluate
-from pflbench.run.plan import Request, preset_notes
+from pflbench.run.plan import Wish, preset_notes
 from pflbench.spec import MethodSpec
 
 engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
@@ -278,7 +278,7 @@ def test_communication(hessian, join_ratio):
 def test_adapting_on_test_data_must_be_asked_for_by_name_and_is_marked():
     assert methods.spec("per-fedavg", {}, "fedala2022") == methods.spec("per-fedavg", {})
     assert not methods.spec("per-fedavg", {}).test_labels
-    assert preset_notes(Request(methods=("per-fedavg",), preset="fedala2022")) == [
+    assert preset_notes(Wish(methods=("per-fedavg",), preset="fedala2022")) == [
         "--preset fedala2022 leaves per-fedavg as it is: adapt_on=test2022 adapts on test labels. Ask for it: "
         "--set per-fedavg.adapt_on=test2022"
     ]
@@ -287,7 +287,7 @@ def test_adapting_on_test_data_must_be_asked_for_by_name_and_is_marked():
         (True, "per-fedavg.adapt_on = test2022"),
         (True, "per-fedavg+ala.adapt_on=test2022"),
     ):
-        assert preset_notes(Request(methods=("per-fedavg",), ala=ala, preset="fedala2022", settings=(text,))) == []
+        assert preset_notes(Wish(methods=("per-fedavg",), ala=ala, preset="fedala2022", settings=(text,))) == []
     for name in ("per-fedavg", "per-fedavg+ala"):
         asked = methods.spec(name, {"adapt_on": "test2022"})
         assert asked.test_labels

@@ -263,7 +263,7 @@ def test_a_printed_figure_of_data_is_drawn_without_runs(shell: Shell, monkeypatc
 
 
 def wanted_of_digits(clients: int) -> RunSpec:
-    from pflbench.run.plan import Request, plan
+    from pflbench.run.plan import Wish, plan
 
-    (spec,) = plan(Request(("local",), ("digits",), Path("data"), clients=clients))
+    (spec,) = plan(Wish(("local",), ("digits",), Path("data"), clients=clients))
     return spec

@@ -25,7 +25,7 @@ from pflbench.report.papertable import Part, Table, build
 from pflbench.report.render import FORMATS, render
 from pflbench.report.tables import TABLES as DECLARED
 from pflbench.report.tables import Planned
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.spec import RunSpec
 from pflbench.store import db
 from pflbench.store.read import Select
@@ -51,7 +51,7 @@ def planned(name: str, method: str, **of: Any) -> Planned:
 
 
 def specs(of: Planned, seeds: int = 1, **train: Any) -> list[RunSpec]:
-    return plan(Request(**{**of.options, **train}, seeds=f"0-{seeds - 1}"))
+    return plan(Wish(**{**of.options, **train}, seeds=f"0-{seeds - 1}"))
 
 
 def add(engine: Engine, of: Planned, *accuracies: float, **train: Any) -> list[int]:
@@ -123,7 +123,7 @@ def test_the_command_of_each_cell_makes_the_run_that_belongs_there(name: str) ->
         assert of.reference is None or dict(of.line.varied).items() <= made.method.hyperparameters.items()
 
 
-def parsed(command: str) -> Request:
+def parsed(command: str) -> Wish:
     app = typer.Typer()
     app.command()(run_command)
     return request(typer.main.get_command(app).make_context("run", shlex.split(command)[2:]).params)
@@ -203,7 +203,7 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     add(engine, planned("applicability", "fedrep+ala"), 38.0)
     add(engine, planned("applicability", "fedrep"), 35.0, rounds=10)  # another protocol
     add(engine, planned("applicability", "fedprox+ala"), 40.0)
-    (other,) = plan(Request(**planned("applicability", "fedprox").options, settings=("fedprox.mu=0.1",)))
+    (other,) = plan(Wish(**planned("applicability", "fedprox").options, settings=("fedprox.mu=0.1",)))
     add_run(engine, other, [0.2])  # other hyperparameters
     table = build("applicability", engine, datasets=["tiny"])
     gains = dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))
@@ -222,7 +222,7 @@ def test_a_hyperparameter_that_came_later_tells_runs_apart(engine: Engine) -> No
         return dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))["fedrep+ala"]
 
     def uniform(method: str) -> RunSpec:
-        (one,) = plan(Request(**planned("applicability", method).options, settings=(f"{method}.aggregation=uniform",)))
+        (one,) = plan(Wish(**planned("applicability", method).options, settings=(f"{method}.aggregation=uniform",)))
         return one
 
     with_ala = uniform("fedrep+ala")
@@ -247,7 +247,7 @@ def test_the_papers_improvements_are_its_accuracies_differences() -> None:
 def test_s_and_p_choose_the_row(engine: Engine) -> None:
     for p, value in ((1, 40.0), (2, 39.0), (3, 38.0)):
         add(engine, planned("range", "fedala", dataset="tiny", p=p), value)
-    (other,) = plan(Request(methods=("fedala",), datasets=("tiny",), settings=("fedala.s=40",)))
+    (other,) = plan(Wish(methods=("fedala",), datasets=("tiny",), settings=("fedala.s=40",)))
     add_run(engine, other, [0.9])
     table = build("range", engine)
     tiny, agnews = table.parts
@@ -316,7 +316,7 @@ def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
 
 def test_of_several_sets_of_hyperparameters_the_papers_is_shown_and_the_others_are_told_of(engine: Engine) -> None:
     of = planned("heterogeneity", "ditto", dataset="agnews")
-    (other,) = plan(Request(**of.options, settings=("ditto.lam=1",)))
+    (other,) = plan(Wish(**of.options, settings=("ditto.lam=1",)))
     add_run(engine, other, [0.5])
     alone = build("heterogeneity", engine, datasets=["agnews"])
     assert verdict(alone, "Ditto") == "protocol differs"
@@ -358,7 +358,7 @@ def test_unfinished_runs_are_not_counted(engine: Engine) -> None:
 
 def test_test_labels_stay_marked(engine: Engine) -> None:
     of = planned("heterogeneity", "per-fedavg")
-    (leaking,) = plan(Request(**of.options, settings=("per-fedavg.adapt_on=test2022",)))
+    (leaking,) = plan(Wish(**of.options, settings=("per-fedavg.adapt_on=test2022",)))
     add_run(engine, leaking, [0.5])
     grid = build("heterogeneity", engine).grid()
     row = grid.labels.index("Per-FedAvg ‡")

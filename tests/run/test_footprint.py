@@ -15,7 +15,7 @@ from pflbench.engine.memory import Peak
 from pflbench.run.execution import Execution
 from pflbench.run.execution import federation as made
 from pflbench.run.footprint import footprint
-from pflbench.run.plan import Request, plan
+from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_without_data_there_is_no_estimate(shell):
 
 
 def specs(*names, **more):
-    return plan(Request(methods=names, datasets=("digits",), data_dir=Path("data"), **more))
+    return plan(Wish(methods=names, datasets=("digits",), data_dir=Path("data"), **more))
 
 
 def test_every_method_has_an_estimate_also_for_a_gpu_that_is_not_here():

@@ -12,13 +12,13 @@ import pytest
 from pflbench import partition
 from pflbench.errors import UserError
 from pflbench.methods import METHODS, hyperparameters
-from pflbench.run.plan import SCHEMES, Request, plan
+from pflbench.run.plan import SCHEMES, Wish, plan
 from pflbench.run.setting import load_setting
 from pflbench.spec import DataSpec, Dirichlet, Groups, Pathological, Pfllib, RunSpec
 
 
 def one(**options: object) -> RunSpec:
-    (spec,) = plan(Request(**{"methods": ("fedavg",), "datasets": ("mnist",), **options}))  # type: ignore[arg-type]
+    (spec,) = plan(Wish(**{"methods": ("fedavg",), "datasets": ("mnist",), **options}))  # type: ignore[arg-type]
     return spec
 
 
@@ -69,7 +69,7 @@ def test_every_option_reaches_the_specification() -> None:
 
 
 def test_methods_times_datasets_times_seeds() -> None:
-    specs = plan(Request(methods=("fedavg", "ditto", "fedavg"), datasets=("digits", "mnist"), seeds="0-2,5"))
+    specs = plan(Wish(methods=("fedavg", "ditto", "fedavg"), datasets=("digits", "mnist"), seeds="0-2,5"))
     assert [(s.data.name, s.seed, s.method.name) for s in specs] == [
         (data, seed, method) for data in ("digits", "mnist") for seed in (0, 1, 2, 5) for method in ("fedavg", "ditto")
     ]
@@ -80,35 +80,35 @@ def test_methods_times_datasets_times_seeds() -> None:
 
 
 def test_hyperparameters_are_complete_typed_and_set_by_method() -> None:
-    specs = plan(Request(methods=("fedala", "fedprox"), datasets=("mnist",), settings=("fedala.p=2", "fedprox.mu=0.5")))
+    specs = plan(Wish(methods=("fedala", "fedprox"), datasets=("mnist",), settings=("fedala.p=2", "fedprox.mu=0.5")))
     fedala, fedprox = (spec.method.hyperparameters for spec in specs)
     assert fedala["p"] == 2
     assert isinstance(fedala["p"], int)
     assert (fedala["eta"], fedala["s"]) == (1.0, 80)  # methods.md 1.14
     assert fedprox["mu"] == 0.5
-    plain = plan(Request(methods=("fedprox",), datasets=("mnist",)))[0]
+    plain = plan(Wish(methods=("fedprox",), datasets=("mnist",)))[0]
     assert plain.method.hyperparameters["mu"] == 0.001  # methods.md 1.3
     assert plain.key != specs[1].key
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_hyperparameter_set_to_its_default_is_the_same_run(name: str) -> None:
-    (plain,) = plan(Request(methods=(name,)))
+    (plain,) = plan(Wish(methods=(name,)))
     settings = tuple(f"{name}.{hyper.name}={hyper.default}" for hyper in hyperparameters(name))
-    (said,) = plan(Request(methods=(name,), settings=settings))
+    (said,) = plan(Wish(methods=(name,), settings=settings))
     assert said.key == plain.key
 
 
 def test_ala_is_plugged_into_every_method() -> None:
-    asked = plan(Request(methods=("ditto", "fedprox+ala"), ala=True, settings=("ditto.lam=0.5", "fedprox+ala.p=2")))
-    named = plan(Request(methods=("ditto+ala", "fedprox+ala"), settings=("ditto+ala.lam=0.5", "fedprox+ala.p=2")))
+    asked = plan(Wish(methods=("ditto", "fedprox+ala"), ala=True, settings=("ditto.lam=0.5", "fedprox+ala.p=2")))
+    named = plan(Wish(methods=("ditto+ala", "fedprox+ala"), settings=("ditto+ala.lam=0.5", "fedprox+ala.p=2")))
     assert asked == named
     assert [spec.method.name for spec in asked] == ["ditto+ala", "fedprox+ala"]
     both = {h.name: h.default for name in ("ditto", "fedala") for h in hyperparameters(name)}
     assert asked[0].method.hyperparameters == {**both, "lam": 0.5}
     assert asked[1].method.hyperparameters["p"] == 2
     with pytest.raises(UserError, match=r"fedala\+ala is not possible: FedALA is FedAvg with ALA already"):
-        plan(Request(methods=("fedala",), ala=True))
+        plan(Wish(methods=("fedala",), ala=True))
 
 
 def test_a_preset_switches_hyperparameters_below_what_is_set() -> None:
@@ -233,7 +233,7 @@ def test_the_key_is_that_of_the_content(tmp_path: Path) -> None:
     x, y = np.zeros((8, 4), np.float32), np.arange(8) % 2
     for name in ("a", "b"):
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    request = Request(methods=("fedavg",), datasets=(f"npz:{tmp_path / 'a.npz'}",), clients=2, data_dir=tmp_path)
+    request = Wish(methods=("fedavg",), datasets=(f"npz:{tmp_path / 'a.npz'}",), clients=2, data_dir=tmp_path)
     first = plan(request)[0]
     assert first.key == plan(replace(request, datasets=(f"npz:{tmp_path / 'b.npz'}",)))[0].key
     np.savez(tmp_path / "b.npz", x=x + 1, y=y)
