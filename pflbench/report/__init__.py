@@ -54,7 +54,7 @@ PLOTS = {
     "scalability": Entry("Accuracy and seconds per round over the number of clients", "pflbench.report.scalability:plot"),
     "heterogeneity": Entry("Accuracy over beta of Dirichlet partitions", "pflbench.report.heterogeneity:plot"),
     "elastic": Entry("Elastic Aggregation by partition, participation and local epochs", "pflbench.report.elastic:plot"),
-    "fairness": Entry("Accuracy of the clients by method, its median and worst tenth", "pflbench.report.fairness:plot"),
+    "fairness": Entry("Accuracy of the clients by method, its median and worst tenth", "pflbench.report.figures.fairness:plot"),
     "ranks": Entry("Average ranks of the methods, joined where they do not differ", "pflbench.report.critical_difference:plot"),
     "attention": Entry("Which client's model draws on whose, beside the clients' groups", "pflbench.report.attention:plot"),
     "ala-weights": Entry("ALA's weights by layer and round", "pflbench.report.ala_weights:plot"),

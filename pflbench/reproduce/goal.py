@@ -10,7 +10,7 @@ from typing import Any
 from pflbench import data
 from pflbench.errors import UserError, unknown
 from pflbench.report import labels
-from pflbench.report.figures import DISTRIBUTIONS, FIGURES, DeclaredFigure
+from pflbench.report.declared_figures import DISTRIBUTIONS, FIGURES, DeclaredFigure
 from pflbench.report.paper import Place
 from pflbench.report.papermap import Part, resolve
 from pflbench.report.papertable import named

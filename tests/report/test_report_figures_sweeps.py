@@ -9,7 +9,8 @@ from support.report_database import add_partition, add_run, spec
 from support.swept import SENT, add_clients, clients, sent
 
 from pflbench.errors import UserError
-from pflbench.report import elastic, fairness, heterogeneity, looks, pareto, scalability
+from pflbench.report import elastic, heterogeneity, looks, pareto, scalability
+from pflbench.report.figures import fairness
 from pflbench.report.sweep import sweeps
 from pflbench.store import write
 from pflbench.store.records import RoundRecord

@@ -22,9 +22,9 @@ from support.report_database import add_partition, add_run, spec
 from support.swept import SENT, add_clients, clients, sent
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, interactive, labels, looks, style
+from pflbench.report import PLOTS, interactive, labels, looks, style, web
 from pflbench.report.collect import Row
-from pflbench.report.interactive import FIGURES, Interactive, attention, build, figure
+from pflbench.report.interactive import FIGURES, Interactive, attention, build
 from pflbench.store import db, observed, write
 from pflbench.store.records import RoundRecord
 
@@ -305,7 +305,7 @@ def test_weights_that_move_nothing_have_no_colour_of_the_scale(engine: Engine) -
     assert contrast(word["font"]["color"], to_rgb(word["bgcolor"])) > 7
     assert below["customdata"][0][1][2:] == [2.7e-101, pytest.approx(100 / 3, rel=1e-5)]
     for page in PAGES:
-        plain = [contrast(colour, page) for colour in (attention.BELOW, figure.GREY)]
+        plain = [contrast(colour, page) for colour in (attention.BELOW, web.GREY)]
         assert max(plain) / min(plain) > 1.5, "the two are told apart"
     assert "light grey: less than the scale has" in one.caption
 
@@ -449,11 +449,11 @@ def contrast(colour: str, page: tuple[float, ...]) -> float:
 def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:
     rows = [Row(name, name, 1, {}, 0, looks.of(name)) for name in labels.METHODS]
     for row in rows:
-        assert min(contrast(figure.colour(row), page) for page in PAGES) > 2
+        assert min(contrast(web.colour(row), page) for page in PAGES) > 2
         printed = row.look.colour
-        assert figure.colour(row) == printed or contrast(printed, PAGES[1]) < 2
-    assert len({(figure.colour(row), figure.symbol(row)) for row in rows}) == len(rows)
-    for shade in (*style.shades(6, *figure.SHADES), figure.GREY):
+        assert web.colour(row) == printed or contrast(printed, PAGES[1]) < 2
+    assert len({(web.colour(row), web.symbol(row)) for row in rows}) == len(rows)
+    for shade in (*style.shades(6, *web.SHADES), web.GREY):
         assert min(contrast(shade, page) for page in PAGES) > 2
 
 

@@ -25,7 +25,7 @@ from pflbench.cli.run import run as run_command
 from pflbench.errors import UserError
 from pflbench.partition import make
 from pflbench.report import PLOTS, TABLES
-from pflbench.report.figures import FIGURES
+from pflbench.report.declared_figures import FIGURES
 from pflbench.reproduce.estimate import Clock
 from pflbench.reproduce.goal import Goal, Keeps, Wanted, by_hand, goals
 from pflbench.reproduce.scales import SCALES

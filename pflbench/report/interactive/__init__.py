@@ -14,28 +14,29 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError, unknown
 from pflbench.report import PLOTS, Entry
 from pflbench.report.chosen import Filters
-from pflbench.report.interactive.figure import Interactive, unless_absent
 from pflbench.report.interactive.run import client_accuracy, phases, run_curve, train_loss
+from pflbench.report.web import Interactive, unless_absent
 
 __all__ = ["FIGURES", "Interactive", "build", "client_accuracy", "phases", "run_curve", "train_loss"]
 
+# Those that do not have their `page` in the module of their `plot` yet.
+_APART = {
+    "curves": "curves:figures",
+    "distribution": "clients:distributions",
+    "overhead": "costs:overheads",
+    "scalability": "costs:scalability",
+    "heterogeneity": "costs:heterogeneity",
+    "elastic": "costs:elastic",
+    "ranks": "ranks:figures",
+    "attention": "attention:figures",
+    "ala-weights": "ala:weights",
+    "ala-convergence": "ala:convergence",
+    "trajectory": "trajectory:figures",
+    "loss": "ala:losses",
+}
 FIGURES: Mapping[str, Entry] = {
-    name: Entry(PLOTS[name].title, f"pflbench.report.interactive.{target}")
-    for name, target in {
-        "curves": "curves:figures",
-        "distribution": "clients:distributions",
-        "overhead": "costs:overheads",
-        "scalability": "costs:scalability",
-        "heterogeneity": "costs:heterogeneity",
-        "elastic": "costs:elastic",
-        "fairness": "clients:fairness",
-        "ranks": "ranks:figures",
-        "attention": "attention:figures",
-        "ala-weights": "ala:weights",
-        "ala-convergence": "ala:convergence",
-        "trajectory": "trajectory:figures",
-        "loss": "ala:losses",
-    }.items()
+    name: Entry(plot.title, f"{__name__}.{_APART[name]}" if name in _APART else plot.target.replace(":plot", ":page"))
+    for name, plot in PLOTS.items()
 }
 
 

@@ -8,11 +8,10 @@ from functools import partial
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.report import attention
+from pflbench.report import attention, web
 from pflbench.report.attention import Panel
 from pflbench.report.chosen import Filters, Observed, one_per_line, protocol, with_arrays
-from pflbench.report.interactive import figure as f
-from pflbench.report.interactive.figure import Interactive, Json
+from pflbench.report.web import Interactive, Json
 
 HEIGHT = 520  # pixels
 TICKS = 20
@@ -24,7 +23,7 @@ def figures(engine: Engine, filters: Filters) -> list[Interactive]:
     """After the last round that was kept; of several seeds the first. Raises UserError where no run kept a matrix."""
     found = filters.collect(engine)
     seen = one_per_line(with_arrays(engine, found, attention.ARRAYS, attention.COMMAND))
-    panels, left_out = f.possible(seen, partial(_panel, engine))
+    panels, left_out = web.possible(seen, partial(_panel, engine))
     return [_figure(panel, (*found.notes, *left_out)) for panel in panels]
 
 
@@ -38,7 +37,7 @@ def _figure(panel: Panel, notes: tuple[str, ...]) -> Interactive:
     starts = np.flatnonzero(np.diff(sorted_groups, prepend=-1))
     ends = np.append(starts[1:], len(clients))
     every = max(1, len(clients) // TICKS)
-    across = f.axis(
+    across = web.axis(
         "Client whose model is drawn on",
         tickmode="array",
         tickvals=list(range(0, len(clients), every)),
@@ -46,23 +45,23 @@ def _figure(panel: Panel, notes: tuple[str, ...]) -> Interactive:
         showgrid=False,
         constrain="domain",
     )
-    up = f.axis(
+    up = web.axis(
         "Group: its classes" if panel.groups.true else "Most frequent class",
         tickmode="array",
         tickvals=((starts + ends - 1) / 2).tolist(),
-        ticktext=[f.text(panel.groups.names[sorted_groups[at]]) for at in starts],
+        ticktext=[web.text(panel.groups.names[sorted_groups[at]]) for at in starts],
         showgrid=False,
         autorange="reversed",
         scaleanchor="x",
         constrain="domain",
     )
     shapes = [line for at in (starts[1:] - 0.5).tolist() for line in _separators(at)]
-    return f.make(
+    return web.make(
         "attention",
         panel.seen.title,
         f"{attention.caption([panel], 'light grey')} {protocol([panel.seen.setting])}",
         _matrix(panel),
-        f.layout(across, up, height=HEIGHT, shapes=shapes, annotations=_nothing(panel)),
+        web.layout(across, up, height=HEIGHT, shapes=shapes, annotations=_nothing(panel)),
         notes=(f"After round {panel.round}: {attention.measured(panel)}.", *notes),
         runs=[panel.seen.run.id],
     )
@@ -74,7 +73,7 @@ def _matrix(panel: Panel) -> list[Json]:
     weights, shares, clients = panel.weights[place], 100 * panel.shares[place], panel.order.tolist()
     low, high = attention.scale(weights)
     told = [
-        [[i, j, *f.numbers([weight, share])] for j, weight, share in zip(clients, *row, strict=True)]
+        [[i, j, *web.numbers([weight, share])] for j, weight, share in zip(clients, *row, strict=True)]
         for i, row in zip(clients, zip(weights, shares, strict=True), strict=True)
     ]
     hover: Json = {
@@ -93,11 +92,11 @@ def _matrix(panel: Panel) -> list[Json]:
         span = [-most, most]
     ticks = _ticks(low, high, signed)
     return [
-        _plain(np.isnan(weights), f.GREY) | {"hoverinfo": "skip"},
+        _plain(np.isnan(weights), web.GREY) | {"hoverinfo": "skip"},
         _plain(~there & np.isfinite(weights), BELOW) | hover,
         {
             "type": "heatmap",
-            "z": [f.numbers(row) for row in z],
+            "z": [web.numbers(row) for row in z],
             "colorscale": "RdBu" if signed else "Viridis",
             "reversescale": not signed,  # the more, the darker, as in print
             "zmin": span[0],
@@ -109,7 +108,7 @@ def _matrix(panel: Panel) -> list[Json]:
                 "y": 1.01,
                 "yanchor": "bottom",
                 "thickness": 12,
-                "tickvals": f.numbers(ticks.values()),
+                "tickvals": web.numbers(ticks.values()),
                 "ticktext": list(ticks),
             },
             **hover,
@@ -147,7 +146,7 @@ def _nothing(panel: Panel) -> list[Json]:
 
 
 def _separators(at: float) -> list[Json]:
-    look = {"type": "line", "line": {"color": f.GREY, "width": 1}}
+    look = {"type": "line", "line": {"color": web.GREY, "width": 1}}
     return [
         {**look, "xref": "x", "x0": at, "x1": at, "yref": "y domain", "y0": 0, "y1": 1},
         {**look, "yref": "y", "y0": at, "y1": at, "xref": "x domain", "x0": 0, "x1": 1},

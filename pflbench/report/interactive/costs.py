@@ -10,14 +10,13 @@ from sqlalchemy import Engine
 
 from pflbench.report import elastic as poster
 from pflbench.report import heterogeneity as betas
-from pflbench.report import pareto, scales, sweep
+from pflbench.report import pareto, scales, sweep, web
 from pflbench.report import scalability as clients
 from pflbench.report.chosen import Filters, protocol
 from pflbench.report.collect import Arranged
-from pflbench.report.interactive import figure as f
-from pflbench.report.interactive.figure import Interactive, Json
 from pflbench.report.scales import CostScale
 from pflbench.report.sweep import Measure, Sweep
+from pflbench.report.web import Interactive, Json
 
 SIZES = (9, 14)  # pixels: of a point, of one on the Pareto front
 
@@ -40,18 +39,18 @@ def _overhead(panel: pareto.Panel, which: int, notes: tuple[str, ...]) -> Intera
         "mode": "lines",
         "name": "Pareto front",
         # As long as nothing better is bought, more cost leaves the accuracy where it is.
-        "line": {"shape": "hv", "color": f.GREY, "width": 1.5},
+        "line": {"shape": "hv", "color": web.GREY, "width": 1.5},
         "hoverinfo": "skip",
-        "x": f.numbers(at[k] for k in on_front),
-        "y": f.numbers(accuracy[k] for k in on_front),
+        "x": web.numbers(at[k] for k in on_front),
+        "y": web.numbers(accuracy[k] for k in on_front),
     }
     points = [_point(point, at[k], k in on_front) for k, point in enumerate(panel.points)]
-    return f.make(
+    return web.make(
         "overhead",
         f"{panel.setting.title}: {_without_unit(label)}",
         f"{pareto.caption([panel], pareto.TOLERANCE)} {protocol([panel.setting])}",
         [front, *points],
-        f.layout(_cost_axis(label, scale), f.axis("Test accuracy (%)"), legend=True),
+        web.layout(_cost_axis(label, scale), web.axis("Test accuracy (%)"), legend=True),
         notes=notes,
         runs=[run for point in panel.points for run in point.runs],
     )
@@ -59,28 +58,28 @@ def _overhead(panel: pareto.Panel, which: int, notes: tuple[str, ...]) -> Intera
 
 def _cost_axis(label: str, scale: CostScale | None) -> Json:
     if scale is None:
-        return f.axis(label, rangemode="tozero")
+        return web.axis(label, rangemode="tozero")
     begin = scale.low if scale.nothing is None else scale.nothing
     # Plotly's own would be digits without their power of ten, and no 0.
     ticks = dict(zip(scale.ticks, map("{:g}".format, scale.ticks), strict=True))
     ticks |= {} if scale.nothing is None else {scale.nothing: "0"}
     span = [math.log10(begin / 1.5), math.log10(scale.end)]
-    return f.axis(label, type="log", range=span, tickvals=f.numbers(ticks), ticktext=list(ticks.values()))
+    return web.axis(label, type="log", range=span, tickvals=web.numbers(ticks), ticktext=list(ticks.values()))
 
 
 def _point(point: pareto.Point, at: float, on_front: bool) -> Json:
     """at: on the axis of costs."""
-    label = f.text(point.row.label)
+    label = web.text(point.row.label)
     seconds, megabytes = point.cost
-    told = f"{point.accuracy:.2f} %<br>{seconds:,.1f} s, {megabytes:,.2f} MB<br>{f.of_runs(point.runs)}"
+    told = f"{point.accuracy:.2f} %<br>{seconds:,.1f} s, {megabytes:,.2f} MB<br>{web.of_runs(point.runs)}"
     return {
         "type": "scatter",
         "mode": "markers",
         "name": label,
         "legendgroup": point.row.label,  # entries in groups stand line by line, others in columns as wide as the longest
-        "x": f.numbers([at]),
-        "y": f.numbers([point.accuracy]),
-        "marker": {"color": f.colour(point.row), "symbol": f.point_symbol(point.row), "size": SIZES[on_front]},
+        "x": web.numbers([at]),
+        "y": web.numbers([point.accuracy]),
+        "marker": {"color": web.colour(point.row), "symbol": web.point_symbol(point.row), "size": SIZES[on_front]},
         "hovertemplate": f"<b>{label}</b><br>{told}<extra></extra>",
     }
 
@@ -124,36 +123,38 @@ def _sweep(found: Arranged, of: Sweep, measure: Measure, *, name: str, x: str, c
     """over: for the title, where one setting may have several figures."""
     lines = sweep.lines(found, of, measure)
     runs, common = sweep.of_all(found, [of])
-    ticks = f.numbers(of.values)
-    across = f.axis(x, type="log", tickmode="array", tickvals=ticks, ticktext=[f"{value:g}" for value in of.values])
-    up = f.axis(measure.label, rangemode="tozero" if measure.from_zero else "normal")
-    return f.make(
+    ticks = web.numbers(of.values)
+    across = web.axis(x, type="log", tickmode="array", tickvals=ticks, ticktext=[f"{value:g}" for value in of.values])
+    up = web.axis(measure.label, rangemode="tozero" if measure.from_zero else "normal")
+    return web.make(
         name,
         f"{of.title}: {_without_unit(measure.label)}{over}",
         f"{caption} {common}",
         [_sweep_line(line, of.values, measure) for line in lines],
-        f.layout(across, up, legend=True),
+        web.layout(across, up, legend=True),
         notes=found.notes,
         runs=runs,
     )
 
 
 def _sweep_line(line: sweep.Line, values: Sequence[float], measure: Measure) -> Json:
-    label = f.text(line.row.label)
+    label = web.text(line.row.label)
     places = ".2f" if measure.label.endswith("(%)") else ".3f"
     between = f"%{{customdata[0]:{places}}} to %{{customdata[1]:{places}}}"
-    told = [[*f.numbers([low, high]), f.of_runs(runs)] for low, high, runs in zip(line.low, line.high, line.runs, strict=True)]
+    told = [
+        [*web.numbers([low, high]), web.of_runs(runs)] for low, high, runs in zip(line.low, line.high, line.runs, strict=True)
+    ]
     return {
         "type": "scatter",
         "name": label,
         "legendgroup": line.row.label,
-        "x": f.numbers(line.x),
-        "y": f.numbers(line.mean),
+        "x": web.numbers(line.x),
+        "y": web.numbers(line.mean),
         "error_y": {
             "type": "data",
             "symmetric": False,
-            "array": f.numbers(high - mean for high, mean in zip(line.high, line.mean, strict=True)),
-            "arrayminus": f.numbers(mean - low for low, mean in zip(line.low, line.mean, strict=True)),
+            "array": web.numbers(high - mean for high, mean in zip(line.high, line.mean, strict=True)),
+            "arrayminus": web.numbers(mean - low for low, mean in zip(line.low, line.mean, strict=True)),
             "thickness": 1.2,
             "width": 0,
         },
@@ -162,7 +163,7 @@ def _sweep_line(line: sweep.Line, values: Sequence[float], measure: Measure) -> 
             f"<b>{label}</b><br>%{{xaxis.title.text}}: %{{x}}<br>%{{yaxis.title.text}}: %{{y:{places}}} ({between})"
             "<br>%{customdata[2]}<extra></extra>"
         ),
-        **f.line(line.row),
+        **web.line(line.row),
     }
 
 

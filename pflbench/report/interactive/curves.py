@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import Engine
 
-from pflbench.report import curves
+from pflbench.report import curves, web
 from pflbench.report.chosen import Filters, protocol
 from pflbench.report.curves import Line, Panel
-from pflbench.report.interactive import figure as f
-from pflbench.report.interactive.figure import Interactive, Json
+from pflbench.report.web import Interactive, Json
 from pflbench.store.read import Floats
 
 MARKERS = 8  # to a line
@@ -24,12 +23,12 @@ def figures(engine: Engine, filters: Filters) -> list[Interactive]:
 def _figure(panel: Panel, notes: tuple[str, ...]) -> Interactive:
     bands = [_band(line) for line in panel.lines if len(line.runs) > 1]
     last = int(max((line.x[-1] for line in panel.lines if len(line.x)), default=0))
-    layout = f.layout(
-        f.whole(curves.XS["round"], last, rangemode="tozero"),
-        f.axis("Test accuracy (%)"),
+    layout = web.layout(
+        web.whole(curves.XS["round"], last, rangemode="tozero"),
+        web.axis("Test accuracy (%)"),
         legend=True,
     )
-    return f.make(
+    return web.make(
         "curves",
         panel.setting.title,
         f"{curves.caption([panel], 'round', 'minmax')} {protocol([panel.setting])}",
@@ -41,18 +40,18 @@ def _figure(panel: Panel, notes: tuple[str, ...]) -> Interactive:
 
 
 def _line(line: Line) -> Json:
-    look = f.line(line.row)
+    look = web.line(line.row)
     look["marker"]["maxdisplayed"] = MARKERS
     values, said = _beside(line)
-    label = f.text(line.row.label)
+    label = web.text(line.row.label)
     return {
         "type": "scatter",
         "name": label,
         "legendgroup": line.row.label,
-        "x": f.numbers(line.x),
-        "y": f.numbers(line.mean),
-        "customdata": [f.numbers(point) for point in zip(*values, strict=True)],
-        "hovertemplate": f"<b>{label}</b><br>round %{{x}}: %{{y:.2f}} %{said}<br>{f.of_runs(line.runs)}<extra></extra>",
+        "x": web.numbers(line.x),
+        "y": web.numbers(line.mean),
+        "customdata": [web.numbers(point) for point in zip(*values, strict=True)],
+        "hovertemplate": f"<b>{label}</b><br>round %{{x}}: %{{y:.2f}} %{said}<br>{web.of_runs(line.runs)}<extra></extra>",
         **look,
     }
 
@@ -75,13 +74,13 @@ def _band(line: Line) -> Json:
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": f.text(line.row.label),
+        "name": web.text(line.row.label),
         "legendgroup": line.row.label,
         "showlegend": False,
         "hoverinfo": "skip",
-        "x": f.numbers([*line.x, *line.x[::-1]]),
-        "y": f.numbers([*line.low, *line.high[::-1]]),
+        "x": web.numbers([*line.x, *line.x[::-1]]),
+        "y": web.numbers([*line.low, *line.high[::-1]]),
         "fill": "toself",
-        "fillcolor": f.faint(f.colour(line.row)),
+        "fillcolor": web.faint(web.colour(line.row)),
         "line": {"width": 0},
     }

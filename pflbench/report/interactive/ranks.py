@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.report import ranks
+from pflbench.report import ranks, web
 from pflbench.report.chosen import Filters, protocol
-from pflbench.report.interactive import figure as f
-from pflbench.report.interactive.figure import Interactive, Json
 from pflbench.report.ranks import Ranks
 from pflbench.report.statistics import LEVEL
+from pflbench.report.web import Interactive, Json
 
 ROW, AROUND = 30, 100  # pixels in height: for a method, beside them
 
@@ -22,37 +21,37 @@ def figures(engine: Engine, filters: Filters) -> list[Interactive]:
     )
     order = np.argsort(table.average, kind="stable").tolist()
     count = len(order)
-    names = [f.text(table.rows[i].label) for i in order]
-    y = f.axis("", range=[count - 0.4, -0.6], tickmode="array", tickvals=list(range(count)), ticktext=names)
-    layout = f.layout(f.axis("Average rank (1 is best)"), y, height=AROUND + ROW * count)
+    names = [web.text(table.rows[i].label) for i in order]
+    y = web.axis("", range=[count - 0.4, -0.6], tickmode="array", tickvals=list(range(count)), ticktext=names)
+    layout = web.layout(web.axis("Average rank (1 is best)"), y, height=AROUND + ROW * count)
     runs = [run for row in table.runs for run in row]
     data = [_points(table, order)]
-    return [f.make("ranks", "Average ranks", _caption(table), data, layout, notes=table.notes, runs=runs)]
+    return [web.make("ranks", "Average ranks", _caption(table), data, layout, notes=table.notes, runs=runs)]
 
 
 def _points(table: Ranks, order: list[int]) -> Json:
     rows = [table.rows[i] for i in order]
-    bars = {"type": "constant", "value": table.critical / 2, "thickness": 2, "width": 0, "color": f.GREY}
+    bars = {"type": "constant", "value": table.critical / 2, "thickness": 2, "width": 0, "color": web.GREY}
     best = order[0]
     return {
         "type": "scatter",
         "mode": "markers",
-        "x": f.numbers(table.average[i] for i in order),
+        "x": web.numbers(table.average[i] for i in order),
         "y": list(range(len(order))),
-        "marker": {"color": [f.colour(row) for row in rows], "symbol": [f.point_symbol(row) for row in rows], "size": 11},
+        "marker": {"color": [web.colour(row) for row in rows], "symbol": [web.point_symbol(row) for row in rows], "size": 11},
         # Where Friedman's test finds no difference, there is none to read off.
         **({"error_x": bars} if table.rejected else {}),
         "customdata": [
             [
-                f.text(table.rows[i].label),
-                *f.numbers([table.accuracy[i].mean(), table.nemenyi[i, best]]),
-                f.of_runs(table.runs[i]),
+                web.text(table.rows[i].label),
+                *web.numbers([table.accuracy[i].mean(), table.nemenyi[i, best]]),
+                web.of_runs(table.runs[i]),
             ]
             for i in order
         ],
         "hovertemplate": (
             "<b>%{customdata[0]}</b>: rank %{x:.2f}<br>mean over settings %{customdata[1]:.2f} %"
-            f"<br>p (Nemenyi) against {f.text(table.rows[best].label)}: %{{customdata[2]:.3g}}"
+            f"<br>p (Nemenyi) against {web.text(table.rows[best].label)}: %{{customdata[2]:.3g}}"
             "<br>%{customdata[3]}<extra></extra>"
         ),
     }

@@ -8,10 +8,9 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import looks
+from pflbench.report import looks, web
 from pflbench.report.curves import POINTS
-from pflbench.report.interactive import figure as f
-from pflbench.report.interactive.figure import Interactive, Json
+from pflbench.report.web import Interactive, Json
 from pflbench.store import read
 from pflbench.store.history import History, Second, history, method, second_series
 from pflbench.store.read import Clients, Floats, Integers
@@ -31,18 +30,18 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
     if found.best is None:
         return None
     t, best = int(found.round[found.best]), 100 * found.accuracy[found.best]
-    colour = f.colour_of(name)
-    others = [other for other in looks.COLOURS if f.COLOURS.get(other, other) == other != colour]
+    colour = web.colour_of(name)
+    others = [other for other in looks.COLOURS if web.COLOURS.get(other, other) == other != colour]
     second = second_series(engine, run_id)
     series = [
         _accuracy(HEADLINE, found.round, found.accuracy, found.test_loss, colour, "solid"),
         *(_second(of, others[k % len(others)]) for k, of in enumerate(second)),
         _best(t, best),
     ]
-    layout = f.layout(_rounds(found), f.axis("Test accuracy (%)"), legend=True)
+    layout = web.layout(_rounds(found), web.axis("Test accuracy (%)"), legend=True)
     title = "Accuracy over rounds"
     caption = f"Test accuracy, {POOLED}; round t: after t rounds, before the clients train again. Best: {best:.2f} %, round {t}."
-    return f.make(f"run-{run_id}", title, caption, series, layout, runs=[run_id])
+    return web.make(f"run-{run_id}", title, caption, series, layout, runs=[run_id])
 
 
 def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
@@ -53,14 +52,14 @@ def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
     try:
         clients = read.clients(engine, run_id, int(found.round[found.best]))
     except UserError as error:
-        f.unless_absent(error)
+        web.unless_absent(error)
         return None
     partition = read.run(engine, run_id, last=1).partition
     trained = None if partition is None else partition.train.sum(axis=1)
-    layout = f.layout(f.whole("Client", len(clients.client)), f.axis("Test accuracy (%)", range=[0, 100]))
+    layout = web.layout(web.whole("Client", len(clients.client)), web.axis("Test accuracy (%)", range=[0, 100]))
     caption = f"Accuracy of each client on its own test data after round {clients.round}, the run's best."
-    bars = _clients(clients, trained, f.colour_of(name))
-    return f.make(f"run-{run_id}", "Accuracy by client", caption, [bars], layout, runs=[run_id])
+    bars = _clients(clients, trained, web.colour_of(name))
+    return web.make(f"run-{run_id}", "Accuracy by client", caption, [bars], layout, runs=[run_id])
 
 
 def train_loss(engine: Engine, run_id: int) -> Interactive | None:
@@ -73,14 +72,14 @@ def train_loss(engine: Engine, run_id: int) -> Interactive | None:
     trace = {
         "type": "scatter",
         "mode": "lines",
-        "x": f.numbers(found.round[at]),
-        "y": f.numbers(found.train_loss[at]),
-        "line": {"color": f.colour_of(name), "width": 2},
+        "x": web.numbers(found.round[at]),
+        "y": web.numbers(found.train_loss[at]),
+        "line": {"color": web.colour_of(name), "width": 2},
         "hovertemplate": "round %{x}: %{y:.4f}<extra></extra>",
     }
-    layout = f.layout(_rounds(found), f.axis("Training loss"))
+    layout = web.layout(_rounds(found), web.axis("Training loss"))
     caption = "Mean loss over the local steps of a round, weighted by the clients' numbers of samples."
-    return f.make(f"run-{run_id}", "Training loss", caption, [trace], layout, runs=[run_id])
+    return web.make(f"run-{run_id}", "Training loss", caption, [trace], layout, runs=[run_id])
 
 
 def phases(engine: Engine, run_id: int) -> Interactive | None:
@@ -95,14 +94,14 @@ def phases(engine: Engine, run_id: int) -> Interactive | None:
     ends = [(int(found.round[part[0]]), int(found.round[part[-1]])) for part in parts]
     means = np.array([np.nan_to_num(spent[:, part]).mean(axis=1) for part in parts]).T
     areas = [_area(name, ends, of, colour) for name, of, colour in zip(PHASES, means, COLOURS, strict=True)]
-    layout = f.layout(_rounds(found), f.axis("Time per round (s)", rangemode="tozero"), legend=True)
+    layout = web.layout(_rounds(found), web.axis("Time per round (s)", rangemode="tozero"), legend=True)
     several = f" Each point: the mean over up to {len(parts[0])} rounds." if len(parts[0]) > 1 else ""
     caption = f"Seconds that each phase of a round took. Evaluation is not part of the training time.{several}"
-    return f.make(f"run-{run_id}", "Seconds by phase", caption, areas, layout, runs=[run_id])
+    return web.make(f"run-{run_id}", "Seconds by phase", caption, areas, layout, runs=[run_id])
 
 
 def _rounds(of: History) -> Json:
-    return f.whole("Round", int(of.round[-1]), rangemode="tozero")
+    return web.whole("Round", int(of.round[-1]), rangemode="tozero")
 
 
 def _spread(count: int) -> Integers:
@@ -116,12 +115,12 @@ def _accuracy(name: str, rounds: Integers, accuracy: Floats, loss: Floats, colou
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": f.text(name),
-        "x": f.numbers(rounds[at]),
-        "y": f.numbers(100 * accuracy[at]),
-        "customdata": f.numbers(loss[at]),
+        "name": web.text(name),
+        "x": web.numbers(rounds[at]),
+        "y": web.numbers(100 * accuracy[at]),
+        "customdata": web.numbers(loss[at]),
         "line": {"color": colour, "dash": dash, "width": 2},
-        "hovertemplate": f"{f.text(name)}<br>round %{{x}}: %{{y:.2f}} %<br>test loss %{{customdata:.4f}}<extra></extra>",
+        "hovertemplate": f"{web.text(name)}<br>round %{{x}}: %{{y:.2f}} %<br>test loss %{{customdata:.4f}}<extra></extra>",
     }
 
 
@@ -135,8 +134,8 @@ def _best(round: int, accuracy: float) -> Json:
         "mode": "markers",
         "name": "best",
         "x": [round],
-        "y": f.numbers([accuracy]),
-        "marker": {"symbol": "star", "size": 12, "color": f.GREY},
+        "y": web.numbers([accuracy]),
+        "marker": {"symbol": "star", "size": 12, "color": web.GREY},
         "hovertemplate": "best: round %{x}: %{y:.2f} %<extra></extra>",
     }
 
@@ -146,7 +145,7 @@ def _clients(clients: Clients, trained: Integers | None, colour: str) -> Json:
     return {
         "type": "bar",
         "x": clients.client.tolist(),
-        "y": f.numbers(100 * clients.correct / clients.total),
+        "y": web.numbers(100 * clients.correct / clients.total),
         "marker": {"color": colour},
         "customdata": list(_samples(clients, trained)),
         "hovertemplate": (
@@ -161,7 +160,7 @@ def _samples(clients: Clients, trained: Integers | None) -> Iterator[list[int | 
         clients.client.tolist(), clients.correct.tolist(), clients.total.tolist(), clients.loss.tolist(), strict=True
     ):
         both = "" if trained is None else f"<br>{total + trained[client]:,} samples with those to train on"
-        yield [correct, total, *f.numbers([loss / total]), both]
+        yield [correct, total, *web.numbers([loss / total]), both]
 
 
 def _area(name: str, ends: list[tuple[int, int]], seconds: Floats, colour: str) -> Json:
@@ -172,9 +171,9 @@ def _area(name: str, ends: list[tuple[int, int]], seconds: Floats, colour: str) 
         "name": name,
         "stackgroup": "seconds",
         "x": [last for _, last in ends],
-        "y": f.numbers(seconds),
+        "y": web.numbers(seconds),
         "line": {"color": colour, "width": 1},
-        "fillcolor": f.faint(colour, 0.8),
+        "fillcolor": web.faint(colour, 0.8),
         "customdata": [str(first) if first == last else f"{first} to {last}" for first, last in ends],
         "hovertemplate": f"{name}<br>round %{{customdata}}: %{{y:.3f}} s<extra></extra>",
     }

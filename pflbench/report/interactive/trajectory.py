@@ -8,12 +8,11 @@ from functools import partial
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.report import trajectory
+from pflbench.report import trajectory, web
 from pflbench.report.chosen import Filters, Observed, protocol
 from pflbench.report.collect import Arranged
-from pflbench.report.interactive import figure as f
-from pflbench.report.interactive.figure import Interactive, Json
 from pflbench.report.trajectory import Matrix, Paths, Plane
+from pflbench.report.web import Interactive, Json
 from pflbench.store import observed
 
 HEIGHT = 520  # pixels
@@ -26,7 +25,7 @@ SHADE = [[0, "rgba(128,128,128,0.02)"], [1, "rgba(128,128,128,0.35)"]]
 def figures(engine: Engine, filters: Filters) -> list[Interactive]:
     """Of every client that was followed; of several seeds that with the most runs. Raises UserError when there are no runs."""
     found = filters.collect(engine)
-    panels, left_out = f.possible(_followed(engine, found), partial(_panel, engine))
+    panels, left_out = web.possible(_followed(engine, found), partial(_panel, engine))
     return [_figure(*panel, notes=(*found.notes, *left_out)) for panel in panels]
 
 
@@ -49,14 +48,14 @@ def _figure(paths: Paths, plane: Plane, surface: Matrix | None, notes: tuple[str
     first = paths.seen[0]
     traces = [trace for one, at in zip(paths.seen, plane.at, strict=True) for trace in _path(one, paths.rounds, at)]
     share = [f"{100 * part:.0f} % of the variance" for part in plane.explained]
-    return f.make(
+    return web.make(
         "trajectory",
         f"{first.setting.title}: client {paths.client}",
         f"{trajectory.caption(paths, plane, surface is not None)} {protocol([first.setting])}",
         [*([] if surface is None else [_contours(surface)]), *traces],
-        f.layout(
-            f.axis(f"First principal component ({share[0]})", showgrid=False),
-            f.axis(f"Second principal component ({share[1]})", showgrid=False),
+        web.layout(
+            web.axis(f"First principal component ({share[0]})", showgrid=False),
+            web.axis(f"Second principal component ({share[1]})", showgrid=False),
             legend=True,
             height=HEIGHT,
             annotations=[
@@ -70,7 +69,7 @@ def _figure(paths: Paths, plane: Plane, surface: Matrix | None, notes: tuple[str
 
 def _path(one: Observed, rounds: tuple[int, ...], at: Matrix) -> list[Json]:
     """at [rounds, 2, 2]: thick steps for local training, thin ones for what aggregation and local initialisation do after it."""
-    colour, group = f.colour(one.row), {"type": "scatter", "name": f.text(one.row.label), "legendgroup": one.row.label}
+    colour, group = web.colour(one.row), {"type": "scatter", "name": web.text(one.row.label), "legendgroup": one.row.label}
     apart = np.concatenate([at, np.full_like(at[:, :1], np.nan)], axis=1)
     return [
         {
@@ -106,15 +105,15 @@ def _beginning(one: Observed, rounds: tuple[int, ...], at: Matrix) -> list[Json]
     begins = one.row.hyperparameters.get("start_round")
     if begins not in rounds[1:]:
         return []
-    x, y = f.numbers(at[rounds.index(begins), 0])
-    look = {"arrowcolor": f.GREY, "arrowwidth": 1, "arrowhead": 0, "ax": 60, "ay": -40}
+    x, y = web.numbers(at[rounds.index(begins), 0])
+    look = {"arrowcolor": web.GREY, "arrowwidth": 1, "arrowhead": 0, "ax": 60, "ay": -40}
     return [{"x": x, "y": y, "text": f"ALA from round {begins}", **look}]
 
 
 def _points(at: Matrix) -> Json:
     """at [..., 2]"""
     x, y = at.reshape(-1, 2).T
-    return {"x": f.numbers(x), "y": f.numbers(y)}
+    return {"x": web.numbers(x), "y": web.numbers(y)}
 
 
 def _levels(surface: Matrix) -> tuple[Matrix, bool]:
@@ -130,14 +129,14 @@ def _contours(surface: Matrix) -> Json:
     drawn, at = (np.log10(loss), np.log10(levels)) if logarithmic else (loss, levels)
     return {
         "type": "contour",
-        "x": f.numbers(surface[0, :, 0]),
-        "y": f.numbers(surface[:, 0, 1]),
-        "z": [f.numbers(row) for row in drawn],
-        "customdata": [f.numbers(row) for row in loss],
+        "x": web.numbers(surface[0, :, 0]),
+        "y": web.numbers(surface[:, 0, 1]),
+        "z": [web.numbers(row) for row in drawn],
+        "customdata": [web.numbers(row) for row in loss],
         "contours": {"start": float(at[0]), "end": float(at[-1]), "size": float(at[1] - at[0])},
         "colorscale": SHADE,
         "showscale": False,
-        "line": {"color": f.GREY, "width": 0.5},
+        "line": {"color": web.GREY, "width": 0.5},
         "hovertemplate": "loss %{customdata:.4g}<extra></extra>",
     }
 
