@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "data": {"spec", "errors", "_torchvision"},
     "partition": {"spec", "errors"},
     "models": {"errors", "_torchvision"},
-    "engine": {"spec", "errors", "models"},
+    "engine": {"spec", "errors", "models", "environment"},
     "methods": {"engine", "spec", "errors"},
     # Ships with the package, since third parties test with it: it drives methods as `run` does, on data of its own.
     "contract": {"methods", "engine", "models", "run", "spec", "errors"},

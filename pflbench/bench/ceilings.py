@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pflbench.bench.clock import synchronised
+from pflbench.engine import devices
 from pflbench.engine.loop import cores
 
 TRIES = 7
@@ -62,9 +62,9 @@ def _best(what: Callable[[], object], device: torch.device) -> float:
     what()
     found: list[float] = []
     while len(found) < TRIES or sum(found) < SECONDS:
-        begun = synchronised(device)
+        begun = devices.seconds(device)
         what()
-        found.append(synchronised(device) - begun)
+        found.append(devices.seconds(device) - begun)
     return min(found)
 
 

@@ -13,6 +13,7 @@ from pflbench import environment
 from pflbench.bench import ceilings, floor
 from pflbench.bench.arms import Way, arm
 from pflbench.bench.rounds import UNTIMED
+from pflbench.engine import devices
 from pflbench.errors import UserError
 from pflbench.run.execution import exact_arithmetic
 from pflbench.run.setting import Setting
@@ -50,10 +51,9 @@ def measure(
                 progress("rounds", done + 1, len(turns))
         steps = {f"{one.method} {one.way.name}": told for one in running if (told := one.arm.steps())}
         described = {**environment.describe(), "torch_threads": torch.get_num_threads(), "command": command, "steps": steps}
+        described |= devices.software(device)
     arms = tuple(one.record(of_method[one.method]) for one in running)
-    if device.type == "cuda":
-        described["cuda"] = torch.version.cuda
-    return Measurement(_device_name(device), _work(specs[0], setting, share), asdict(limits), arms, described, name)
+    return Measurement(devices.name(device), _work(specs[0], setting, share), asdict(limits), arms, described, name)
 
 
 class _Running:
@@ -67,10 +67,10 @@ class _Running:
         self.peak = 0
 
     def round(self, timed: bool) -> None:
-        self._reset_peak()
+        devices.reset_peak(self.device)
         seconds = self.arm.round()
         if timed:
-            self.peak = max(self.peak, self._peak())
+            self.peak = max(self.peak, devices.peak(self.device))
             for phase, found in seconds.items():
                 self.seconds[phase].append(found)
 
@@ -81,29 +81,15 @@ class _Running:
     def close(self) -> None:
         self.arm.close()
 
-    def _reset_peak(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            environment.reset_peak_memory()
-
-    def _peak(self) -> int:
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.max_memory_allocated(self.device) if on_gpu else environment.peak_resident_memory()
-
 
 @contextmanager
 def _memory_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
-    except torch.cuda.OutOfMemoryError:
+    except torch.OutOfMemoryError:
         raise UserError(
             f"Out of GPU memory on {device}.", "All methods and executors are held at once: measure fewer, or a smaller --share."
         ) from None
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else environment.processor()
 
 
 def _work(spec: RunSpec, setting: Setting, share: float) -> dict[str, object]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 
-from pflbench.bench.clock import synchronised
 from pflbench.engine.federation import Federation
 from pflbench.methods.base import Method
 from pflbench.partition import Partition
@@ -48,7 +46,7 @@ class Course:
     def timed_round(self, clock: Callable[[], float] | None = None) -> dict[str, float]:
         """The next round: seconds of each phase, on the clock of its device or another one."""
         seconds: dict[str, float] = {}
-        now = clock or partial(synchronised, self.fed.device)
+        now = clock or self.fed.executor.clock
 
         @contextmanager
         def timed(phase: str) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Shortage
 
@@ -158,9 +158,7 @@ class Direct:
         """All is made in the order in which it is asked for."""
 
     def clock(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        return devices.seconds(self.device)
 
     def record(self) -> dict[str, Any]:
         return {}

@@ -184,7 +184,7 @@ def memory_errors(how: Execution, device: torch.device) -> Iterator[None]:
     """Out of GPU memory is the user's to mend."""
     try:
         yield
-    except torch.cuda.OutOfMemoryError:
+    except torch.OutOfMemoryError:
         hint = "--chunk N trains N clients at a time (try a quarter of the cohort)"
         if how.engine == "loop":
             hint = "A smaller --batch-size or model needs less"

@@ -14,6 +14,7 @@ import sqlalchemy
 import torch
 
 from pflbench import environment, methods
+from pflbench.engine import devices
 from pflbench.engine.federation import Federation
 from pflbench.engine.ledger import COUNTERS
 from pflbench.engine.scores import Scores
@@ -239,7 +240,7 @@ class _Loop:
             # What is tested may be a copy that is not trained in a round's update, only made from what is.
             "train_loss": ledger.train_loss.get(self.method.slot, ledger.train_loss.get("model")),
             "participants": participants,
-            "peak_memory": self._peak_memory(),
+            "peak_memory": devices.peak(self.fed.device),
         }
 
     def _evaluate(self, fed: Federation, before: Any, state: Any, S: torch.Tensor) -> dict[str, Any]:
@@ -278,11 +279,6 @@ class _Loop:
             float(told.get("seconds") or 0.0),
             self.account.news(),
         )
-
-    def _peak_memory(self) -> int:
-        if self.fed.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.fed.device)
-        return environment.peak_resident_memory()
 
     @contextmanager
     def _clock(self) -> Iterator[_Clock]:
@@ -327,7 +323,6 @@ def _begin(
 ) -> dict[str, Any]:
     """Marks the run as running. Returns what was written down of where and how it is made, with notes of earlier rounds."""
     device = fed.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else environment.processor()
     described = {
         **environment.describe(),
         "command": command,
@@ -340,9 +335,9 @@ def _begin(
         described["plugin"] = plugin
     if "notes" in run.environment:
         described["notes"] = run.environment["notes"]
-    if device.type == "cuda":
-        described["cuda"] = torch.version.cuda
-        torch.cuda.reset_peak_memory_stats(device)
+    described |= devices.software(device)
+    if device.type != "cpu":  # of a CPU, what loading the data has taken counts
+        devices.reset_peak(device)
     write.update_run(
         store,
         run.id,
@@ -353,7 +348,7 @@ def _begin(
         partition_id=write.save_partition(store, setting.record),
         parameters=fed.flat.size,
         engine=fed.executor.name,
-        device=name,
+        device=devices.name(device),
         environment=described,
     )
     return described
@@ -373,7 +368,7 @@ def _marked(store: sqlalchemy.Engine, spec: RunSpec, loop: _Loop) -> Iterator[No
         write.update_run(store, loop.run_id, status="diverged", message=message, finished_at=now())
         loop.checkpoints.remove()
         raise Diverged(message, error.hint) from None
-    except torch.cuda.OutOfMemoryError:
+    except torch.OutOfMemoryError:
         _stop(store, loop, "failed", "out of GPU memory")
         raise
     except Exception as error:

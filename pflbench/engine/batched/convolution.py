@@ -6,12 +6,13 @@ as a row (im2col), and a product of matrices for each client does the rest. Whic
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from pflbench.engine import devices
 
 CONVOLUTIONS = ("grouped", "unfolded")
 REPEATS = 3
@@ -61,13 +62,7 @@ def _seconds(device: torch.device, call: Callable[[], object]) -> float:
     call()
     found = []
     for _ in range(REPEATS):
-        begun = _now(device)
+        begun = devices.seconds(device)
         call()
-        found.append(_now(device) - begun)
+        found.append(devices.seconds(device) - begun)
     return min(found)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Shortage
 from pflbench.engine.packed.join import Request, joinable, joined, split
@@ -31,7 +31,7 @@ class Pack:
     def __init__(self, inner: Executor, runs: int) -> None:
         self.inner = inner
         self.executors = [PackedExecutor(self, run, inner) for run in range(runs)]
-        self._settle = partial(torch.cuda.synchronize, inner.device) if inner.device.type == "cuda" else _nothing
+        self._settle = partial(devices.synchronise, inner.device)
         self._standings = [_Standing() for _ in range(runs)]
         self._turns: list[Turn] = []
         self._requests: dict[int, Request] = {}
@@ -238,7 +238,3 @@ class _Standing:
 def _kind(request: Request) -> tuple[Any, ...]:
     step = request.arguments.get("step")
     return request.executor, request.verb, step.func if isinstance(step, partial) else step
-
-
-def _nothing() -> None:
-    pass
