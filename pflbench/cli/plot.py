@@ -162,7 +162,8 @@ def plot(
 
 def _printed(number: str, given: dict[str, Any], data_dir: Path) -> style.Drawing:
     """A figure of the FedALA paper on data alone, with what it shows there, whatever the database has."""
-    from pflbench.report import distribution, labels
+    from pflbench.report import labels
+    from pflbench.report.figures import distribution
     from pflbench.reproduce.goal import goals
     from pflbench.reproduce.show import partitions
 
@@ -182,7 +183,7 @@ def _printed(number: str, given: dict[str, Any], data_dir: Path) -> style.Drawin
 
 def _of_data(given: dict[str, Any], db: str, data_dir: Path) -> style.Drawing | None:
     """The one figure that needs no run: drawn from data and partition where the database has not stored what is asked for."""
-    from pflbench.report import distribution
+    from pflbench.report.figures import distribution
 
     if any(value not in (None, []) for option, value in given.items() if option not in ("datasets", "partitions")):
         return None  # which will be refused

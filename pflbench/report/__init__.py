@@ -48,12 +48,14 @@ TABLES = {
     },
 }
 PLOTS = {
-    "curves": Entry("Accuracy over rounds or seconds, mean and band over seeds", "pflbench.report.curves:plot"),
-    "distribution": Entry("Samples per client and class of each partition", "pflbench.report.distribution:plot"),
-    "overhead": Entry("Accuracy over training time and over bytes sent, with the Pareto front", "pflbench.report.pareto:plot"),
-    "scalability": Entry("Accuracy and seconds per round over the number of clients", "pflbench.report.scalability:plot"),
-    "heterogeneity": Entry("Accuracy over beta of Dirichlet partitions", "pflbench.report.heterogeneity:plot"),
-    "elastic": Entry("Elastic Aggregation by partition, participation and local epochs", "pflbench.report.elastic:plot"),
+    "curves": Entry("Accuracy over rounds or seconds, mean and band over seeds", "pflbench.report.figures.curves:plot"),
+    "distribution": Entry("Samples per client and class of each partition", "pflbench.report.figures.distribution:plot"),
+    "overhead": Entry(
+        "Accuracy over training time and over bytes sent, with the Pareto front", "pflbench.report.figures.overhead:plot"
+    ),
+    "scalability": Entry("Accuracy and seconds per round over the number of clients", "pflbench.report.figures.scalability:plot"),
+    "heterogeneity": Entry("Accuracy over beta of Dirichlet partitions", "pflbench.report.figures.heterogeneity:plot"),
+    "elastic": Entry("Elastic Aggregation by partition, participation and local epochs", "pflbench.report.figures.elastic:plot"),
     "fairness": Entry("Accuracy of the clients by method, its median and worst tenth", "pflbench.report.figures.fairness:plot"),
     "ranks": Entry("Average ranks of the methods, joined where they do not differ", "pflbench.report.critical_difference:plot"),
     "attention": Entry("Which client's model draws on whose, beside the clients' groups", "pflbench.report.attention:plot"),

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pflbench.errors import NothingYet
-from pflbench.report import labels, style
+from pflbench.report import labels, style, web
 from pflbench.report.chosen import protocol
 from pflbench.report.collect import Arranged, Row
 from pflbench.report.layout import Sheet, lettered
+from pflbench.report.web import Interactive, Json
 from pflbench.store.read import Result
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Line:
+class SweepLine:
     """One method over a sweep: mean, minimum and maximum over its runs at each x, and which these are."""
 
     row: Row
@@ -93,7 +94,7 @@ def rows(found: Arranged, sweep: Sweep) -> list[int]:
     return [i for i in range(len(found.rows)) if sum((i, j) in found.cells for j in sweep.columns) > 1]
 
 
-def lines(found: Arranged, sweep: Sweep, measure: Measure) -> list[Line]:
+def lines(found: Arranged, sweep: Sweep, measure: Measure) -> list[SweepLine]:
     """A line per method that has two values or more."""
     made = []
     for i in rows(found, sweep):
@@ -105,7 +106,7 @@ def lines(found: Arranged, sweep: Sweep, measure: Measure) -> list[Line]:
                 at[value] = (float(np.mean(list(each))), min(each), max(each), tuple(measured))
         if at:
             mean, low, high, runs = zip(*at.values(), strict=True)
-            made.append(Line(found.rows[i], tuple(at), mean, low, high, runs))
+            made.append(SweepLine(found.rows[i], tuple(at), mean, low, high, runs))
     return made
 
 
@@ -149,7 +150,7 @@ def _short(found: Arranged, sweep: Sweep, drawn: Sequence[Sweep]) -> str:
     return ", ".join((*head(sweep), *rest))
 
 
-def _draw_panel(ax: Axes, drawn: Sequence[Line], values: Sequence[float]) -> None:
+def _draw_panel(ax: Axes, drawn: Sequence[SweepLine], values: Sequence[float]) -> None:
     for line in drawn:
         look = line.row.look.line
         ax.plot(line.x, line.mean, label=line.row.label, **look)
@@ -176,3 +177,50 @@ def remarks(found: Arranged, drawn: Sequence[Sweep]) -> str:
     once = {i for i, j in found.cells if j in columns} - shown
     left_out = f" At one value only, and left out: {', '.join(found.rows[i].label for i in sorted(once))}." if once else ""
     return f"Lines: mean over runs; bars: minimum to maximum.{left_out}"
+
+
+def page(found: Arranged, of: Sweep, measure: Measure, *, name: str, x: str, caption: str, over: str = "") -> Interactive:
+    """A sweep as a figure for a page. over: for the title, where one setting may have several figures."""
+    runs, common = of_all(found, [of])
+    ticks = web.numbers(of.values)
+    across = web.axis(x, type="log", tickmode="array", tickvals=ticks, ticktext=[f"{value:g}" for value in of.values])
+    up = web.axis(measure.label, rangemode="tozero" if measure.from_zero else "normal")
+    return web.make(
+        name,
+        f"{of.title}: {web.without_unit(measure.label)}{over}",
+        f"{caption} {common}",
+        [_trace(line, measure) for line in lines(found, of, measure)],
+        web.layout(across, up, legend=True),
+        notes=found.notes,
+        runs=runs,
+    )
+
+
+def _trace(line: SweepLine, measure: Measure) -> Json:
+    label = web.text(line.row.label)
+    places = ".2f" if measure.label.endswith("(%)") else ".3f"
+    between = f"%{{customdata[0]:{places}}} to %{{customdata[1]:{places}}}"
+    told = [
+        [*web.numbers([low, high]), web.of_runs(runs)] for low, high, runs in zip(line.low, line.high, line.runs, strict=True)
+    ]
+    return {
+        "type": "scatter",
+        "name": label,
+        "legendgroup": line.row.label,
+        "x": web.numbers(line.x),
+        "y": web.numbers(line.mean),
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": web.numbers(high - mean for high, mean in zip(line.high, line.mean, strict=True)),
+            "arrayminus": web.numbers(mean - low for low, mean in zip(line.low, line.mean, strict=True)),
+            "thickness": 1.2,
+            "width": 0,
+        },
+        "customdata": told,
+        "hovertemplate": (
+            f"<b>{label}</b><br>%{{xaxis.title.text}}: %{{x}}<br>%{{yaxis.title.text}}: %{{y:{places}}} ({between})"
+            "<br>%{customdata[2]}<extra></extra>"
+        ),
+        **web.line(line.row),
+    }

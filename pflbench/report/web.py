@@ -110,6 +110,11 @@ def text(label: str) -> str:
     return html.escape(label, quote=False)
 
 
+def without_unit(label: str) -> str:
+    """'Training time (s)' -> 'training time'."""
+    return label.partition(" (")[0].lower()
+
+
 def of_runs(runs: Sequence[int]) -> str:
     return f"run{'s' * (len(runs) != 1)} {', '.join(map(str, runs))}"
 

@@ -14,7 +14,8 @@ from sqlalchemy import Engine
 
 from pflbench import data, report
 from pflbench.errors import UserError
-from pflbench.report import distribution, papertable, style, trajectory
+from pflbench.report import papertable, style, trajectory
+from pflbench.report.figures import distribution
 from pflbench.report.grid import Grid
 from pflbench.reproduce.goal import Goal
 from pflbench.run import surface

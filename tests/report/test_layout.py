@@ -20,7 +20,8 @@ from support.observed import PATHOLOGICAL, add, pathological
 from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, ala_convergence, curves, distribution, labels, layout, objective
+from pflbench.report import PLOTS, ala_convergence, labels, layout, objective
+from pflbench.report.figures import curves, distribution
 from pflbench.report.layout import Page
 from pflbench.store import db
 

@@ -11,7 +11,8 @@ from matplotlib.lines import Line2D
 from sqlalchemy import Engine
 from support.report_database import add_run, spec
 
-from pflbench.report import curves, interactive, labels, looks
+from pflbench.report import interactive, labels, looks
+from pflbench.report.figures import curves
 from pflbench.store import db
 
 EVERY = [name + plus for name in labels.METHODS for plus in ("", "+ala")]

@@ -15,7 +15,8 @@ from sqlalchemy import Engine
 from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, curves, distribution, labels, looks
+from pflbench.report import PLOTS, labels, looks
+from pflbench.report.figures import curves, distribution
 from pflbench.store import db
 
 pairs = partial(combinations, r=2)
@@ -242,7 +243,7 @@ def test_the_plots_are_in_the_table_of_contents() -> None:
 
 def test_tables_import_neither_torch_nor_pandas_nor_matplotlib() -> None:
     code = (
-        "import sys, pflbench.report.render, pflbench.report.curves, pflbench.report.distribution;"
+        "import sys, pflbench.report.render, pflbench.report.figures.curves, pflbench.report.figures.distribution;"
         "print([m for m in ('torch', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -9,8 +9,8 @@ from support.report_database import add_partition, add_run, spec
 from support.swept import SENT, add_clients, clients, sent
 
 from pflbench.errors import UserError
-from pflbench.report import elastic, heterogeneity, looks, pareto, scalability
-from pflbench.report.figures import fairness
+from pflbench.report import looks
+from pflbench.report.figures import elastic, fairness, heterogeneity, overhead, scalability
 from pflbench.report.sweep import sweeps
 from pflbench.store import write
 from pflbench.store.records import RoundRecord
@@ -20,7 +20,7 @@ def test_the_front_is_that_found_by_hand() -> None:
     #       A    B    C    D    E    F (as good as D and dearer), G (as cheap as A and worse)
     cost = [1.0, 2.0, 3.0, 4.0, 0.0, 5.0, 1.0]
     accuracy = [60., 50., 70., 90., 10., 90., 55.]  # fmt: skip
-    assert pareto.front(cost, accuracy) == [4, 0, 2, 3]
+    assert overhead.front(cost, accuracy) == [4, 0, 2, 3]
 
 
 def test_costs_are_those_until_convergence_and_means_over_seeds(engine: Engine) -> None:
@@ -30,7 +30,7 @@ def test_costs_are_those_until_convergence_and_means_over_seeds(engine: Engine) 
         sent(engine, "ditto", [0.1, 0.9, 0.9, 0.9], seconds=20.0, megabytes=3.0),
         sent(engine, "local", [0.1, 0.2, 0.2, 0.6], seconds=0.5, megabytes=0.0),
     }
-    drawing = pareto.plot(engine)
+    drawing = overhead.plot(engine)
     time, bytes_ = drawing.figure.axes
     drawn = [{line.get_label(): line.get_xydata()[0].tolist() for line in ax.lines[1:]} for ax in (time, bytes_)]
     assert drawn[0]["FedAvg"] == pytest.approx([(2 * 2.0 + 1 * 1.0) / 2, 75])
@@ -46,16 +46,16 @@ def test_costs_are_those_until_convergence_and_means_over_seeds(engine: Engine) 
 
 def test_a_larger_tolerance_converges_earlier(engine: Engine) -> None:
     sent(engine, "fedavg", [0.1, 0.75, 0.8, 0.8], seconds=2.0, megabytes=3.0)
-    assert pareto.plot(engine).figure.axes[0].lines[1].get_xdata() == [4.0]
-    assert pareto.plot(engine, tolerance=10.0).figure.axes[0].lines[1].get_xdata() == [2.0]
+    assert overhead.plot(engine).figure.axes[0].lines[1].get_xdata() == [4.0]
+    assert overhead.plot(engine, tolerance=10.0).figure.axes[0].lines[1].get_xdata() == [2.0]
     with pytest.raises(UserError, match="--tolerance -1 is not possible"):
-        pareto.plot(engine, tolerance=-1.0)
+        overhead.plot(engine, tolerance=-1.0)
 
 
 def test_runs_that_never_trained_are_named(engine: Engine) -> None:
     add_run(engine, spec("fedavg"), [0.1])
     with pytest.raises(UserError, match="trained and evaluated round"):
-        pareto.plot(engine)
+        overhead.plot(engine)
 
 
 def test_scalability_is_over_settings_that_differ_in_the_clients_alone(engine: Engine) -> None:
@@ -178,7 +178,7 @@ def test_all_texts_stay_inside(engine: Engine) -> None:
                 tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
                 partition = add_partition(engine)
                 add_run(engine, of, [0.99871, 0.99872], seconds=0.01, partition=partition, **SENT, **tested)
-    for report in (pareto, scalability, fairness):
+    for report in (overhead, scalability, fairness):
         figure = report.plot(engine, datasets=["mnist"]).figure
         figure.canvas.draw()
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]

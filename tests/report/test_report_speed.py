@@ -17,7 +17,8 @@ from pflbench import cli
 from pflbench.cli import plot as plot_command
 from pflbench.cli import table as table_command
 from pflbench.cli.reports import uncollected
-from pflbench.report import curves, distribution, layout
+from pflbench.report import layout
+from pflbench.report.figures import curves, distribution
 from pflbench.store import db
 
 AXES = 4  # two of each of the two figures
@@ -53,7 +54,7 @@ def test_a_report_imports_what_it_needs_and_ends_at_once(command: str, also: tup
     done = subprocess.run(command_line, cwd=database.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     said = {line.split(" ")[0]: line.split(" ")[1:] for line in done.stderr.splitlines()}
-    assert "pflbench.report.collect" in said["imported"] or "pflbench.report.distribution" in said["imported"]
+    assert "pflbench.report.collect" in said["imported"] or "pflbench.report.figures.distribution" in said["imported"]
     assert not {*NEVER, "matplotlib.pyplot", *also} & set(said["imported"])
     assert said["frozen"] == ["True"]
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from support.command import Shell
 
-from pflbench.report import distribution
+from pflbench.report.figures import distribution
 from pflbench.store import db, read
 
 # Four clients of 50: two want 40 of class 0 and 10 of class 1, two the reverse. Of class 0 that is 100, and it has 40; the 100 of

@@ -14,7 +14,7 @@ from support.command import Shell
 from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import curves
+from pflbench.report.figures import curves
 from pflbench.store import db
 from pflbench.store.exchange import pfllib as pfllib_results
 

@@ -21,12 +21,6 @@ __all__ = ["FIGURES", "Interactive", "build", "client_accuracy", "phases", "run_
 
 # Those that do not have their `page` in the module of their `plot` yet.
 _APART = {
-    "curves": "curves:figures",
-    "distribution": "clients:distributions",
-    "overhead": "costs:overheads",
-    "scalability": "costs:scalability",
-    "heterogeneity": "costs:heterogeneity",
-    "elastic": "costs:elastic",
     "ranks": "ranks:figures",
     "attention": "attention:figures",
     "ala-weights": "ala:weights",

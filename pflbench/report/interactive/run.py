@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import looks, web
-from pflbench.report.curves import POINTS
+from pflbench.report.figures.curves import POINTS
 from pflbench.report.web import Interactive, Json
 from pflbench.store import read
 from pflbench.store.history import History, Second, history, method, second_series

@@ -1,4 +1,4 @@
-"""`plot scalability`: accuracy and seconds per round over the number of clients."""
+"""Accuracy and seconds per round over the number of clients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 from pflbench.report import style, sweep
 from pflbench.report.chosen import Filters
 from pflbench.report.collect import Arranged
+from pflbench.report.web import Interactive
 from pflbench.store.costs import costs
 from pflbench.store.read import Result
 
@@ -49,3 +50,15 @@ def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:
         "Best test accuracy, and training time of a round (median over rounds, without evaluation), over the number of "
         f"clients: {sweep.caption(found, drawn)}"
     )
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """Two figures for each group of settings that differ in the number of clients alone; UserError where there is none."""
+    found = filters.collect(engine)
+    made = sweep.sweeps(found, KEY, COMMAND)
+    runs, _ = sweep.of_all(found, made)
+    return [
+        sweep.page(found, one, measure, name="scalability", x=X, caption=caption(found, [one]))
+        for one in made
+        for measure in measures(engine, runs)
+    ]

@@ -1,18 +1,19 @@
-"""`plot distribution`: who holds what, as in Figures 6 to 9 of the FedALA paper: clients across, classes up, a
-circle's area is
-the number of samples."""
+"""Who holds what, as in Figures 6 to 9 of the FedALA paper: clients across, classes up, a circle's area the number of samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet, UserError
-from pflbench.report import labels, style
+from pflbench.report import labels, style, web
+from pflbench.report.chosen import Filters
 from pflbench.report.layout import DPI, PAGE, Sheet, lettered
 from pflbench.report.looks import COLOURS
+from pflbench.report.web import Interactive, Json
 from pflbench.store import read
 from pflbench.store.read import PartitionInfo
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 DIAMETER = 1.15
 LEAST = 5.0  # points: smaller ones are hard to see, and where there are so many most are far smaller than the largest
 MANY = 30  # clients or classes, that take a page's width
+WIDTH, HEIGHTS, AXIS, LARGEST = 640, (400, 760), 70, 60  # of an interactive figure, in pixels; many classes have little room
 
 
 def plot(engine: Engine, *, datasets: Iterable[str] = (), partitions: Iterable[str] = ()) -> style.Drawing:
@@ -118,3 +120,51 @@ def caption(chosen: Sequence[PartitionInfo]) -> str:
         f" {p.left_out:,} samples of {labels.label_title(p.dataset)} {p.label} are left out." for p in chosen if p.left_out
     )
     return f"Samples per client and class: the area of a circle is the number of training and test samples. {named}.{missing}"
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """Of all stored partitions; the filters for methods and status have no say. Raises UserError if there are none."""
+    return [_page(partition) for partition in choose(engine, filters.datasets, filters.partitions)]
+
+
+def _page(partition: PartitionInfo) -> Interactive:
+    title = f"{labels.label_title(partition.dataset)}, {partition.label}, {len(partition.train)} clients"
+    clients, classes = partition.train.shape
+    across, up = (
+        web.whole(name, places, range=[-0.8, places - 0.2]) for name, places in (("Client", clients), ("Class", classes))
+    )
+    return web.make(
+        "distribution",
+        f"{title} ({partition.hash[:8]})",
+        caption([partition]),
+        [_trace(partition)],
+        web.layout(across, up, height=HEIGHTS[classes > MANY]),
+    )
+
+
+def _trace(partition: PartitionInfo) -> Json:
+    counts = partition.train + partition.test
+    client, label = counts.nonzero()
+    held = counts[client, label]
+    clients, classes = counts.shape
+    largest = min(LARGEST, diameter(WIDTH, HEIGHTS[classes > MANY] - AXIS, (clients, classes)))
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": client.tolist(),
+        "y": label.tolist(),
+        "marker": {
+            "color": COLOURS[0],
+            "opacity": 0.75,
+            "size": web.numbers(largest * np.sqrt(held / held.max())),
+            "line": {"width": 0},
+        },
+        "customdata": [
+            [web.text(partition.classes[k]), total, train, total - train]
+            for k, total, train in zip(label.tolist(), held.tolist(), partition.train[client, label].tolist(), strict=True)
+        ],
+        "hovertemplate": (
+            "client %{x}, class %{y} (%{customdata[0]})<br>%{customdata[1]:,} samples: %{customdata[2]:,} to train on, "
+            "%{customdata[3]:,} to test on<extra></extra>"
+        ),
+    }

@@ -1,4 +1,4 @@
-"""`plot heterogeneity`: accuracy over beta, the parameter of Dirichlet partitions: the smaller, the more the clients differ."""
+"""Accuracy over beta, the parameter of Dirichlet partitions: the smaller, the more the clients differ."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 from pflbench.report import style, sweep
 from pflbench.report.chosen import Filters
 from pflbench.report.collect import Arranged
+from pflbench.report.web import Interactive
 
 KEY = "partition.beta"
 X = "β (heterogeneous → homogeneous)"
@@ -33,3 +34,10 @@ def plot(
 
 def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:
     return f"Best test accuracy over beta of the partition Dir(beta): {sweep.caption(found, drawn)}"
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """A figure for each group of settings that differ in beta alone; UserError where there is none."""
+    found = filters.collect(engine)
+    made = sweep.sweeps(found, KEY, COMMAND)
+    return [sweep.page(found, one, sweep.ACCURACY, name="heterogeneity", x=X, caption=caption(found, [one])) for one in made]

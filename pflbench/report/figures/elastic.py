@@ -1,4 +1,4 @@
-"""`plot elastic`: Elastic Aggregation beside FedAvg by partition, participation and local epochs, one varied at a time.
+"""Elastic Aggregation beside FedAvg by partition, participation and local epochs, one varied at a time.
 
 The figure of its poster compares them over these three, but neither its settings nor its values are printed.
 """
@@ -16,6 +16,7 @@ from pflbench.report.chosen import Filters
 from pflbench.report.collect import Arranged
 from pflbench.report.layout import lettered
 from pflbench.report.sweep import Measure, Sweep
+from pflbench.report.web import Interactive
 from pflbench.store import read
 from pflbench.store.read import Result, Select
 from pflbench.store.scores import CENTRAL, by_series
@@ -43,7 +44,7 @@ VARIED = (
 
 
 @dataclass(frozen=True)
-class Panel:
+class VariedPanel:
     varied: Varied
     sweep: Sweep
 
@@ -79,10 +80,10 @@ def collected(engine: Engine, filters: Filters) -> Arranged:
     return filters.collect(engine)
 
 
-def panels(found: Arranged) -> list[Panel]:
+def panels(found: Arranged) -> list[VariedPanel]:
     """All that can be drawn of Elastic Aggregation, in whatever settings. Raises UserError where there is nothing."""
     made = [
-        Panel(varied, one)
+        VariedPanel(varied, one)
         for varied in VARIED
         for one in sweep.every(found, varied.key)
         if any(found.rows[i].method == METHOD for i in sweep.rows(found, one))
@@ -95,10 +96,10 @@ def panels(found: Arranged) -> list[Panel]:
     return made
 
 
-def around_one(found: Arranged, made: Sequence[Panel]) -> tuple[int, list[Panel]]:
+def around_one(found: Arranged, made: Sequence[VariedPanel]) -> tuple[int, list[VariedPanel]]:
     """The setting around which most is varied, on a central test set rather than not, in most values; and its panels."""
 
-    def of(j: int) -> list[Panel]:
+    def of(j: int) -> list[VariedPanel]:
         return [panel for panel in made if j in panel.sweep.columns]
 
     def worth(j: int) -> tuple[int, bool, int, int]:
@@ -119,7 +120,7 @@ def measure(engine: Engine, found: Arranged) -> Measure:
     return Measure("Test accuracy (%)", best)
 
 
-def caption(found: Arranged, drawn: Sequence[Panel], centre: int) -> str:
+def caption(found: Arranged, drawn: Sequence[VariedPanel], centre: int) -> str:
     spec = labels.flat(found.settings[centre].spec)
     over = lettered([panel.varied.label for panel in drawn])
     kept = ", ".join(f"{panel.varied.label.lower()} {spec[panel.varied.key]:g}" for panel in drawn)
@@ -133,3 +134,21 @@ def caption(found: Arranged, drawn: Sequence[Panel], centre: int) -> str:
 
 def _central(found: Arranged, j: int) -> bool:
     return bool(found.settings[j].spec["partition"].get("central_test"))
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """A figure for each group of settings that differ in one of the three alone; UserError where there is none."""
+    found = collected(engine, filters)
+    accuracy = measure(engine, found)
+    return [
+        sweep.page(
+            found,
+            panel.sweep,
+            accuracy,
+            name="elastic",
+            x=panel.varied.label,
+            caption=caption(found, [panel], panel.sweep.columns[0]),
+            over=f" by {panel.varied.label.lower()}",
+        )
+        for panel in panels(found)
+    ]

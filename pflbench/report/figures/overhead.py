@@ -1,4 +1,4 @@
-"""`plot overhead`: what accuracy costs: training time and bytes until convergence, with the Pareto front."""
+"""What accuracy costs: training time and bytes until convergence, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import style
+from pflbench.report import scales, style, web
 from pflbench.report.chosen import Filters, busiest, protocol, titles
 from pflbench.report.collect import Arranged, Row, Setting
 from pflbench.report.layout import Sheet, lettered
+from pflbench.report.scales import CostScale
+from pflbench.report.web import Interactive, Json
 from pflbench.store.costs import costs
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 0.5  # points, as in `table overhead`
 COSTS = ("Training time (s)", "Sent per client (MB)")
-MOST = 3  # settings side by side on a page
+MOST = 3  # settings side by side on paper
+SIZES = (9, 14)  # pixels: of a point, of one on the Pareto front
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Panel:
+class OverheadPanel:
     setting: Setting
     points: tuple[Point, ...]
 
@@ -83,7 +86,7 @@ def front(cost: Sequence[float], accuracy: Sequence[float]) -> list[int]:
     return on_front
 
 
-def panel(engine: Engine, found: Arranged, column: int, tolerance: float = TOLERANCE) -> Panel:
+def panel(engine: Engine, found: Arranged, column: int, tolerance: float = TOLERANCE) -> OverheadPanel:
     """The points of the setting with this number; runs without a trained and evaluated round are left out."""
     cells = {i: cell for (i, j), cell in sorted(found.cells.items()) if j == column}
     spent = costs(engine, [run.id for cell in cells.values() for run in cell], tolerance / 100)
@@ -94,10 +97,10 @@ def panel(engine: Engine, found: Arranged, column: int, tolerance: float = TOLER
             megabytes = float(np.mean([cost.bytes * cost.converged / 1e6 for cost in of]))
             accuracy = 100 * float(np.mean([cost.best for cost in of]))
             points.append(Point(found.rows[i], accuracy, (seconds, megabytes), tuple(run.id for run in cell if run.id in spent)))
-    return Panel(found.settings[column], tuple(points))
+    return OverheadPanel(found.settings[column], tuple(points))
 
 
-def _draw(drawn: Sequence[Panel], rows: Sequence[Row]) -> Figure:
+def _draw(drawn: Sequence[OverheadPanel], rows: Sequence[Row]) -> Figure:
     shown = [row for row in rows if any(point.row == row for panel in drawn for point in panel.points)]
     sheet = Sheet(2 * len(drawn), len(drawn), 1.5, measures=2)
     for k, ax in enumerate(sheet.axes):
@@ -110,7 +113,7 @@ def _draw(drawn: Sequence[Panel], rows: Sequence[Row]) -> Figure:
     return sheet.finish()
 
 
-def _draw_panel(ax: Axes, panel: Panel, which: int) -> None:
+def _draw_panel(ax: Axes, panel: OverheadPanel, which: int) -> None:
     cost = [point.cost[which] for point in panel.points]
     accuracy = [point.accuracy for point in panel.points]
     on_front = front(cost, accuracy)
@@ -123,7 +126,7 @@ def _draw_panel(ax: Axes, panel: Panel, which: int) -> None:
     ax.margins(y=0.12)
 
 
-def caption(drawn: Sequence[Panel], tolerance: float) -> str:
+def caption(drawn: Sequence[OverheadPanel], tolerance: float) -> str:
     counts = {len(point.runs) for panel in drawn for point in panel.points}
     runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
     return (
@@ -131,3 +134,66 @@ def caption(drawn: Sequence[Panel], tolerance: float) -> str:
         f"the first round within {tolerance:g} points of the best: {lettered([panel.setting.title for panel in drawn])}. "
         f"Means over {runs} per method. Grey line and large markers: the Pareto front. Evaluation is not counted as time."
     )
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """Two figures for each setting: over the training time, and over the megabytes sent. UserError when there are no runs."""
+    found = filters.collect(engine)
+    panels = [panel(engine, found, j) for j in range(len(found.settings))]
+    return [_page(panel, which, found.notes) for panel in panels if panel.points for which in range(len(COSTS))]
+
+
+def _page(panel: OverheadPanel, which: int, notes: tuple[str, ...]) -> Interactive:
+    label = COSTS[which]
+    cost, accuracy = [point.cost[which] for point in panel.points], [point.accuracy for point in panel.points]
+    on_front = front(cost, accuracy)
+    scale = scales.of_costs(cost)
+    at = cost if scale is None else [scale.place(value) for value in cost]
+    line: Json = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "Pareto front",
+        # As long as nothing better is bought, more cost leaves the accuracy where it is.
+        "line": {"shape": "hv", "color": web.GREY, "width": 1.5},
+        "hoverinfo": "skip",
+        "x": web.numbers(at[k] for k in on_front),
+        "y": web.numbers(accuracy[k] for k in on_front),
+    }
+    points = [_point(point, at[k], k in on_front) for k, point in enumerate(panel.points)]
+    return web.make(
+        "overhead",
+        f"{panel.setting.title}: {web.without_unit(label)}",
+        f"{caption([panel], TOLERANCE)} {protocol([panel.setting])}",
+        [line, *points],
+        web.layout(_cost_axis(label, scale), web.axis("Test accuracy (%)"), legend=True),
+        notes=notes,
+        runs=[run for point in panel.points for run in point.runs],
+    )
+
+
+def _cost_axis(label: str, scale: CostScale | None) -> Json:
+    if scale is None:
+        return web.axis(label, rangemode="tozero")
+    begin = scale.low if scale.nothing is None else scale.nothing
+    # Plotly's own would be digits without their power of ten, and no 0.
+    ticks = dict(zip(scale.ticks, map("{:g}".format, scale.ticks), strict=True))
+    ticks |= {} if scale.nothing is None else {scale.nothing: "0"}
+    span = [math.log10(begin / 1.5), math.log10(scale.end)]
+    return web.axis(label, type="log", range=span, tickvals=web.numbers(ticks), ticktext=list(ticks.values()))
+
+
+def _point(point: Point, at: float, on_front: bool) -> Json:
+    """at: on the axis of costs."""
+    label = web.text(point.row.label)
+    seconds, megabytes = point.cost
+    told = f"{point.accuracy:.2f} %<br>{seconds:,.1f} s, {megabytes:,.2f} MB<br>{web.of_runs(point.runs)}"
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": label,
+        "legendgroup": point.row.label,  # entries in groups stand line by line, others in columns as wide as the longest
+        "x": web.numbers([at]),
+        "y": web.numbers([point.accuracy]),
+        "marker": {"color": web.colour(point.row), "symbol": web.point_symbol(point.row), "size": SIZES[on_front]},
+        "hovertemplate": f"<b>{label}</b><br>{told}<extra></extra>",
+    }

@@ -1,4 +1,4 @@
-"""`plot curves`: accuracy over rounds or seconds, a panel per setting, a line per method with a band over its seeds."""
+"""Accuracy over rounds or seconds: a panel per setting, a line per method with a band over its seeds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError, unknown
-from pflbench.report import labels, style
+from pflbench.report import labels, style, web
 from pflbench.report import references as pfllib
-from pflbench.report.chosen import busiest, protocol, titles
+from pflbench.report.chosen import Filters, busiest, protocol, titles
 from pflbench.report.collect import Arranged, Row, Setting, collect
 from pflbench.report.layout import Sheet, lettered
 from pflbench.report.references import ReferenceLine
+from pflbench.report.web import Interactive, Json
 from pflbench.store import read
 from pflbench.store.read import Curve, Floats, Select
 
@@ -31,10 +32,11 @@ BANDS: dict[Band, str] = {"minmax": "minimum to maximum", "std": "mean ± popula
 
 # More cannot be seen: a panel in print is at most 1,000 dots wide, and noise between neighbours is what the band shows.
 POINTS = 200
+MARKERS = 8  # to a line, on a page
 
 
 @dataclass(frozen=True)
-class Line:
+class MeanCurve:
     """Mean over the runs of a method, accuracy in percent; `low` and `high` bound the band. All of one length.
 
     seconds: training time up to each point, evaluation excluded, mean over the runs; None where it was not asked for.
@@ -50,9 +52,9 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Panel:
+class CurvesPanel:
     setting: Setting
-    lines: tuple[Line, ...]
+    lines: tuple[MeanCurve, ...]
     references: tuple[ReferenceLine, ...] = ()
 
 
@@ -96,7 +98,7 @@ def plot(
         return style.Drawing(figure, caption(drawn, x, band), tuple(notes), tuple(sorted(runs)), protocol(shown))
 
 
-def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int, seconds: bool = False) -> list[Panel]:
+def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int, seconds: bool = False) -> list[CurvesPanel]:
     """The figure's numbers, for the `most` settings with the most runs, in the order of the settings.
 
     seconds: whether the lines need their times, too, where they are drawn over rounds.
@@ -104,7 +106,7 @@ def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int, seco
     return [_panel(engine, found, j, x, band, seconds or x == "seconds") for j in busiest(found, most)]
 
 
-def _panel(engine: Engine, found: Arranged, column: int, x: X, band: Band, seconds: bool) -> Panel:
+def _panel(engine: Engine, found: Arranged, column: int, x: X, band: Band, seconds: bool) -> CurvesPanel:
     cells = {i: [run.id for run in runs] for (i, j), runs in sorted(found.cells.items()) if j == column}
     ids = [run for runs in cells.values() for run in runs]
     curves = read.curves(engine, ids, points=POINTS, seconds=seconds)
@@ -112,10 +114,10 @@ def _panel(engine: Engine, found: Arranged, column: int, x: X, band: Band, secon
     if x == "seconds" and not any(curve.seconds is not None and curve.seconds[-1] > 0 for curve in curves.values()):
         raise UserError(f"The runs of {setting.title} have no recorded times.", "Draw them over rounds: --x round.")
     lines = [_line(found.rows[i], {run: curves[run] for run in runs if run in curves}, x, band) for i, runs in cells.items()]
-    return Panel(setting, tuple(lines))
+    return CurvesPanel(setting, tuple(lines))
 
 
-def _line(row: Row, curves: dict[int, Curve], x: X, band: Band) -> Line:
+def _line(row: Row, curves: dict[int, Curve], x: X, band: Band) -> MeanCurve:
     """Over the rounds at which all runs were evaluated, so that no step in the mean comes from an unfinished run's end."""
     shared = reduce(np.intersect1d, (curve.round for curve in curves.values()))
     at = {run: np.searchsorted(curve.round, shared) for run, curve in curves.items()}
@@ -129,10 +131,10 @@ def _line(row: Row, curves: dict[int, Curve], x: X, band: Band) -> Line:
     else:
         low, high = accuracy.min(axis=0), accuracy.max(axis=0)
     over = shared.astype(np.float64) if x == "round" or seconds is None else seconds
-    return Line(row, over, mean, low, high, tuple(curves), seconds)
+    return MeanCurve(row, over, mean, low, high, tuple(curves), seconds)
 
 
-def _with_references(engine: Engine, drawn: Sequence[Panel], methods: Sequence[str]) -> list[Panel]:
+def _with_references(engine: Engine, drawn: Sequence[CurvesPanel], methods: Sequence[str]) -> list[CurvesPanel]:
     on = [labels.dataset_label(panel.setting.spec) for panel in drawn]
     known = pfllib.lines(engine, set(on), methods)
     return [
@@ -141,7 +143,7 @@ def _with_references(engine: Engine, drawn: Sequence[Panel], methods: Sequence[s
     ]
 
 
-def _draw(drawn: Sequence[Panel], rows: Sequence[Row], x: X) -> Figure:
+def _draw(drawn: Sequence[CurvesPanel], rows: Sequence[Row], x: X) -> Figure:
     columns = 1 if len(drawn) == 1 else 2 if len(drawn) in (2, 4) else 3
     shown = [row for row in rows if any(line.row == row for panel in drawn for line in panel.lines)]
     sheet = Sheet(len(drawn), columns, 1.75 if columns < 3 else 1.4)
@@ -157,7 +159,7 @@ def _draw(drawn: Sequence[Panel], rows: Sequence[Row], x: X) -> Figure:
     return sheet.finish()
 
 
-def _draw_panel(ax: Axes, panel: Panel) -> None:
+def _draw_panel(ax: Axes, panel: CurvesPanel) -> None:
     for k, line in enumerate(panel.lines):
         look = line.row.look.line
         step = max(1, len(line.x) // 6)
@@ -172,7 +174,7 @@ def _draw_panel(ax: Axes, panel: Panel) -> None:
     ax.margins(x=0.02)
 
 
-def caption(drawn: Sequence[Panel], x: X, band: Band) -> str:
+def caption(drawn: Sequence[CurvesPanel], x: X, band: Band) -> str:
     counts = {len(line.runs) for panel in drawn for line in panel.lines}
     runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
     over = "training rounds" if x == "round" else "training time, evaluation excluded"
@@ -181,3 +183,76 @@ def caption(drawn: Sequence[Panel], x: X, band: Band) -> str:
     dashed = [line for panel in drawn for line in panel.references]
     others = f" {pfllib.caption(dashed)}" if dashed else ""
     return f"Test accuracy, pooled over clients, over {over}: {settings}. {runs.capitalize()} per method.{shaded}{others}"
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """Of all settings. Raises UserError when there are no runs."""
+    found = filters.collect(engine)
+    drawn = panels(engine, found, x="round", band="minmax", most=len(found.settings), seconds=True)
+    return [_page(panel, found.notes) for panel in drawn]
+
+
+def _page(panel: CurvesPanel, notes: tuple[str, ...]) -> Interactive:
+    bands = [_band(line) for line in panel.lines if len(line.runs) > 1]
+    last = int(max((line.x[-1] for line in panel.lines if len(line.x)), default=0))
+    layout = web.layout(
+        web.whole(XS["round"], last, rangemode="tozero"),
+        web.axis("Test accuracy (%)"),
+        legend=True,
+    )
+    return web.make(
+        "curves",
+        panel.setting.title,
+        f"{caption([panel], 'round', 'minmax')} {protocol([panel.setting])}",
+        [*bands, *map(_trace, panel.lines)],
+        layout,
+        notes=notes,
+        runs=[run for line in panel.lines for run in line.runs],
+    )
+
+
+def _trace(line: MeanCurve) -> Json:
+    look = web.line(line.row)
+    look["marker"]["maxdisplayed"] = MARKERS
+    values, said = _beside(line)
+    label = web.text(line.row.label)
+    return {
+        "type": "scatter",
+        "name": label,
+        "legendgroup": line.row.label,
+        "x": web.numbers(line.x),
+        "y": web.numbers(line.mean),
+        "customdata": [web.numbers(point) for point in zip(*values, strict=True)],
+        "hovertemplate": f"<b>{label}</b><br>round %{{x}}: %{{y:.2f}} %{said}<br>{web.of_runs(line.runs)}<extra></extra>",
+        **look,
+    }
+
+
+def _beside(line: MeanCurve) -> tuple[list[Floats], str]:
+    """What the hover text says beside round and mean: the numbers, and the text with their places."""
+    values: list[Floats] = []
+    said = ""
+    if len(line.runs) > 1:
+        said += " (%{customdata[0]:.2f} to %{customdata[1]:.2f})"
+        values += [line.low, line.high]
+    if line.seconds is not None and line.seconds.any():
+        said += f"<br>%{{customdata[{len(values)}]:,.1f}} s of training"
+        values.append(line.seconds)
+    return values, said
+
+
+def _band(line: MeanCurve) -> Json:
+    """Along the lowest values and back along the highest."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": web.text(line.row.label),
+        "legendgroup": line.row.label,
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "x": web.numbers([*line.x, *line.x[::-1]]),
+        "y": web.numbers([*line.low, *line.high[::-1]]),
+        "fill": "toself",
+        "fillcolor": web.faint(web.colour(line.row)),
+        "line": {"width": 0},
+    }
