@@ -222,5 +222,5 @@ def _compute_surface(name: str, engine: Engine, given: dict[str, Any], data_dir:
     from pflbench.report import Entry
     from pflbench.run import surface
 
-    paths = call("plot trajectory", Entry("", "pflbench.report.trajectory:paths"), engine, given)
+    paths = call("plot trajectory", Entry("", "pflbench.report.figures.trajectory.numbers:paths"), engine, given)
     surface.compute(engine, paths, data_dir)

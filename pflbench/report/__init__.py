@@ -57,12 +57,16 @@ PLOTS = {
     "heterogeneity": Entry("Accuracy over beta of Dirichlet partitions", "pflbench.report.figures.heterogeneity:plot"),
     "elastic": Entry("Elastic Aggregation by partition, participation and local epochs", "pflbench.report.figures.elastic:plot"),
     "fairness": Entry("Accuracy of the clients by method, its median and worst tenth", "pflbench.report.figures.fairness:plot"),
-    "ranks": Entry("Average ranks of the methods, joined where they do not differ", "pflbench.report.critical_difference:plot"),
-    "attention": Entry("Which client's model draws on whose, beside the clients' groups", "pflbench.report.attention:plot"),
-    "ala-weights": Entry("ALA's weights by layer and round", "pflbench.report.ala_weights:plot"),
-    "ala-convergence": Entry("Loss of a client over ALA's weight-learning epochs", "pflbench.report.ala_convergence:plot"),
-    "trajectory": Entry(
-        "The way of a client's model in the plane of its principal components", "pflbench.report.trajectory:plot"
+    "ranks": Entry("Average ranks of the methods, joined where they do not differ", "pflbench.report.figures.ranks:plot"),
+    "attention": Entry(
+        "Which client's model draws on whose, beside the clients' groups", "pflbench.report.figures.attention:plot"
     ),
-    "loss": Entry("Training loss of trained and of initialised local models", "pflbench.report.objective:plot"),
+    "ala-weights": Entry("ALA's weights by layer and round", "pflbench.report.figures.ala_weights:plot"),
+    "ala-convergence": Entry(
+        "Loss of a client over ALA's weight-learning epochs", "pflbench.report.figures.ala_convergence:plot"
+    ),
+    "trajectory": Entry(
+        "The way of a client's model in the plane of its principal components", "pflbench.report.figures.trajectory:plot"
+    ),
+    "loss": Entry("Training loss of trained and of initialised local models", "pflbench.report.figures.loss:plot"),
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pflbench.report import ala_convergence, trajectory
+from pflbench.report.figures import ala_convergence
+from pflbench.report.figures.trajectory import numbers as trajectory
 from pflbench.report.paper import Place
 from pflbench.report.tables import METHODS, TABLES, Line, Planned
 

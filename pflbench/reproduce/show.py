@@ -14,8 +14,9 @@ from sqlalchemy import Engine
 
 from pflbench import data, report
 from pflbench.errors import UserError
-from pflbench.report import papertable, style, trajectory
+from pflbench.report import papertable, style
 from pflbench.report.figures import distribution
+from pflbench.report.figures.trajectory import numbers as trajectory
 from pflbench.report.grid import Grid
 from pflbench.reproduce.goal import Goal
 from pflbench.run import surface

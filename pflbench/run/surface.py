@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import EVALUATION_BATCH, Federation
 from pflbench.errors import UserError
-from pflbench.report import trajectory
+from pflbench.report.figures.trajectory import numbers as trajectory
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec

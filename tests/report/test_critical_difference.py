@@ -15,7 +15,8 @@ from support.command import Shell
 from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import critical_difference, labels, looks
+from pflbench.report import labels, looks
+from pflbench.report.figures import ranks as critical_difference
 from pflbench.store import db
 
 METHODS = ("local", "fedavg", "fedprox", "fedrep", "ditto", "fedamp", "fedala")

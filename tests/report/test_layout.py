@@ -20,8 +20,8 @@ from support.observed import PATHOLOGICAL, add, pathological
 from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, ala_convergence, labels, layout, objective
-from pflbench.report.figures import curves, distribution
+from pflbench.report import PLOTS, labels, layout
+from pflbench.report.figures import ala_convergence, curves, distribution, loss
 from pflbench.report.layout import Page
 from pflbench.store import db
 
@@ -141,7 +141,7 @@ def test_losses_that_span_decades_have_a_logarithmic_axis(engine: Engine, last: 
         {"ala_objective": [[value, value]] * 3, "ala_epoch_losses": [[value]] * 3} for value in (1.0, last)
     ]
     add(engine, "fedala", [{}, *rows], partition=partition)
-    for ax in (objective.plot(engine).figure.axes[0], ala_convergence.plot(engine, client=0).figure.axes[0]):
+    for ax in (loss.plot(engine).figure.axes[0], ala_convergence.plot(engine, client=0).figure.axes[0]):
         assert ax.get_yscale() == axis
         low, high = ax.get_ylim()
         ticks = [tick for tick in ax.get_yticks() if low <= tick <= high]

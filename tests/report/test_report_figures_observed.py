@@ -16,7 +16,9 @@ from support.observed import NAN, PATHOLOGICAL, add, pathological
 from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, ala_convergence, ala_weights, attention, blocks, objective
+from pflbench.report import PLOTS, blocks
+from pflbench.report.figures import ala_convergence, ala_weights, attention, loss
+from pflbench.report.figures.attention import numbers
 from pflbench.store import db, read
 
 
@@ -43,9 +45,9 @@ def test_how_well_attention_tells_the_groups() -> None:
     shares = np.full((4, 4), 0.1)
     shares[[0, 1, 2, 3], [1, 0, 3, 2]] = 0.8
     np.fill_diagonal(shares, NAN)
-    assert attention.recovered(shares, np.array([5, 5, 2, 2])) == 1
+    assert numbers.recovered(shares, np.array([5, 5, 2, 2])) == 1
     # {0, 1}, {2, 3} against {0, 2}, {1, 3}: no pair together in both, 2/3 expected of 2 possible: (0 - 2/3) / (2 - 2/3).
-    assert attention.recovered(shares, np.array([0, 1, 0, 1])) == pytest.approx(-0.5)
+    assert numbers.recovered(shares, np.array([0, 1, 0, 1])) == pytest.approx(-0.5)
 
 
 def test_negative_weights_are_drawn_about_zero(engine: Engine) -> None:
@@ -92,9 +94,9 @@ def test_the_round_can_be_chosen(engine: Engine) -> None:
 
 
 def test_groups_are_those_of_the_partition_else_the_most_frequent_class() -> None:
-    def groups(scheme: str, counts: list[list[int]], **of: Any) -> attention.Groups:
+    def groups(scheme: str, counts: list[list[int]], **of: Any) -> numbers.ClientGroups:
         held = np.array(counts)
-        return attention.groups(read.PartitionInfo(1, "", scheme, "", "mnist", of, tuple("abcd"), held, 0 * held))
+        return numbers.groups(read.PartitionInfo(1, "", scheme, "", "mnist", of, tuple("abcd"), held, 0 * held))
 
     made = groups("groups", [[9, 1, 1, 1]] * 3 + [[0, 0, 5, 5]] * 2, groups=2)
     assert (made.of.tolist(), made.names, made.true) == ([0, 0, 0, 1, 1], ("0, 1", "2, 3"), True)
@@ -142,13 +144,13 @@ def test_losses_are_means_by_sample_count_over_those_who_took_part(engine: Engin
     partition = add_partition(engine, counts=[[3, 0], [6, 3], [0, 9]])  # 2, 6 and 6 training samples
     rows = [{}, {"ala_objective": [[1.0, 2.0], [3.0, 6.0], [NAN, NAN]]}, {"ala_objective": [[1.0, 1.5], [0.5, 1.0], [2.0, 3.0]]}]
     add(engine, "fedala", rows, partition=partition)
-    (ax,) = objective.plot(engine).figure.axes
+    (ax,) = loss.plot(engine).figure.axes
     initialised, trained = ax.lines
     np.testing.assert_allclose(trained.get_xydata(), [[1, (2 * 1 + 6 * 3) / 8], [2, (2 * 1 + 6 * 0.5 + 6 * 2) / 14]])
     np.testing.assert_allclose(initialised.get_xydata(), [[2, (2 * 2 + 6 * 6) / 8], [3, (2 * 1.5 + 6 * 1 + 6 * 3) / 14]])
 
 
-@pytest.mark.parametrize("plot", [attention.plot, ala_weights.plot, ala_convergence.plot, objective.plot])
+@pytest.mark.parametrize("plot", [attention.plot, ala_weights.plot, ala_convergence.plot, loss.plot])
 def test_without_arrays_the_command_that_keeps_them_is_named(engine: Engine, plot: Callable[[Engine], Any]) -> None:
     add_run(engine, spec("fedala"), [0.1, 0.2])
     with pytest.raises(UserError, match=r"(?s)Of 1 run none kept.*pflbench run -m .*--observe-every"):

@@ -24,7 +24,8 @@ from support.swept import SENT, add_clients, clients, sent
 from pflbench.errors import UserError
 from pflbench.report import PLOTS, interactive, labels, looks, style, web
 from pflbench.report.collect import Row
-from pflbench.report.interactive import FIGURES, Interactive, attention, build
+from pflbench.report.figures import attention
+from pflbench.report.interactive import FIGURES, Interactive, build
 from pflbench.store import db, observed, write
 from pflbench.store.records import RoundRecord
 
@@ -386,7 +387,7 @@ def test_the_trajectory_is_in_the_plane_of_an_svd_with_its_surface(engine: Engin
         assert said["text"] == ["0", "3"]
     assert [note["text"] for note in without.spec["layout"]["annotations"]] == ["ALA from round 2"]
 
-    from pflbench.report import trajectory
+    from pflbench.report.figures.trajectory import numbers as trajectory
 
     grid = trajectory.plane(trajectory.paths(engine)).grid()
     loss = 10 ** np.linspace(-2, 1, 21 * 21).reshape(21, 21, 1)

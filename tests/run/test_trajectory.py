@@ -15,7 +15,8 @@ from pflbench import methods
 from pflbench.contract.small import federation
 from pflbench.errors import UserError
 from pflbench.models import build
-from pflbench.report import trajectory
+from pflbench.report.figures import trajectory
+from pflbench.report.figures.trajectory import numbers
 from pflbench.run.follow import parse
 from pflbench.run.setting import load_setting
 from pflbench.spec import MethodSpec, RunSpec
@@ -63,7 +64,7 @@ def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
     assert "from runs 1, 2." in caption
 
     surface = read.artifact(engine, 1, "surface_2", 6)
-    plane = trajectory.plane(trajectory.paths(engine, client=2))
+    plane = numbers.plane(numbers.paths(engine, client=2))
     spec = RunSpec.model_validate(read.run(engine, 1).spec)
     setting = load_setting(spec, Path("data"))
     mine = setting.partition.train[2]
@@ -86,7 +87,7 @@ def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
 def test_the_plane_is_that_of_a_singular_value_decomposition() -> None:
     rng = np.random.default_rng(0)
     kept = rng.normal(size=(2, 5, 2, 300)).astype(np.float32) * np.linspace(3, 0.1, 300, dtype=np.float32)
-    plane = trajectory.plane(trajectory.Paths((), 0, tuple(range(5)), kept))
+    plane = numbers.plane(numbers.Paths((), 0, tuple(range(5)), kept))
     rows = kept.reshape(-1, 300).astype(np.float64)
     _, s, axes = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
     np.testing.assert_allclose(np.abs(np.sum(plane.axes * axes[:2], axis=1)), 1, rtol=1e-6)
@@ -101,7 +102,7 @@ def test_the_plane_is_that_of_a_singular_value_decomposition() -> None:
 def test_models_on_a_line_have_no_plane() -> None:
     kept = np.arange(10, dtype=np.float32).reshape(1, 5, 2, 1) * np.ones(8, dtype=np.float32)
     with pytest.raises(UserError, match="no plane"):
-        trajectory.plane(trajectory.Paths((), 0, tuple(range(5)), kept))
+        numbers.plane(numbers.Paths((), 0, tuple(range(5)), kept))
 
 
 def test_what_is_impossible_is_refused_before_anything_runs(shell: Shell) -> None:

@@ -19,19 +19,7 @@ from pflbench.report.web import Interactive, unless_absent
 
 __all__ = ["FIGURES", "Interactive", "build", "client_accuracy", "phases", "run_curve", "train_loss"]
 
-# Those that do not have their `page` in the module of their `plot` yet.
-_APART = {
-    "ranks": "ranks:figures",
-    "attention": "attention:figures",
-    "ala-weights": "ala:weights",
-    "ala-convergence": "ala:convergence",
-    "trajectory": "trajectory:figures",
-    "loss": "ala:losses",
-}
-FIGURES: Mapping[str, Entry] = {
-    name: Entry(plot.title, f"{__name__}.{_APART[name]}" if name in _APART else plot.target.replace(":plot", ":page"))
-    for name, plot in PLOTS.items()
-}
+FIGURES: Mapping[str, Entry] = {name: Entry(plot.title, plot.target.replace(":plot", ":page")) for name, plot in PLOTS.items()}
 
 
 def build(

@@ -1,4 +1,4 @@
-"""`plot ala-convergence`: a client's loss over ALA's weight-learning epochs, as in Figure 3 of the FedALA paper.
+"""A client's loss over ALA's weight-learning epochs, as in Figure 3 of the FedALA paper.
 
 A panel per setting and a line per round show what that figure is cited for: the weights converge in the initial stage, and
 hardly move in the rounds thereafter.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import style
+from pflbench.report import style, web
 from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
 from pflbench.report.layout import Sheet, lettered
 from pflbench.report.looks import MARKERS
+from pflbench.report.web import Interactive
 from pflbench.store import observed
 from pflbench.store.read import Floats
 
@@ -30,11 +32,15 @@ ROUNDS = 6
 
 
 @dataclass(frozen=True)
-class Panel:
+class LearningPanel:
     """losses[t]: the client's mean loss of each epoch of weight learning at the beginning of round t."""
 
     of: Observed
+    client: int
     losses: dict[int, Floats]
+
+    def all_losses(self) -> list[float]:
+        return [loss for losses in self.losses.values() for loss in losses.tolist()]
 
 
 def plot(
@@ -57,23 +63,23 @@ def plot(
             f"Client {client} learned no weights in the rounds that were kept.",
             f"Clients are numbered from 0, here to {fewest - 1}: choose one with --client.",
         )
-    runs = tuple(sorted(panel.of.run.id for panel in panels))
+    drawn = [panel.of for panel in panels]
+    runs = tuple(sorted(one.run.id for one in drawn))
     with style.context():
         figure = _draw(panels)
-        return style.Drawing(
-            figure, caption(panels, client), (*found.notes, *notes), runs, protocol([panel.of.setting for panel in panels])
-        )
+        return style.Drawing(figure, caption(panels), (*found.notes, *notes), runs, protocol([one.setting for one in drawn]))
 
 
-def caption(panels: Sequence[Panel], client: int) -> str:
+def caption(panels: Sequence[LearningPanel]) -> str:
+    """All panels are of one client."""
     return (
-        f"Loss of client {client} over the epochs of weight learning in ALA, by round; mean over the mini-batches of an epoch, "
-        f"each before its step: {lettered([panel.of.title for panel in panels])}. In the first round shown with more epochs the "
-        "weights are learned until they converge (initial stage)."
+        f"Loss of client {panels[0].client} over the epochs of weight learning in ALA, by round; mean over the mini-batches of "
+        f"an epoch, each before its step: {lettered([panel.of.title for panel in panels])}. In the first round shown with more "
+        "epochs the weights are learned until they converge (initial stage)."
     )
 
 
-def panel(engine: Engine, of: Observed, client: int) -> Panel:
+def panel(engine: Engine, of: Observed, client: int) -> LearningPanel:
     """The first rounds tell more than the later ones, which are evenly spaced. No losses: the client learned no weights."""
     losses = {}
     if client < of.setting.spec["partition"]["clients"]:
@@ -82,10 +88,10 @@ def panel(engine: Engine, of: Observed, client: int) -> Panel:
             mine = array[client]
             if len(mine := mine[~np.isnan(mine)]):
                 losses[t + 1] = mine.astype(np.float64)
-    return Panel(of, losses)
+    return LearningPanel(of, client, losses)
 
 
-def _draw(panels: Sequence[Panel]) -> Figure:
+def _draw(panels: Sequence[LearningPanel]) -> Figure:
     columns = min(len(panels), 2)
     rounds = sorted({t for panel in panels for t in panel.losses})
     looks: dict[int, dict[str, Any]] = {
@@ -96,10 +102,56 @@ def _draw(panels: Sequence[Panel]) -> Figure:
     for k, (ax, panel) in enumerate(zip(sheet.axes, panels, strict=True)):
         for t, losses in panel.losses.items():
             ax.plot(np.arange(1, len(losses) + 1), losses, markevery=max(1, len(losses) // 10), **looks[t])
-        style.losses(ax, np.concatenate(list(panel.losses.values())).tolist())
+        style.losses(ax, panel.all_losses())
         style.whole(ax.xaxis)
         ax.set_xlabel("Weight-learning epoch" if sheet.bottom(k) else "")
         ax.set_ylabel("Local loss" if sheet.left(k) else "")
     sheet.name(observed_titles([panel.of for panel in panels]))
     sheet.key(list(looks.values()), [f"round {t}" for t in rounds])
     return sheet.finish()
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """Of the client that the paper shows, else the first that learned; of several seeds the first.
+
+    Raises UserError where no run kept its losses.
+    """
+    found = filters.collect(engine)
+    seen = one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND))
+    panels, left_out = web.possible(seen, partial(_learning, engine))
+    return [_page(panel, (*found.notes, *left_out)) for panel in panels]
+
+
+def _learning(engine: Engine, of: Observed) -> LearningPanel:
+    for client in (CLIENT, *range(of.setting.spec["partition"]["clients"])):
+        if (made := panel(engine, of, client)).losses:
+            return made
+    raise UserError(f"No client of run {of.run.id} learned weights in the rounds that were kept.")
+
+
+def _page(panel: LearningPanel, notes: tuple[str, ...]) -> Interactive:
+    colours = style.shades(len(panel.losses), *web.SHADES)
+    symbols = list(web.SYMBOLS.values())
+    lines = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": f"round {t}",
+            "x": list(range(1, len(losses) + 1)),
+            "y": web.numbers(losses),
+            "line": {"color": colour, "width": 2},
+            "marker": {"color": colour, "symbol": symbols[k % len(symbols)], "size": 7, "maxdisplayed": 12},
+            "hovertemplate": f"round {t}, epoch %{{x}}<br>loss %{{y:.4f}}<br>run {panel.of.run.id}<extra></extra>",
+        }
+        for k, ((t, losses), colour) in enumerate(zip(panel.losses.items(), colours, strict=True))
+    ]
+    x = web.whole("Weight-learning epoch", max(map(len, panel.losses.values())), rangemode="tozero")
+    return web.make(
+        "ala-convergence",
+        panel.of.title,
+        f"{caption([panel])} {protocol([panel.of.setting])}",
+        lines,
+        web.layout(x, web.losses(f"Loss of client {panel.client}", panel.all_losses()), legend=True),
+        notes=notes,
+        runs=[panel.of.run.id],
+    )

@@ -1,82 +1,41 @@
-"""`plot trajectory`: the way of one client's model in the plane of its principal components, as in Figure 4 of the FedALA paper.
+"""The way of one client's model in the plane of its principal components, as in Figure 4 of the FedALA paper.
 
 Every round goes from the model that local training starts from to the one it ends with; the client's loss are contours.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
-from pflbench.report import style
-from pflbench.report.chosen import Filters, Observed, protocol, short, spread, with_arrays
+from pflbench.report import style, web
+from pflbench.report.chosen import Filters, Observed, protocol, short, spread
 from pflbench.report.collect import Arranged
+from pflbench.report.figures.trajectory import numbers
+from pflbench.report.figures.trajectory.numbers import CLIENT, Matrix, Paths, Plane
 from pflbench.report.layout import Sheet, small
+from pflbench.report.web import Interactive, Json
 from pflbench.store import observed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-
-CLIENT = 4
-PREFIX = "trajectory_"  # of the arrays' names, before the client
-COMMAND = (
-    "pflbench run -m fedavg -m fedala --set fedala.start_round=156 -d mnist --partition pathological --rounds 200 "
-    "--trajectory {}:140-200"
-)
 SHOWN = 13  # rounds with an arrow: more hide each other
 BOX: dict[str, Any] = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5}
 # Of a label and of the ways to put it, in widths of the paths.
 LABEL = np.array([0.4, 0.08])
 SIDES = tuple(np.array([x, y]) for x in (0.0, 0.28, -0.28) for y in (0.14, -0.14, 0.24, -0.24))
-GRID = 21  # points to a side of the surface
-MARGIN = 0.12  # of the plane around the paths, in widths of theirs
-BLOCK = 1 << 16  # columns in float64 at once
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Runs of one setting and one seed that kept this client's models: models [runs, rounds, 2, P], start and end of a round."""
-
-    seen: tuple[Observed, ...]
-    client: int
-    rounds: tuple[int, ...]
-    models: np.ndarray[Any, np.dtype[np.float32]]
-
-    @property
-    def runs(self) -> tuple[int, ...]:
-        return tuple(one.run.id for one in self.seen)
-
-
-@dataclass(frozen=True)
-class Plane:
-    """The principal components of all models of the paths: a model is origin + x * axes[0] + y * axes[1], axes orthonormal."""
-
-    origin: Matrix  # [P]
-    axes: Matrix  # [2, P]
-    at: Matrix  # [runs, rounds, 2, 2] the models of the paths in the plane
-    explained: tuple[float, float]  # share of the variance
-
-    def grid(self) -> Matrix:
-        """Points of the plane [GRID, GRID, 2]: the paths and a margin."""
-        flat = self.at.reshape(-1, 2)
-        low, high = flat.min(axis=0), flat.max(axis=0)
-        x, y = (np.linspace(a - MARGIN * (b - a), b + MARGIN * (b - a), GRID) for a, b in zip(low, high, strict=True))
-        return np.stack(np.meshgrid(x, y), axis=-1)
-
-    def models(self, points: Matrix) -> Matrix:
-        """The models [g, P] at points [g, 2]."""
-        made: Matrix = self.origin + points @ self.axes
-        return made
+HEIGHT = 520  # on a page, pixels
+WITHOUT_SURFACE = "Without the loss surface: `pflbench plot trajectory --surface` computes it, once, and keeps it."
+# On a page, darker on a light one and lighter on a dark one where the loss is larger.
+SHADE = [[0, "rgba(128,128,128,0.02)"], [1, "rgba(128,128,128,0.35)"]]
 
 
 def plot(
@@ -89,9 +48,9 @@ def plot(
     client: int = CLIENT,
 ) -> style.Drawing:
     """The paths of all chosen methods in one plane, with the surface if it was computed. UserError where none were kept."""
-    found = paths(engine, methods=methods, datasets=datasets, partitions=partitions, status=status, client=client)
-    flat = plane(found)
-    surface = stored_surface(engine, found, flat)
+    found = numbers.paths(engine, methods=methods, datasets=datasets, partitions=partitions, status=status, client=client)
+    flat = numbers.plane(found)
+    surface = numbers.stored_surface(engine, found, flat)
     setting = found.seen[0].setting
     notes = () if surface is not None else ("Without the loss surface: add --surface to compute it, once, and keep it.",)
     with style.context():
@@ -113,81 +72,6 @@ def caption(found: Paths, flat: Plane, surface: bool) -> str:
 def _thinned(found: Paths) -> str:
     every = len(found.rounds) <= SHOWN
     return "in each round" if every else f"in {SHOWN} of the {len(found.rounds)} rounds, evenly spaced, and where ALA begins"
-
-
-def paths(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-    client: int = CLIENT,
-) -> Paths:
-    """Of the setting and seed with the most such runs, those of each method, in the rounds that all of them kept."""
-    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).collect(engine)
-    return load(engine, max(together(engine, found, client), key=len), client)
-
-
-def together(engine: Engine, found: Arranged, client: int) -> list[list[Observed]]:
-    """The runs that kept this client's models, by setting: of each the seed with the most of them.
-
-    Raises UserError where none did.
-    """
-    by_seed: dict[tuple[str, str | None], dict[int, list[Observed]]] = defaultdict(lambda: defaultdict(list))
-    for one in with_arrays(engine, found, [array_name(client)], COMMAND.format(client)):
-        by_seed[one.setting.protocol, one.setting.partition][one.run.seed].append(one)
-    return [max(seeds.values(), key=len) for seeds in by_seed.values()]
-
-
-def load(engine: Engine, seen: Sequence[Observed], client: int) -> Paths:
-    """The models of runs in the rounds that all of them kept. Raises UserError where there is no such round."""
-    rounds = sorted(set.intersection(*(set(one.rounds) for one in seen)))
-    if not rounds:
-        raise UserError("These runs kept no round in common.", f"Make them with one command: {COMMAND.format(client)}.")
-    held = [observed.arrays(engine, one.run.id, array_name(client), rounds) for one in seen]
-    return Paths(tuple(seen), client, tuple(rounds), np.stack([np.stack(list(of.values())) for of in held]))
-
-
-def plane(found: Paths) -> Plane:
-    """Principal components by the Gram matrix of the models, which is small where the models are large."""
-    models = found.models.reshape(-1, found.models.shape[-1])
-    blocks = [slice(start, start + BLOCK) for start in range(0, models.shape[1], BLOCK)]
-    origin = np.concatenate([models[:, block].mean(axis=0, dtype=np.float64) for block in blocks])
-    gram = np.zeros((len(models), len(models)))
-    for block in blocks:
-        centred = models[:, block] - origin[block]
-        gram += centred @ centred.T
-    values, vectors = np.linalg.eigh(gram)
-    values, vectors = values[::-1].clip(min=0), vectors[:, ::-1]
-    if values[1] <= 1e-12 * values[0]:
-        raise UserError("These models lie on one line or do not move: there is no plane.", "Follow them for more rounds.")
-    # A principal component has no sign of its own: its largest coordinate is positive, on every machine.
-    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(len(vectors))]
-    at = (vectors * np.sign(largest))[:, :2] * np.sqrt(values[:2])
-    axes = np.concatenate([(at / values[:2]).T @ (models[:, block] - origin[block]) for block in blocks], axis=1)
-    share = values / values.sum()
-    return Plane(origin, axes, at.reshape(*found.models.shape[:3], 2), (share[0], share[1]))
-
-
-def array_name(client: int) -> str:
-    """Of the arrays [2, P]: where a round's local training starts and ends."""
-    return f"{PREFIX}{client}"
-
-
-def surface_name(client: int) -> str:
-    """Of the array [GRID, GRID, 3]: points of the plane and the loss there."""
-    return f"surface_{client}"
-
-
-def stored_surface(engine: Engine, found: Paths, flat: Plane) -> Matrix | None:
-    """The stored surface, if it is that of this plane: with other runs or rounds the plane is another."""
-    t = found.rounds[-1]
-    stored = observed.arrays(engine, found.runs[0], surface_name(found.client), [t]).get(t)
-    grid = flat.grid()
-    if stored is None or stored.shape[:2] != grid.shape[:2]:
-        return None
-    return stored if np.allclose(stored[..., :2], grid, rtol=1e-4, atol=1e-6 * np.abs(grid).max()) else None
 
 
 def shown(rounds: Sequence[int], begins: int | None) -> list[int]:
@@ -261,11 +145,128 @@ def _beginning(ax: Axes, one: Observed, rounds: Sequence[int], at: Matrix, flat:
 
 def _contours(ax: Axes, surface: Matrix) -> None:
     x, y, loss = np.moveaxis(surface, -1, 0)
-    low, high = loss.min(), loss.max()
-    levels = np.geomspace(low, high, 13) if low > 0 else np.linspace(low, high, 13)
+    levels, _ = numbers.levels(surface)
     filled = ax.contourf(x, y, loss, levels=levels, cmap="Greys", alpha=0.6)
     ax.contour(x, y, loss, levels=levels, colors="#999999", linewidths=0.3)
     bar = ax.figure.colorbar(filled, cax=ax.inset_axes((1.03, 0, 0.035, 1)))
     bar.set_ticks(levels[::3].tolist(), labels=[f"{level:.2g}" for level in levels[::3]])
     bar.set_label("Loss", labelpad=1)
     bar.ax.tick_params(labelsize=small(), pad=1)
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """Of every client that was followed; of several seeds that with the most runs. Raises UserError when there are no runs."""
+    found = filters.collect(engine)
+    panels, left_out = web.possible(_followed(engine, found), partial(_panel, engine))
+    return [_page(*panel, notes=(*found.notes, *left_out)) for panel in panels]
+
+
+def _followed(engine: Engine, found: Arranged) -> list[tuple[list[Observed], int]]:
+    """Runs that are drawn together, and the client."""
+    runs = [run.id for cell in found.cells.values() for run in cell]
+    kept = observed.names(engine, runs, numbers.PREFIX)
+    clients = sorted(int(name.removeprefix(numbers.PREFIX)) for name in kept)
+    return [(seen, client) for client in clients for seen in numbers.together(engine, found, client)]
+
+
+def _panel(engine: Engine, of: tuple[list[Observed], int]) -> tuple[Paths, Plane, Matrix | None]:
+    """Without the models themselves, which are large."""
+    paths = numbers.load(engine, *of)
+    plane = numbers.plane(paths)
+    return replace(paths, models=paths.models[..., :0]), plane, numbers.stored_surface(engine, paths, plane)
+
+
+def _page(paths: Paths, plane: Plane, surface: Matrix | None, notes: tuple[str, ...]) -> Interactive:
+    first = paths.seen[0]
+    traces = [trace for one, at in zip(paths.seen, plane.at, strict=True) for trace in _traces(one, paths.rounds, at)]
+    share = [f"{100 * part:.0f} % of the variance" for part in plane.explained]
+    return web.make(
+        "trajectory",
+        f"{first.setting.title}: client {paths.client}",
+        f"{caption(paths, plane, surface is not None)} {protocol([first.setting])}",
+        [*([] if surface is None else [_surface(surface)]), *traces],
+        web.layout(
+            web.axis(f"First principal component ({share[0]})", showgrid=False),
+            web.axis(f"Second principal component ({share[1]})", showgrid=False),
+            legend=True,
+            height=HEIGHT,
+            annotations=[label for one, at in zip(paths.seen, plane.at, strict=True) for label in _note(one, paths.rounds, at)],
+        ),
+        notes=(*notes, WITHOUT_SURFACE if surface is None else _scale(surface)),
+        runs=paths.runs,
+    )
+
+
+def _traces(one: Observed, rounds: tuple[int, ...], at: Matrix) -> list[Json]:
+    """at [rounds, 2, 2]: thick steps for local training, thin ones for what aggregation and local initialisation do after it."""
+    colour, group = web.colour(one.row), {"type": "scatter", "name": web.text(one.row.label), "legendgroup": one.row.label}
+    apart = np.concatenate([at, np.full_like(at[:, :1], np.nan)], axis=1)
+    return [
+        {
+            **group,
+            **_points(at),
+            "mode": "lines",
+            "line": {"color": colour, "width": 1},
+            "showlegend": False,
+            "hoverinfo": "skip",
+        },
+        {**group, **_points(apart), "mode": "lines", "line": {"color": colour, "width": 2.5}, "hoverinfo": "skip"},
+        _marks(group, one, rounds, at[:, 0], "start", {"symbol": "circle-open", "color": colour, "size": 7}),
+        _marks(group, one, rounds, at[:, 1], "end", {"symbol": "square", "color": colour, "size": 6}),
+        _ends(group, rounds, at),
+    ]
+
+
+def _marks(group: Json, one: Observed, rounds: tuple[int, ...], at: Matrix, what: str, marker: Json) -> Json:
+    said = f"<b>{group['name']}</b>, round %{{customdata}}<br>{what} of local training<br>run {one.run.id}<extra></extra>"
+    more = {"mode": "markers", "marker": marker, "customdata": list(rounds), "hovertemplate": said, "showlegend": False}
+    return {**group, **_points(at), **more}
+
+
+def _ends(group: Json, rounds: tuple[int, ...], at: Matrix) -> Json:
+    """The first and the last round."""
+    texts = [str(rounds[0]), str(rounds[-1])]
+    more = {"mode": "text", "text": texts, "textposition": "top right", "showlegend": False, "hoverinfo": "skip"}
+    return {**group, **_points(at[[0, -1], [0, 1]]), **more}
+
+
+def _note(one: Observed, rounds: tuple[int, ...], at: Matrix) -> list[Json]:
+    """A label where ALA begins, if that is in between."""
+    begins = one.row.hyperparameters.get("start_round")
+    if begins not in rounds[1:]:
+        return []
+    x, y = web.numbers(at[rounds.index(begins), 0])
+    look = {"arrowcolor": web.GREY, "arrowwidth": 1, "arrowhead": 0, "ax": 60, "ay": -40}
+    return [{"x": x, "y": y, "text": f"ALA from round {begins}", **look}]
+
+
+def _points(at: Matrix) -> Json:
+    """at [..., 2]"""
+    x, y = at.reshape(-1, 2).T
+    return {"x": web.numbers(x), "y": web.numbers(y)}
+
+
+def _surface(surface: Matrix) -> Json:
+    """Without a colour bar: Plotly's has no room for colours that let the page through."""
+    loss = surface[..., 2]
+    levels, logarithmic = numbers.levels(surface)
+    drawn, at = (np.log10(loss), np.log10(levels)) if logarithmic else (loss, levels)
+    return {
+        "type": "contour",
+        "x": web.numbers(surface[0, :, 0]),
+        "y": web.numbers(surface[:, 0, 1]),
+        "z": [web.numbers(row) for row in drawn],
+        "customdata": [web.numbers(row) for row in loss],
+        "contours": {"start": float(at[0]), "end": float(at[-1]), "size": float(at[1] - at[0])},
+        "colorscale": SHADE,
+        "showscale": False,
+        "line": {"color": web.GREY, "width": 0.5},
+        "hovertemplate": "loss %{customdata:.4g}<extra></extra>",
+    }
+
+
+def _scale(surface: Matrix) -> str:
+    """The contours' values in words."""
+    levels, logarithmic = numbers.levels(surface)
+    apart = f"{levels[1] / levels[0]:.3g} times" if logarithmic else f"{levels[1] - levels[0]:.3g} more than"
+    return f"Contours: loss from {levels[0]:.3g} to {levels[-1]:.3g}, each {apart} the one before."

@@ -1,18 +1,21 @@
-"""`plot ala-weights`: how ALA's element-wise weights are distributed, by layer, and how that moves over the rounds."""
+"""How ALA's element-wise weights are distributed, by layer, and how that moves over the rounds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import blocks, style
+from pflbench.report import blocks, style, web
 from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
 from pflbench.report.layout import COLUMN, PAGE, Sheet, lettered
+from pflbench.report.web import Interactive
 from pflbench.store import observed
 from pflbench.store.read import Floats
 
@@ -23,15 +26,21 @@ COMMAND = "pflbench run -m fedala --observe-every 10"
 ROUNDS = 5
 BINS = 20
 TICKS = (0.001, 0.01, 0.1, 1, 10, 100)
+FLOOR = 1e-9  # percent: where there is nothing, the line goes below the axis, as a logarithm has no 0
 
 
 @dataclass(frozen=True)
-class Panel:
+class LayerPanel:
     """shares[t][b]: percent of a layer's weights, of all clients that used ALA in round t, in bin b of [0, 1]."""
 
     of: Observed
     layer: str
     shares: dict[int, Floats]
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Of the axis of the shares."""
+        return 0.5 * min(shares[shares > 0].min() for shares in self.shares.values()), 150
 
 
 def plot(
@@ -61,7 +70,7 @@ def caption(seen: Sequence[Observed]) -> str:
     )
 
 
-def panels(engine: Engine, of: Observed) -> list[Panel]:
+def panels(engine: Engine, of: Observed) -> list[LayerPanel]:
     """The layers of a run from the top, in at most five of its rounds. Raises UserError where it kept no weights."""
     rows = spread(of.rounds, ROUNDS)
     weights = observed.arrays(engine, of.run.id, "ala_weights", rows)
@@ -70,7 +79,7 @@ def panels(engine: Engine, of: Observed) -> list[Panel]:
         raise UserError(f"Run {of.run.id} kept no ala_weights.", f"Make one that does: {COMMAND}.")
     return [
         # Row t holds what was seen when the clients were initialised for round t + 1.
-        Panel(of, _layer(of, int(block)), {t + 1: _shares(array[:, start:stop]) for t, array in weights.items()})
+        LayerPanel(of, _layer(of, int(block)), {t + 1: _shares(array[:, start:stop]) for t, array in weights.items()})
         for block, start, stop in spans
     ]
 
@@ -86,7 +95,7 @@ def _shares(weights: Floats) -> Floats:
     return shares
 
 
-def _draw(panels: Sequence[Panel]) -> Figure:
+def _draw(panels: Sequence[LayerPanel]) -> Figure:
     rounds = sorted({t for panel in panels for t in panel.shares})
     colours = dict(zip(rounds, style.shades(len(rounds)), strict=True))
     columns = min(len(panels), 2)
@@ -95,12 +104,11 @@ def _draw(panels: Sequence[Panel]) -> Figure:
     edges = np.linspace(0, 1, BINS + 1)
     for k, (ax, panel) in enumerate(zip(sheet.axes, panels, strict=True)):
         for t, shares in panel.shares.items():
-            # Where there is none, the line goes below the axis: a logarithm has no 0.
-            ax.stairs(np.maximum(shares, 1e-9), edges, color=colours[t], linewidth=0.9)
+            ax.stairs(np.maximum(shares, FLOOR), edges, color=colours[t], linewidth=0.9)
         ax.set_yscale("log")
         ax.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
         ax.set_yticks([], minor=True)
-        ax.set_ylim(0.5 * min(shares[shares > 0].min() for shares in panel.shares.values()), 150)
+        ax.set_ylim(*panel.limits)
         ax.set_xlim(0, 1)
         ax.set_xlabel("Weight" if sheet.bottom(k) else "")
         ax.set_ylabel("Share of weights (%)" if sheet.left(k) else "")
@@ -108,3 +116,43 @@ def _draw(panels: Sequence[Panel]) -> Figure:
     sheet.name([f"{title}: {panel.layer}" if several else panel.layer for title, panel in zip(of, panels, strict=True)])
     sheet.key([{"color": colours[t]} for t in rounds], [f"round {t}" for t in rounds])
     return sheet.finish()
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """A figure for each run and layer; of several seeds the first. Raises UserError where no run kept its weights."""
+    found = filters.collect(engine)
+    seen = one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND))
+    made, left_out = web.possible(seen, partial(panels, engine))
+    return [_page(layer, (*found.notes, *left_out)) for layers in made for layer in layers]
+
+
+def _page(panel: LayerPanel, notes: tuple[str, ...]) -> Interactive:
+    edges = np.linspace(0, 1, BINS + 1)
+    colours = style.shades(len(panel.shares), *web.SHADES)
+    lines = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"round {t}",
+            # A step begins where its bin does; the last one needs an end.
+            "x": web.numbers(edges),
+            "y": web.numbers(np.maximum(np.append(shares, shares[-1]), FLOOR)),
+            "line": {"shape": "hv", "color": colour, "width": 2},
+            "customdata": [web.numbers(told) for told in zip([*edges[1:], 1], [*shares, shares[-1]], strict=True)],
+            "hovertemplate": (
+                f"round {t}<br>weights of %{{x:.2f}} to %{{customdata[0]:.2f}}: %{{customdata[1]:.3f}} %"
+                f"<br>run {panel.of.run.id}<extra></extra>"
+            ),
+        }
+        for (t, shares), colour in zip(panel.shares.items(), colours, strict=True)
+    ]
+    y = web.axis("Share of weights (%)", type="log", range=list(map(math.log10, panel.limits)), tickvals=list(TICKS))
+    return web.make(
+        "ala-weights",
+        f"{panel.of.title}: {panel.layer}",
+        f"{caption([panel.of])} {protocol([panel.of.setting])}",
+        lines,
+        web.layout(web.axis("Weight", range=[0, 1]), y, legend=True),
+        notes=notes,
+        runs=[panel.of.run.id],
+    )

@@ -1,6 +1,7 @@
-"""`plot ranks`: the critical-difference diagram of `table ranks` (Demsar, JMLR 2006), drawn by scikit-posthocs.
+"""The critical-difference diagram of `table ranks` (Demsar, JMLR 2006): the methods at their average rank.
 
-Methods stand at their average rank. A bar joins those that Nemenyi's test does not tell apart.
+In print, drawn by scikit-posthocs, a bar joins those that Nemenyi's test does not tell apart; on a page each has half the
+critical difference to both sides.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.report import ranks, style
-from pflbench.report.chosen import protocol
+from pflbench.report import ranks, style, web
+from pflbench.report.chosen import Filters, protocol
 from pflbench.report.layout import COLUMN, PAGE, Sheet, scale
 from pflbench.report.ranks import Ranks
 from pflbench.report.statistics import LEVEL
+from pflbench.report.web import Interactive, Json
 from pflbench.store.read import Select
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 LETTER, LINE = 0.062, 0.14  # inches, at the text's size
 LEAST = 1.1  # inches that the axis has at least: a wider figure where the names leave less
 ABOVE = 2.2  # lines above the axis, for its numbers and the critical difference
+ROW, AROUND = 30, 100  # on a page, pixels in height: for a method, beside them
 
 
 def plot(
@@ -110,7 +113,66 @@ def _critical_difference(ax: Axes, table: Ranks) -> None:
 
 def _caption(table: Ranks) -> str:
     bars = f"Bars join methods between which Nemenyi's test finds no difference at {LEVEL:g}. " if table.rejected else ""
-    return (
-        f"Average ranks of {len(table.rows)} methods over {len(table.settings)} settings: "
-        f"{'; '.join(setting.title for setting in table.settings)}. {bars}{' '.join(table.findings)}"
+    return f"{_ranked(table)} {bars}{' '.join(table.findings)}"
+
+
+def _ranked(table: Ranks) -> str:
+    settings = "; ".join(setting.title for setting in table.settings)
+    return f"Average ranks of {len(table.rows)} methods over {len(table.settings)} settings: {settings}."
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """One figure. Raises UserError for fewer than three rows or two settings that all of them have."""
+    table = ranks.build(
+        engine, methods=filters.methods, datasets=filters.datasets, partitions=filters.partitions, status=filters.status
     )
+    order = np.argsort(table.average, kind="stable").tolist()
+    count = len(order)
+    names = [web.text(table.rows[i].label) for i in order]
+    y = web.axis("", range=[count - 0.4, -0.6], tickmode="array", tickvals=list(range(count)), ticktext=names)
+    made = web.make(
+        "ranks",
+        "Average ranks",
+        _caption_on_page(table),
+        [_points(table, order)],
+        web.layout(web.axis("Average rank (1 is best)"), y, height=AROUND + ROW * count),
+        notes=table.notes,
+        runs=[run for row in table.runs for run in row],
+    )
+    return [made]
+
+
+def _points(table: Ranks, order: list[int]) -> Json:
+    rows = [table.rows[i] for i in order]
+    bars = {"type": "constant", "value": table.critical / 2, "thickness": 2, "width": 0, "color": web.GREY}
+    best = order[0]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": web.numbers(table.average[i] for i in order),
+        "y": list(range(len(order))),
+        "marker": {"color": [web.colour(row) for row in rows], "symbol": [web.point_symbol(row) for row in rows], "size": 11},
+        # Where Friedman's test finds no difference, there is none to read off.
+        **({"error_x": bars} if table.rejected else {}),
+        "customdata": [
+            [
+                web.text(table.rows[i].label),
+                *web.numbers([table.accuracy[i].mean(), table.nemenyi[i, best]]),
+                web.of_runs(table.runs[i]),
+            ]
+            for i in order
+        ],
+        "hovertemplate": (
+            "<b>%{customdata[0]}</b>: rank %{x:.2f}<br>mean over settings %{customdata[1]:.2f} %"
+            f"<br>p (Nemenyi) against {web.text(table.rows[best].label)}: %{{customdata[2]:.3g}}"
+            "<br>%{customdata[3]}<extra></extra>"
+        ),
+    }
+
+
+def _caption_on_page(table: Ranks) -> str:
+    bars = (
+        " Bars: half the critical difference to each side, so that methods whose bars do not meet differ by Nemenyi's test at "
+        f"{LEVEL:g}."
+    )
+    return f"{_ranked(table)}{bars if table.rejected else ''} {protocol(table.settings)}"

@@ -1,18 +1,20 @@
-"""`plot loss`: FedALA's objective (eq. 8) with the trained and with the initialised local models, as in Figure 5 of the paper."""
+"""FedALA's objective (eq. 8) with the trained and with the initialised local models, as in Figure 5 of the paper."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import style
+from pflbench.report import style, web
 from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
 from pflbench.report.layout import Sheet, lettered
+from pflbench.report.web import Interactive
 from pflbench.store import observed, read
 from pflbench.store.read import Floats
 
@@ -29,13 +31,21 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Panel:
+class ObjectivePanel:
     """sum_i k_i L_i over all training data: of the models as trained in `round`, and as initialised for the next one."""
 
     of: Observed
     round: tuple[int, ...]
     trained: Floats
     initialised: Floats
+
+    def all_losses(self) -> list[float]:
+        return [*self.initialised.tolist(), *self.trained.tolist()]
+
+    def lines(self) -> tuple[tuple[str, list[int], Floats], ...]:
+        """Name, rounds and losses: row t of the database has the reception of round t + 1."""
+        initialised, trained = LOOKS
+        return (initialised, [t + 1 for t in self.round], self.initialised), (trained, list(self.round), self.trained)
 
 
 def plot(
@@ -65,14 +75,14 @@ def caption(seen: Sequence[Observed]) -> str:
     )
 
 
-def panel(engine: Engine, of: Observed) -> Panel:
+def panel(engine: Engine, of: Observed) -> ObjectivePanel:
     """Raises UserError for a run without a partition."""
     if of.run.partition is None:
         raise UserError(f"Run {of.run.id} has no partition, and so no numbers of samples.", "Leave it out with --method.")
     samples = read.partition(engine, of.run.partition).train.sum(axis=1)
     terms = observed.arrays(engine, of.run.id, of.name, spread(of.rounds, POINTS))
     trained, initialised = np.array([_mean(losses, samples) for losses in terms.values()]).T
-    return Panel(of, tuple(terms), trained, initialised)
+    return ObjectivePanel(of, tuple(terms), trained, initialised)
 
 
 def _mean(losses: Floats, samples: np.ndarray[Any, np.dtype[np.int64]]) -> Floats:
@@ -82,19 +92,54 @@ def _mean(losses: Floats, samples: np.ndarray[Any, np.dtype[np.int64]]) -> Float
     return mean
 
 
-def _draw(panels: Sequence[Panel]) -> Figure:
+def _draw(panels: Sequence[ObjectivePanel]) -> Figure:
     columns = min(len(panels), 2)
     sheet = Sheet(len(panels), columns, 1.7)
     for k, (ax, panel) in enumerate(zip(sheet.axes, panels, strict=True)):
-        initialised, trained = LOOKS.values()
-        # Row t of the database has the reception of round t + 1.
-        ax.plot([t + 1 for t in panel.round], panel.initialised, **initialised)
-        ax.plot(panel.round, panel.trained, **trained)
+        for name, rounds, losses in panel.lines():
+            ax.plot(rounds, losses, **LOOKS[name])
         ax.set_ylim(bottom=0)
-        style.losses(ax, [*panel.initialised.tolist(), *panel.trained.tolist()])
+        style.losses(ax, panel.all_losses())
         style.whole(ax.xaxis)
         ax.set_xlabel("Round" if sheet.bottom(k) else "")
         ax.set_ylabel("Training loss" if sheet.left(k) else "")
     sheet.name(observed_titles([panel.of for panel in panels], named=True))
     sheet.key(list(LOOKS.values()), list(LOOKS))
     return sheet.finish()
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """A figure for each run; of several seeds the first. Raises UserError where no run kept its losses."""
+    found = filters.collect(engine)
+    seen = one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND))
+    panels, left_out = web.possible(seen, partial(panel, engine))
+    return [_page(panel, (*found.notes, *left_out)) for panel in panels]
+
+
+def _page(panel: ObjectivePanel, notes: tuple[str, ...]) -> Interactive:
+    lines = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": rounds,
+            "y": web.numbers(losses),
+            "line": {"color": LOOKS[name]["color"], "dash": web.DASHES[LOOKS[name]["linestyle"]], "width": 2},
+            "marker": {"color": LOOKS[name]["color"], "symbol": web.SYMBOLS[LOOKS[name]["marker"]], "size": 7},
+            "hovertemplate": f"{name}<br>round %{{x}}: %{{y:.4f}}<br>run {panel.of.run.id}<extra></extra>",
+        }
+        for name, rounds, losses in panel.lines()
+    ]
+    return web.make(
+        "loss",
+        panel.of.title,
+        f"{caption([panel.of])} {protocol([panel.of.setting])}",
+        lines,
+        web.layout(
+            web.whole("Round", panel.round[-1], rangemode="tozero"),
+            web.losses("Training loss", panel.all_losses(), rangemode="tozero"),
+            legend=True,
+        ),
+        notes=notes,
+        runs=[panel.of.run.id],
+    )

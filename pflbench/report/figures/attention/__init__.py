@@ -1,0 +1,256 @@
+"""Which clients draw on whose models (FedAMP, HeurFedAMP, FedFomo, APPLE), beside the clients' true groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.report import style, web
+from pflbench.report.chosen import Filters, cut, observed_titles, one_per_line, protocol, with_arrays
+from pflbench.report.figures.attention import numbers
+from pflbench.report.figures.attention.numbers import AttentionPanel
+from pflbench.report.layout import Sheet, lettered, small
+from pflbench.report.web import Interactive, Json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ARRAYS = ("attention", "fomo_weights", "relationships")  # [N, N], row i: what client i takes of each client's model
+COMMAND = "pflbench run -m fedamp -m apple --partition groups --observe-every 10"
+DIAGONAL = "#bbbbbb"
+HEIGHT = 520  # on a page, pixels
+TICKS = 20
+BELOW = "#dddddd"  # on a page, what is less than the scale has
+SEEN = 0.5  # decades: from 0 to the least weight that is told from it, where weights have a sign
+
+
+def plot(
+    engine: Engine,
+    *,
+    methods: Collection[str] = (),
+    datasets: Collection[str] = (),
+    partitions: Collection[str] = (),
+    status: Collection[str] = ("finished",),
+    round: int | None = None,
+) -> style.Drawing:
+    """A panel per method and setting after `round` rounds, by default the last that was kept; of several seeds the first.
+
+    Raises UserError where no run kept a matrix, or none of that round.
+    """
+    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
+    found = filters.collect(engine)
+    seen = one_per_line(with_arrays(engine, found, ARRAYS, COMMAND))
+    having = [one for one in seen if round is None or round in one.rounds]
+    if not having:
+        kept = ", ".join(map(str, sorted({t for one in seen for t in one.rounds})))
+        raise UserError(f"No run kept its matrix after round {round}.", f"They were kept after: {kept}.")
+    chosen, notes = cut(having, filters)
+    panels = [numbers.panel(engine, one, round) for one in chosen]
+    runs = tuple(sorted(one.run.id for one in chosen))
+    with style.context():
+        figure = _draw(panels)
+        return style.Drawing(figure, caption(panels), (*found.notes, *notes), runs, protocol([one.setting for one in chosen]))
+
+
+def _draw(panels: Sequence[AttentionPanel]) -> Figure:
+    sheet = Sheet(len(panels), min(len(panels), 2), 0.0, cell=2.6, square=True)
+    for k, (ax, panel) in enumerate(zip(sheet.axes, panels, strict=True)):
+        _draw_matrix(ax, panel)
+        _draw_groups(ax, panel)
+        ax.set_xlabel("Client whose model is drawn on" if sheet.bottom(k) else "")
+    of = observed_titles([panel.seen for panel in panels], named=True)
+    sheet.name([f"{title}, after round {panel.round}" for title, panel in zip(of, panels, strict=True)])
+    return sheet.finish()
+
+
+def _draw_matrix(ax: Axes, panel: AttentionPanel) -> None:
+    from matplotlib import colormaps
+    from matplotlib.colors import LogNorm, Normalize, SymLogNorm
+
+    drawn = np.ma.masked_invalid(panel.weights[np.ix_(panel.order, panel.order)])
+    low, high = numbers.scale(drawn.compressed())
+    norm: Normalize
+    if (drawn < 0).any():
+        colours, norm = colormaps["PuOr_r"], SymLogNorm(low, linscale=0.5, vmin=-high, vmax=high)
+    else:
+        # The more, the darker: what is below the scale is white.
+        colours, norm = colormaps["viridis_r"].with_extremes(under="white"), LogNorm(low, high, clip=False)
+        drawn = np.ma.array(np.maximum(drawn.data, np.finfo(float).tiny), mask=drawn.mask)  # a logarithm has no 0
+    image = ax.imshow(drawn, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    ax.set_facecolor(DIAGONAL)
+    bar = ax.figure.colorbar(image, cax=ax.inset_axes((1.03, 0, 0.035, 1)), extend="min" if (drawn < low).any() else "neither")
+    if (drawn >= 0).all():
+        ticks = [10.0**k for k in numbers.powers(low, high)]
+        bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    bar.set_label("Weight on the other's model", size=small(), labelpad=1)
+    bar.ax.tick_params(labelsize=small(), pad=1)
+    bar.ax.tick_params(which="minor", length=0)
+    ax.grid(visible=False)
+    every = max(1, len(drawn) // 10)
+    ax.set_xticks(range(0, len(drawn), every), [str(client) for client in panel.order[::every]])
+    ax.set_yticks([])
+    if said := numbers.nothing(panel.weights):
+        ax.text(0.5, 0.5, said, transform=ax.transAxes, ha="center", va="center", bbox={"facecolor": "white", "linewidth": 0.5})
+
+
+def _draw_groups(ax: Axes, panel: AttentionPanel) -> None:
+    """Lines between the groups, and left of the matrix a strip in two greys with each group's classes beside it."""
+    starts, ends, classes = panel.spans()
+    for at in starts[1:] - 0.5:
+        ax.axhline(at, color="#888888", linewidth=0.5)
+        ax.axvline(at, color="#888888", linewidth=0.5)
+    strip = ax.inset_axes((-0.05, 0, 0.035, 1))
+    strip.imshow(np.arange(len(starts)).repeat(ends - starts)[:, None] % 2, cmap="gray", vmin=-1, vmax=2, aspect="auto")
+    strip.set_xticks([])
+    strip.set_yticks((starts + ends - 1) / 2, classes)
+    strip.tick_params(length=0, labelsize=small(), pad=1)
+    strip.set_ylabel(panel.groups.heading, labelpad=1)
+    strip.grid(visible=False)
+
+
+def caption(panels: Sequence[AttentionPanel], below: str = "white") -> str:
+    """below: the colour of what is less than the scale has."""
+    named = lettered([f"{panel.seen.title}, after round {panel.round}: {numbers.measured(panel)}" for panel in panels])
+    return (
+        "Row i: client i's weights on other clients' models, by the logarithm of their sizes; "
+        f"{below}: less than the scale has; "
+        f"grey: the weight on its own model, and clients without weights. {named}. Weight on others: the sum of the sizes, "
+        "median over clients. Clients are ordered by the classes that dominate their data; lines separate the partition's "
+        "groups where it has any, else clients with different most frequent classes. On own group: mean share of these "
+        "weights on clients of the same group, and what equal weights would give. ARI: adjusted Rand index of these groups and "
+        "of as many clusters of clients, by average linkage of their mean shares on each other (1: the same, 0: as by chance)."
+    )
+
+
+def page(engine: Engine, filters: Filters) -> list[Interactive]:
+    """After the last round that was kept; of several seeds the first. Raises UserError where no run kept a matrix."""
+    found = filters.collect(engine)
+    seen = one_per_line(with_arrays(engine, found, ARRAYS, COMMAND))
+    panels, left_out = web.possible(seen, partial(numbers.panel, engine))
+    return [_page(panel, (*found.notes, *left_out)) for panel in panels]
+
+
+def _page(panel: AttentionPanel, notes: tuple[str, ...]) -> Interactive:
+    clients = panel.order.tolist()
+    starts, ends, classes = panel.spans()
+    every = max(1, len(clients) // TICKS)
+    across = web.axis(
+        "Client whose model is drawn on",
+        tickmode="array",
+        tickvals=list(range(0, len(clients), every)),
+        ticktext=[str(client) for client in clients[::every]],
+        showgrid=False,
+        constrain="domain",
+    )
+    up = web.axis(
+        panel.groups.heading,
+        tickmode="array",
+        tickvals=((starts + ends - 1) / 2).tolist(),
+        ticktext=list(map(web.text, classes)),
+        showgrid=False,
+        autorange="reversed",
+        scaleanchor="x",
+        constrain="domain",
+    )
+    shapes = [line for at in (starts[1:] - 0.5).tolist() for line in _separators(at)]
+    return web.make(
+        "attention",
+        panel.seen.title,
+        f"{caption([panel], 'light grey')} {protocol([panel.seen.setting])}",
+        _matrix(panel),
+        web.layout(across, up, height=HEIGHT, shapes=shapes, annotations=_nothing(panel)),
+        notes=(f"After round {panel.round}: {numbers.measured(panel)}.", *notes),
+        runs=[panel.seen.run.id],
+    )
+
+
+def _matrix(panel: AttentionPanel) -> list[Json]:
+    """The weights by their logarithms; below them in plain colours those that are too small for the scale, and none at all."""
+    place = np.ix_(panel.order, panel.order)
+    weights, shares, clients = panel.weights[place], 100 * panel.shares[place], panel.order.tolist()
+    low, high = numbers.scale(weights)
+    told = [
+        [[i, j, *web.numbers([weight, share])] for j, weight, share in zip(clients, *row, strict=True)]
+        for i, row in zip(clients, zip(weights, shares, strict=True), strict=True)
+    ]
+    hover: Json = {
+        "customdata": told,
+        "hovertemplate": (
+            "client %{customdata[0]} on client %{customdata[1]}: %{customdata[2]:.3g}, %{customdata[3]:.2f} % of its weights on "
+            f"others<br>round {panel.round}, run {panel.seen.run.id}<extra></extra>"
+        ),
+    }
+    there = np.abs(weights) >= low
+    signed = bool((weights < 0).any())
+    decades = np.log10(np.abs(weights), where=there, out=np.full_like(weights, np.nan))
+    z, span = decades, [math.log10(low), math.log10(high)]
+    if signed:
+        z, most = np.sign(weights) * (decades - span[0] + SEEN), span[1] - span[0] + SEEN
+        span = [-most, most]
+    ticks = _ticks(low, high, signed)
+    return [
+        _plain(np.isnan(weights), web.GREY) | {"hoverinfo": "skip"},
+        _plain(~there & np.isfinite(weights), BELOW) | hover,
+        {
+            "type": "heatmap",
+            "z": [web.numbers(row) for row in z],
+            "colorscale": "RdBu" if signed else "Viridis",
+            "reversescale": not signed,  # the more, the darker, as in print
+            "zmin": span[0],
+            "zmax": span[1],
+            "hoverongaps": False,
+            "colorbar": {
+                "title": {"text": "Weight on the other's model", "side": "top"},
+                "orientation": "h",
+                "y": 1.01,
+                "yanchor": "bottom",
+                "thickness": 12,
+                "tickvals": web.numbers(ticks.values()),
+                "ticktext": list(ticks),
+            },
+            **hover,
+        },
+    ]
+
+
+def _ticks(low: float, high: float, signed: bool) -> dict[str, float]:
+    """Powers of ten -> their places on the scale."""
+    named = {f"10<sup>{k}</sup>" if k else "1": float(k) for k in numbers.powers(low, high)}
+    if not signed:
+        return named
+    beyond = {name: k - math.log10(low) + SEEN for name, k in named.items()}
+    return {f"-{name}": -at for name, at in reversed(beyond.items())} | {"0": 0.0} | beyond
+
+
+def _plain(where: np.ndarray[tuple[int, int], np.dtype[np.bool_]], colour: str) -> Json:
+    return {
+        "type": "heatmap",
+        "z": [[1 if here else None for here in row] for row in where.tolist()],
+        "colorscale": [[0, colour], [1, colour]],
+        "showscale": False,
+        "hoverongaps": False,
+    }
+
+
+def _nothing(panel: AttentionPanel) -> list[Json]:
+    """A word on the matrix where there is nothing to see on it."""
+    if (said := numbers.nothing(panel.weights)) is None:
+        return []
+    middle = {"x": 0.5, "y": 0.5, "xref": "x domain", "yref": "y domain", "showarrow": False}
+    look = {"bgcolor": "#ffffff", "font": {"color": "#1d1f23"}, "borderpad": 4}
+    return [{**middle, **look, "text": said.replace("\n", "<br>")}]
+
+
+def _separators(at: float) -> list[Json]:
+    look = {"type": "line", "line": {"color": web.GREY, "width": 1}}
+    return [
+        {**look, "xref": "x", "x0": at, "x1": at, "yref": "y domain", "y0": 0, "y1": 1},
+        {**look, "yref": "y", "y0": at, "y1": at, "xref": "x domain", "x0": 0, "x1": 1},
+    ]
