@@ -120,7 +120,7 @@ def plot(
 
     (asked,) = papermap.of_kind("plot", name)
     name = asked.name
-    page = layout.Page.of(width, font_size, title, legend)
+    page = layout.PrintPage.of(width, font_size, title, legend)
     given: dict[str, Any] = {
         "methods": methods,
         "datasets": datasets,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -182,6 +182,12 @@ def words(key: str, value: Any) -> str:
 def counted(number: int, thing: str) -> str:
     """'run' -> '1 run' or '2 runs'."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+def between(numbers: Collection[int], thing: str) -> str:
+    """{3, 5}, 'run' -> '3 to 5 runs'; '3 runs' where all are the same."""
+    low, high = min(numbers), max(numbers)
+    return f"{low} to {high} {thing}s" if low < high else counted(high, thing)
 
 
 def some(titles: Sequence[str], most: int = 4) -> str:

@@ -35,7 +35,7 @@ BESIDE = 0.28  # of the figure's width, for the texts of a legend beside the pan
 
 
 @dataclass(frozen=True)
-class Page:
+class PrintPage:
     """What was asked of the paper. width: None for a column or a page, as the panels need. font_size: in points."""
 
     width: float | None = None
@@ -44,13 +44,13 @@ class Page:
     legend: str = "auto"
 
     @staticmethod
-    def of(width: str | None, font_size: float, titles: bool, legend: str) -> Page:
+    def of(width: str | None, font_size: float, titles: bool, legend: str) -> PrintPage:
         """width: one-column, two-column or inches. Raises UserError for what cannot be."""
         if legend not in LEGENDS:
             raise unknown("place of a legend", legend, LEGENDS)
         if not FONTS[0] <= font_size <= FONTS[1]:
             raise UserError(f"--font-size {font_size:g} is not possible.", f"It is in points, {FONTS[0]:g} to {FONTS[1]:g}.")
-        return Page(None if width is None else _inches(width), font_size, titles, legend)
+        return PrintPage(None if width is None else _inches(width), font_size, titles, legend)
 
 
 def _inches(text: str) -> float:
@@ -66,11 +66,11 @@ def _inches(text: str) -> float:
     return inches
 
 
-_page: ContextVar[Page] = ContextVar("page", default=Page())  # noqa: B039
+_page: ContextVar[PrintPage] = ContextVar("page", default=PrintPage())  # noqa: B039
 
 
 @contextmanager
-def on(page: Page) -> Iterator[None]:
+def on(page: PrintPage) -> Iterator[None]:
     """Figures that are drawn in here are for this page."""
     before = _page.set(page)
     try:
@@ -79,7 +79,7 @@ def on(page: Page) -> Iterator[None]:
         _page.reset(before)
 
 
-def page() -> Page:
+def page() -> PrintPage:
     return _page.get()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import unknown
 from pflbench.report import layout, scales
-from pflbench.report.layout import Page
+from pflbench.report.layout import PrintPage
 from pflbench.store.files import replacing, write_text
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Drawing:
     notes: tuple[str, ...] = field(default=())
     runs: tuple[int, ...] = ()  # the numbers of the runs it shows
     protocol: str = ""  # what these runs have in common
-    page: Page = field(default_factory=layout.page)
+    page: PrintPage = field(default_factory=layout.page)
 
     def save(self, path: Path, provenance: str = "") -> None:
         """PNG (300 dpi), PDF or SVG by suffix, with the caption and where it comes from in the file's metadata.

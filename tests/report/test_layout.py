@@ -22,7 +22,7 @@ from support.report_database import add_partition, add_run, spec
 from pflbench.errors import UserError
 from pflbench.report import PLOTS, labels, layout
 from pflbench.report.figures import ala_convergence, curves, distribution, loss
-from pflbench.report.layout import Page
+from pflbench.report.layout import PrintPage
 from pflbench.store import db
 
 LEAST = 6  # points that are legible in print
@@ -79,7 +79,7 @@ def check(figure: Figure) -> None:
         assert text.get_fontsize() >= LEAST - 1e-9, text.get_text()
 
 
-def figure(name: str, engine: Engine, page: Page, **options: Any) -> Figure:
+def figure(name: str, engine: Engine, page: PrintPage, **options: Any) -> Figure:
     with layout.on(page):
         made: Figure = PLOTS[name].load()(engine, **options).figure
     return made
@@ -89,7 +89,7 @@ def figure(name: str, engine: Engine, page: Page, **options: Any) -> Figure:
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_figure_fits_a_column_and_a_page(golden: Engine, name: str, width: str) -> None:
     for options in [OPTIONS.get(name, {})] + [{}] * (name == "fairness"):
-        made = figure(name, golden, Page(layout.WIDTHS[width]), **options)
+        made = figure(name, golden, PrintPage(layout.WIDTHS[width]), **options)
         assert made.get_figwidth() == layout.WIDTHS[width]
         check(made)
 
@@ -99,7 +99,7 @@ def test_a_legend_of_all_methods_lies_beside_the_data(engine: Engine, width: str
     for name in labels.METHODS:
         for plus in ("", "+ala"):
             add_run(engine, spec(name + plus, hyperparameters={}), [0.99871, 0.99872])
-    made = figure("curves", engine, Page(layout.WIDTHS[width], legend=place))
+    made = figure("curves", engine, PrintPage(layout.WIDTHS[width], legend=place))
     check(made)
     (legend,) = made.legends
     (ax,) = made.axes
@@ -112,14 +112,14 @@ def test_a_legend_of_all_methods_lies_beside_the_data(engine: Engine, width: str
 def test_a_legend_inside_or_none(engine: Engine) -> None:
     for name in list(labels.METHODS)[:8]:
         add_run(engine, spec(name, hyperparameters={}), [0.1, 0.2])
-    inside = figure("curves", engine, Page(legend="inside"))
+    inside = figure("curves", engine, PrintPage(legend="inside"))
     assert inside.legends == []
     assert len(inside.axes[0].get_legend().get_texts()) == 8
-    bare = figure("curves", engine, Page(legend="none"))
+    bare = figure("curves", engine, PrintPage(legend="none"))
     assert (bare.legends, bare.axes[0].get_legend()) == ([], None)
     add_run(engine, spec("fedala", hyperparameters={}), [0.1, 0.2])
     with pytest.raises(UserError, match=r"inside has room for 8 entries, and here are 9(.|\n)*right or below"):
-        figure("curves", engine, Page(legend="inside"))
+        figure("curves", engine, PrintPage(legend="inside"))
 
 
 def test_rounds_have_whole_ticks(engine: Engine) -> None:
@@ -128,7 +128,7 @@ def test_rounds_have_whole_ticks(engine: Engine) -> None:
     add(engine, "fedala", [{}, {"ala_objective": losses}, {"ala_objective": losses}], partition=add_partition(engine))
     for name, options in (("curves", {"methods": ["fedavg"]}), ("loss", {})):
         for width in layout.WIDTHS.values():
-            (ax,) = figure(name, engine, Page(width), **options).axes
+            (ax,) = figure(name, engine, PrintPage(width), **options).axes
             ticks = ax.get_xticks()
             assert all(float(tick).is_integer() for tick in ticks), (name, ticks)
             assert [text.get_text().replace("−", "-") for text in ax.get_xticklabels()] == [f"{tick:.0f}" for tick in ticks]
@@ -155,14 +155,14 @@ def test_titles_are_one_line_and_letters_lead_to_the_caption(engine: Engine) -> 
     long = {"rounds": 20, "batch_size": 32, "local_epochs": 3}
     for fields in ({}, long, {**long, "lr": 0.5}):
         add_run(engine, spec("fedavg", **fields), [0.1, 0.2])
-    with layout.on(Page(layout.PAGE)):
+    with layout.on(PrintPage(layout.PAGE)):
         drawing = curves.plot(engine)
     first = drawing.figure.axes[0].get_title().replace("\n", " ")
     assert first.startswith("(a) MNIST, Dir(0.1), ")
     assert f"{first};" in drawing.caption
-    with layout.on(Page(titles=False)):
+    with layout.on(PrintPage(titles=False)):
         assert [ax.get_title() for ax in curves.plot(engine).figure.axes] == ["(a)", "(b)", "(c)"]
-    only = figure("fairness", engine_with_clients(engine), Page(titles=False), datasets=["cifar10"])
+    only = figure("fairness", engine_with_clients(engine), PrintPage(titles=False), datasets=["cifar10"])
     assert [ax.get_title() for ax in only.axes] == [""]
 
 
@@ -177,7 +177,7 @@ def engine_with_clients(engine: Engine) -> Engine:
 def test_circles_are_whole_and_hide_no_neighbour(engine: Engine, shape: tuple[int, int], width: float | None) -> None:
     counts = np.full(shape, 90)
     add_partition(engine, counts=counts.tolist())
-    with layout.on(Page(width)):
+    with layout.on(PrintPage(width)):
         made = distribution.plot(engine).figure
     check(made)
     (ax,) = made.axes
@@ -197,7 +197,7 @@ def test_a_long_trajectory_has_few_arrows(engine: Engine) -> None:
     rows = [{"trajectory_4": models} for models in steps]
     for method in ("fedavg", "fedala"):
         add(engine, method, rows, partition=pathological(engine), scheme=PATHOLOGICAL)
-    with layout.on(Page(layout.COLUMN)):
+    with layout.on(PrintPage(layout.COLUMN)):
         drawing = PLOTS["trajectory"].load()(engine)
     (ax,) = drawing.figure.axes
     check(drawing.figure)

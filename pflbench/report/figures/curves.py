@@ -176,13 +176,13 @@ def _draw_panel(ax: Axes, panel: CurvesPanel) -> None:
 
 def caption(drawn: Sequence[CurvesPanel], x: X, band: Band) -> str:
     counts = {len(line.runs) for panel in drawn for line in panel.lines}
-    runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
     over = "training rounds" if x == "round" else "training time, evaluation excluded"
     shaded = f" Lines: mean; bands: {BANDS[band]} over the runs." if max(counts) > 1 else ""
     settings = lettered([panel.setting.title for panel in drawn])
     dashed = [line for panel in drawn for line in panel.references]
     others = f" {pfllib.caption(dashed)}" if dashed else ""
-    return f"Test accuracy, pooled over clients, over {over}: {settings}. {runs.capitalize()} per method.{shaded}{others}"
+    runs = labels.between(counts, "run")
+    return f"Test accuracy, pooled over clients, over {over}: {settings}. {runs} per method.{shaded}{others}"
 
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:

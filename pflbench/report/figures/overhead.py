@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import scales, style, web
+from pflbench.report import labels, scales, style, web
 from pflbench.report.chosen import Filters, busiest, protocol, titles
 from pflbench.report.collect import Arranged, Row, Setting
 from pflbench.report.layout import Sheet, lettered
@@ -128,11 +128,11 @@ def _draw_panel(ax: Axes, panel: OverheadPanel, which: int) -> None:
 
 def caption(drawn: Sequence[OverheadPanel], tolerance: float) -> str:
     counts = {len(point.runs) for panel in drawn for point in panel.points}
-    runs = f"{min(counts)} to {max(counts)} runs" if len(counts) > 1 else f"{max(counts)} run{'s' * (max(counts) > 1)}"
     return (
         f"Best test accuracy over the training time and over the megabytes that one client sends and receives until convergence, "
         f"the first round within {tolerance:g} points of the best: {lettered([panel.setting.title for panel in drawn])}. "
-        f"Means over {runs} per method. Grey line and large markers: the Pareto front. Evaluation is not counted as time."
+        f"Means over {labels.between(counts, 'run')} per method. Grey line and large markers: the Pareto front. "
+        "Evaluation is not counted as time."
     )
 
 
