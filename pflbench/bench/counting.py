@@ -11,7 +11,7 @@ of fewer layers, as of the head, are shorter: a gradient counts by the layers it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Entry, Flat
-from pflbench.engine.requests import ALL, Correct, Direct, Executor, Given, Objective, Shared, Step, Trained, Walked, unwrap
+from pflbench.engine.requests import ALL, Direct, Evaluate, Evaluated, Head, HeadAlone, Sgd, Shared, Trained, Walk, Walked, unwrap
 from pflbench.engine.samples import Samples
 
 COUNTED = 2  # samples on which FLOPs are counted: BatchNorm cannot train on one; all that is counted is linear in the batch
@@ -117,18 +117,8 @@ class Counter(Direct):
         self._through_frozen: set[int] = set()  # samples that have passed the frozen layers
         return self.work
 
-    def sgd(
-        self,
-        rows: Tensor,
-        buffers: Tensor,
-        plan: Plan,
-        lr: float,
-        columns: slice = ALL,
-        correct: Correct | None = None,
-        given: Given | None = None,
-        objective: Objective | None = None,
-        references: Sequence[Tensor] = (),
-    ) -> Trained:
+    def _sgd(self, asked: Sgd) -> Trained:
+        rows, plan, columns, references = asked.rows, asked.plan, asked.columns, asked.references
         self._read_beside(plan, columns, rows.itemsize)
         self._step(plan, columns)
         for batch in _batches(plan):
@@ -139,50 +129,39 @@ class Counter(Direct):
             self.work.bytes += len(references) * rows.itemsize * self._touched(batch, ALL)
         moved = rows.clone()
         moved[:, columns] += MOVE * torch.arange(1, len(rows) + 1).to(rows).unsqueeze(1)
-        return Trained(moved, buffers.clone(), rows.new_zeros(len(plan)))
+        return Trained(moved, asked.buffers.clone(), rows.new_zeros(len(plan)))
 
-    def walk(
-        self,
-        step: Step,
-        base: Tensor,
-        carry: Mapping[str, Tensor],
-        given: Given,
-        buffers: Tensor,
-        plan: Plan,
-        columns: slice = ALL,
-        *,
-        each: Mapping[str, Tensor] | None = None,
-        parts: int = 1,
-        objective: Objective | None = None,
-    ) -> Walked:
+    def _walk(self, asked: Walk) -> Walked:
+        carry, given, plan, columns = asked.carry, asked.given, asked.plan, asked.columns
         none = next(iter(carry.values())).new_zeros(len(plan))
         if not plan.steps().any():
-            return Walked(dict(carry), buffers.clone(), none, none)
-        asked: list[int] = []
+            return Walked(dict(carry), asked.buffers.clone(), none, none)
+        taken: list[int] = []
 
         def grad(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
-            asked.append(part)
+            taken.append(part)
             return torch.zeros_like(w)
 
         # Which gradients a step takes does not depend on the data: one step, of all clients at once, stands for all.
-        inputs = {name: value[:, 0] for name, value in (each or {}).items()}
+        inputs = {name: value[:, 0] for name, value in asked.each.items()}
         with FlopCounterMode(display=False) as products:  # of the step's own, as with all core models in APPLE
-            after = step(grad, **carry, **unwrap(given), **inputs)
+            after = asked.step(grad, **carry, **unwrap(given), **inputs)
         self.work.flops += products.get_total_flops() / len(plan) * int(plan.steps().sum())
         self.work.bytes += sum(v.value.nbytes for v in given.values() if isinstance(v, Shared)) * int(plan.steps().max())
-        self._read_beside(plan, columns, base.itemsize)
-        self._step(plan, columns, len(asked))
+        self._read_beside(plan, columns, asked.base.itemsize)
+        self._step(plan, columns, len(taken))
         for batch in _batches(plan):
-            pieces = np.array_split(batch, parts)
-            for part in set(asked):
+            pieces = np.array_split(batch, asked.parts)
+            for part in set(taken):
                 self._visit(pieces[part])
-            for part in asked:
+            for part in taken:
                 self._differentiate(pieces[part], columns)
             self.work.bytes += 2 * sum(self._carried(value, batch, columns) for value in carry.values())
-        return Walked(dict(after), buffers.clone(), none, none)
+        return Walked(dict(after), asked.buffers.clone(), none, none)
 
-    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
-        self._read(plan.order, slice(0, self.flat.head.start), rows.itemsize)
+    def _head(self, asked: Head) -> HeadAlone:
+        plan = asked.plan
+        self._read(plan.order, slice(0, self.flat.head.start), asked.rows.itemsize)
         for order in plan.order:
             self._visit(order)
             self.work.flops += len(order) * self.costs.below_head
@@ -190,16 +169,17 @@ class Counter(Direct):
         alone.flat = self.flat.head_alone()
         alone.costs = Costs(alone.flat, self.costs.features)
         alone.sample_bytes, alone.tables = 0, ()
-        return alone, plan.positions()
+        return HeadAlone(alone, plan.positions())
 
-    def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, asked: Evaluate) -> Evaluated:
+        rows, plan = asked.rows, asked.plan
         one_for_all = rows.stride(0) == 0
         self._read([np.concatenate(plan.order)] if one_for_all else plan.order, ALL, rows.itemsize)
         for order in plan.order:
             self._visit(order)
             self.work.flops += len(order) * self.costs.forward
         none = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
-        return none.to(torch.int64), none
+        return Evaluated(none.to(torch.int64), none)
 
     def _step(self, plan: Plan, columns: slice, gradients: int = 1) -> None:
         """The way of the client with most steps."""

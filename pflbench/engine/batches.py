@@ -24,6 +24,11 @@ class Plan:
         order = tuple(orders)
         return cls(order, tuple(batch_sizes(len(mine), size, "never", 1) for mine in order))
 
+    @classmethod
+    def joined(cls, plans: Sequence[Plan]) -> Plan:
+        """Of the clients of several plans, one after another."""
+        return cls(tuple(order for plan in plans for order in plan.order), tuple(s for plan in plans for s in plan.sizes))
+
     def take(self, clients: Sequence[int]) -> Plan:
         """The plan of some of the cohort's clients, by position."""
         return Plan(tuple(self.order[i] for i in clients), tuple(self.sizes[i] for i in clients))
@@ -43,6 +48,10 @@ class Plan:
         """The same batches, numbered through: of samples that lie in the order in which the plan visits them."""
         ends = np.cumsum([len(order) for order in self.order])
         return Plan(tuple(np.arange(end - len(order), end) for end, order in zip(ends, self.order, strict=True)), self.sizes)
+
+    def shifted(self, by: int) -> Plan:
+        """The same batches of samples that lie so much further back."""
+        return Plan(tuple(order + by for order in self.order), self.sizes)
 
     def of_size(self, size: int) -> Plan:
         """The same samples in the same order, so many at a time."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import Executor, Given, Grad, Objective, Step, Walked
+from pflbench.engine.requests import Executor, Given, Grad, Objective, Step, Walk, Walked
 
 LARGEST = "largest_gradient"
 
@@ -41,7 +41,8 @@ class Course:
         """As the executor's, with the size of the largest gradient [c, 1] in the carry: not finite where one of them was not."""
         watched = {**carry, LARGEST: self.base.new_zeros(len(self.base), 1)}
         step = partial(watching, step=step)
-        return self.executor.walk(step, self.base, watched, given, self.buffers, self.plan, self.columns, objective=objective)
+        asked = Walk(self.plan, step, self.base, watched, given, self.buffers, self.columns, objective=objective)
+        return self.executor.do(asked)
 
 
 def watching(grad: Grad, *, step: Step, largest_gradient: Tensor, **rest: Tensor) -> dict[str, Tensor]:

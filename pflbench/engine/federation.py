@@ -16,7 +16,21 @@ from pflbench.engine.batches import Plan, passes
 from pflbench.engine.course import Course
 from pflbench.engine.flat import Flat
 from pflbench.engine.ledger import Ledger, Traffic
-from pflbench.engine.requests import ALL, Argument, Correct, Executor, Given, Objective, Step, Trained, Walked
+from pflbench.engine.requests import (
+    ALL,
+    Argument,
+    Correct,
+    Evaluate,
+    Executor,
+    Given,
+    Head,
+    Objective,
+    Sgd,
+    Step,
+    Trained,
+    Walk,
+    Walked,
+)
 from pflbench.engine.scores import Scores
 from pflbench.errors import Diverged
 from pflbench.spec import TrainSpec
@@ -235,7 +249,8 @@ class Federation:
         if correct is None and objective is None and head.possible(self.flat, columns, plan):
             done = head.sgd(self.executor, self.flat, rows, buffers, plan, lr)
         else:
-            done = self.executor.sgd(rows, buffers, plan, lr, columns, correct, given, objective, references)
+            asked = Sgd(plan, rows, buffers, lr, columns, correct, given, objective, references)
+            done = self.executor.do(asked)
         self._refuse_non_finite(done.rows, S, "local training")
         self._buffers(into or slot)[S] = done.buffers
         self._note(into or slot, S, plan, done.loss, rows, done.rows)
@@ -263,7 +278,8 @@ class Federation:
         """
         plan = self.batches(S, purpose=_purpose(slots[0]), parts=parts) if plan is None else plan
         buffers = torch.stack([self._buffers(slot)[S] for slot in slots], dim=1)
-        done = self.executor.walk(step, rows, carry, given or {}, buffers, plan, each=each, parts=parts)
+        asked = Walk(plan, step, rows, carry, given or {}, buffers, each=each or {}, parts=parts)
+        done = self.executor.do(asked)
         for value in (done.loss.unsqueeze(-1), *done.carry.values()):
             self._refuse_non_finite(value, S, "local training")
         for k, slot in enumerate(into or slots):
@@ -289,11 +305,11 @@ class Federation:
         if columns != self.flat.head or not self.flat.has_features or not plan.steps().any():
             yield Course(self.executor, S, plan, base, buffers.unsqueeze(1), columns)
             return
-        executor, positions = self.executor.head(base, buffers, plan)
+        head = self.executor.do(Head(plan, base, buffers))
         try:
-            yield Course(executor, S, positions, base[:, columns], buffers[:, None, :0], ALL)
+            yield Course(head.executor, S, head.plan, base[:, columns], buffers[:, None, :0], ALL)
         finally:
-            executor.close()
+            head.executor.close()
 
     def walk(
         self, step: Step, course: Course, *, carry: Mapping[str, Tensor], given: Given, objective: Objective | None = None
@@ -323,9 +339,9 @@ class Federation:
         else:
             rows = models[clients]
         plan = Plan.through((self.test_indices[c] for c in clients.tolist()), EVALUATION_BATCH)
-        correct, loss = self.executor.evaluate(rows, self._buffers(slot)[clients], plan)
+        found = self.executor.do(Evaluate(plan, rows, self._buffers(slot)[clients]))
         total = np.array([len(mine) for mine in plan.order], dtype=np.int64)
-        return Scores(clients.cpu().numpy(), correct.cpu().numpy(), total, loss.cpu().numpy())
+        return Scores(clients.cpu().numpy(), found.correct.cpu().numpy(), total, found.loss.cpu().numpy())
 
     def evaluate_central(self, model: Tensor, samples: np.ndarray, slot: str = "model") -> tuple[float, float]:
         """Accuracy and mean loss of one model [P] on samples that no client holds.
@@ -335,8 +351,8 @@ class Federation:
         pieces = np.array_split(samples, -(-len(samples) // (8 * EVALUATION_BATCH)))  # for all cores to share
         buffers = self.mean(self._buffers(slot), torch.arange(self.size, device=self.device))
         plan = Plan.through(pieces, EVALUATION_BATCH)
-        correct, loss = self.executor.evaluate(model.expand(len(plan), -1), buffers.expand(len(plan), -1), plan)
-        return int(correct.sum()) / len(samples), float(loss.sum()) / len(samples)
+        found = self.executor.do(Evaluate(plan, model.expand(len(plan), -1), buffers.expand(len(plan), -1)))
+        return int(found.correct.sum()) / len(samples), float(found.loss.sum()) / len(samples)
 
     def losses(self, models: Tensor, S: Tensor, samples: Sequence[np.ndarray], slot: str = "model") -> Tensor:
         """L_i of models [c, P] on each client's given samples: the mean over batches of size B of the batch's mean loss, [c].
@@ -351,7 +367,7 @@ class Federation:
         full = [mine[: len(mine) // B * B] for mine in samples]
         tail = [mine[len(mine) // B * B :] for mine in samples]
         for pieces in (full, tail):
-            _, summed = self.executor.evaluate(models, buffers, Plan.through(pieces, EVALUATION_BATCH))
+            summed = self.executor.do(Evaluate(Plan.through(pieces, EVALUATION_BATCH), models, buffers)).loss
             of_batch = np.array([B if pieces is full else max(len(piece), 1) for piece in pieces])
             total += summed / torch.from_numpy(of_batch * np.maximum(batches, 1)).to(self.device)
         return total.to(self.dtype)

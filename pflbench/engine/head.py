@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
-from pflbench.engine.requests import Executor, Trained
+from pflbench.engine.requests import Executor, Head, Sgd, Trained
 
 FEATURES_AT_ONCE = 128  # of each client
 
@@ -17,11 +17,11 @@ def possible(flat: Flat, columns: slice, plan: Plan) -> bool:
 
 
 def sgd(executor: Executor, flat: Flat, rows: Tensor, buffers: Tensor, plan: Plan, lr: float) -> Trained:
-    """What `executor.sgd` gives for the columns of the head."""
+    """What `Sgd` gives for the columns of the head."""
     samples, positions = plan.once(FEATURES_AT_ONCE)
-    alone, _ = executor.head(rows, buffers, samples)
+    alone = executor.do(Head(samples, rows, buffers)).executor
     try:
-        done = alone.sgd(rows[:, flat.head], buffers[:, :0], positions, lr)
+        done = alone.do(Sgd(positions, rows[:, flat.head], buffers[:, :0], lr))
     finally:
         alone.close()
     trained = rows.clone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -19,16 +19,17 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.factored import Factored
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import (
-    ALL,
-    Correct,
     Direct,
-    Executor,
-    Given,
+    Evaluate,
+    Evaluated,
+    Head,
+    HeadAlone,
     Loss,
     Objective,
     Output,
-    Step,
+    Sgd,
     Trained,
+    Walk,
     Walked,
     output,
     pick,
@@ -202,31 +203,21 @@ class LoopExecutor(Direct):
                 future.cancel()
             raise
 
-    def sgd(
-        self,
-        rows: Tensor,
-        buffers: Tensor,
-        plan: Plan,
-        lr: float,
-        columns: slice = ALL,
-        correct: Correct | None = None,
-        given: Given | None = None,
-        objective: Objective | None = None,
-        references: Sequence[Tensor] = (),
-    ) -> Trained:
+    def _sgd(self, asked: Sgd) -> Trained:
+        rows, buffers, plan, columns, lr, correct = asked.rows, asked.buffers, asked.plan, asked.columns, asked.lr, asked.correct
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
         buffers_out = buffers.clone()
         loss_out = torch.zeros(len(plan), dtype=rows.dtype, device=self.device)
 
         def task(worker: _Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
-            worker.train(compact=objective is None)
-            worker.refer([r[i] for r in references], buffers[i])
+            worker.train(compact=asked.objective is None)
+            worker.refer([r[i] for r in asked.references], buffers[i])
             parameters = worker.select(columns)
-            arguments = unwrap(pick(given or {}, i))
+            arguments = unwrap(pick(asked.given, i))
             total = loss_out[i]
             for index in worker.batches(plan, i):
-                loss, grads = worker.gradients(index, parameters, objective)
+                loss, grads = worker.gradients(index, parameters, asked.objective)
                 if correct is not None:
                     correction, penalty = correct(worker.pull(), **arguments)
                     loss = loss + penalty
@@ -242,20 +233,8 @@ class LoopExecutor(Direct):
         self._each(plan, task)
         return Trained(rows_out, buffers_out, loss_out)
 
-    def walk(
-        self,
-        step: Step,
-        base: Tensor,
-        carry: Mapping[str, Tensor],
-        given: Given,
-        buffers: Tensor,
-        plan: Plan,
-        columns: slice = ALL,
-        *,
-        each: Mapping[str, Tensor] | None = None,
-        parts: int = 1,
-        objective: Objective | None = None,
-    ) -> Walked:
+    def _walk(self, asked: Walk) -> Walked:
+        base, carry, buffers, plan, columns = asked.base, asked.carry, asked.buffers, asked.plan, asked.columns
         carry_out = {k: v.clone() for k, v in carry.items()}
         buffers_out = buffers.clone()
         dtype = next(iter(carry.values())).dtype
@@ -266,11 +245,11 @@ class LoopExecutor(Direct):
             worker.train(compact=False)
             worker.refer((), buffers[i, 0])
             parameters = worker.select(columns)
-            arguments = unwrap(pick(given, i))
+            arguments = unwrap(pick(asked.given, i))
             mine = {k: v[i] for k, v in carry.items()}
             loaded = 0
             for j, index in enumerate(worker.batches(plan, i)):
-                pieces = index.tensor_split(parts)
+                pieces = index.tensor_split(asked.parts)
                 losses: list[Tensor] = []
 
                 def grad(
@@ -287,12 +266,12 @@ class LoopExecutor(Direct):
                         loaded = of
                     worker.row[columns].copy_(w)
                     worker.push()
-                    loss, grads = worker.gradients(pieces[part], parameters, objective)
+                    loss, grads = worker.gradients(pieces[part], parameters, asked.objective)
                     losses.append(loss)
                     return torch.cat([g.reshape(-1) for g in grads if g is not None])
 
-                now = {k: v[i, j] for k, v in (each or {}).items()}
-                mine = step(grad, **mine, **arguments, **now)
+                now = {k: v[i, j] for k, v in asked.each.items()}
+                mine = asked.step(grad, **mine, **arguments, **now)
                 loss_out[0, i] += losses[0]
                 loss_out[1, i] = losses[0]
             loss_out[0, i] /= max(len(plan.sizes[i]), 1)
@@ -303,11 +282,12 @@ class LoopExecutor(Direct):
         self._each(plan, task)
         return Walked(carry_out, buffers_out, loss_out[0], loss_out[1])
 
-    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
+    def _head(self, asked: Head) -> HeadAlone:
+        plan = asked.plan
         features: list[Tensor] = [torch.empty(0)] * len(plan)
 
         def task(worker: _Worker, i: int) -> None:
-            worker.load(rows[i], buffers[i])
+            worker.load(asked.rows[i], asked.buffers[i])
             worker.module.train()
             batches = worker.batches(plan, i)
             if not self.flat.has_batch_norm:  # then samples do not see one another, and larger batches are faster
@@ -317,14 +297,15 @@ class LoopExecutor(Direct):
 
         self._each(plan, task)
         samples = self.samples.replaced(torch.cat(features), np.concatenate(plan.order))
-        return LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions()
+        return HeadAlone(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
-    def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, asked: Evaluate) -> Evaluated:
+        plan = asked.plan
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
 
         def task(worker: _Worker, i: int) -> None:
-            worker.load(rows[i], buffers[i])
+            worker.load(asked.rows[i], asked.buffers[i])
             worker.module.eval()
             for index in worker.batches(plan, i):
                 x, y = worker.batch(index)
@@ -333,4 +314,4 @@ class LoopExecutor(Direct):
                 loss[i] += self.loss(logits, y).to(torch.float64) * len(y)
 
         self._each(plan, task)
-        return correct, loss
+        return Evaluated(correct, loss)

@@ -1,10 +1,11 @@
-"""What both executors are asked for and give back. Rows are in the order of the plan's clients."""
+"""What an executor is asked for, as data, and what it gives back. Rows are in the order of the plan's clients."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +52,9 @@ loss is the executor's (cross-entropy), own the `Output` of the trained model, r
 
 
 class Grad(Protocol):
-    """Gradient of the objective on the current batch at w: takes and returns the walk's columns, [..., columns].
+    """Gradient of the objective on the current batch at w: takes and returns the inner loop's columns, [..., columns].
 
-    part: which part of the batch, where the walk splits it. of: which of the client's models w is, for its BatchNorm buffers.
+    part: of the batch, where the inner loop splits it. of: which of the client's models w is, for its BatchNorm buffers.
     """
 
     def __call__(self, w: Tensor, part: int = 0, of: int = 0) -> Tensor: ...
@@ -65,70 +66,112 @@ Step = Callable[..., dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Trained:
-    rows: Tensor  # [C, P]
-    buffers: Tensor  # [C, B]
+    """Of C clients."""
+
+    rows: Tensor  # [C, P], their models
+    buffers: Tensor  # [C, B], BatchNorm's
     loss: Tensor  # [C], mean over the steps; 0 for a client without steps
 
 
 @dataclass(frozen=True)
 class Walked:
-    carry: dict[str, Tensor]  # [C, ...]
-    buffers: Tensor  # [C, models, B]
+    """Of C clients."""
+
+    carry: dict[str, Tensor]  # [C, ...], what the last step returned
+    buffers: Tensor  # [C, models, B], BatchNorm's
     loss: Tensor  # [C], mean over the steps of each step's first loss
     last_loss: Tensor  # [C], at the last step, before its update
 
 
+@dataclass(frozen=True)
+class HeadAlone:
+    """The model's head by itself, on features in place of the samples."""
+
+    executor: Executor  # of which a client's row is the part `Flat.head` of its model; whoever asked for it closes it
+    plan: Plan  # the same batches, of features
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Of C clients, in evaluation mode."""
+
+    correct: Tensor  # [C], predictions (int64)
+    loss: Tensor  # [C], summed over the samples (float64)
+
+
+# How a field belongs to a request's clients, as its metadata: what several runs ask for is one request by that (engine.packed).
+# A field without any of these is the same for all clients.
+PER_CLIENT = {"rows": "client"}  # tensors [C, ...], one or several
+PER_STEP = {"rows": "step"}  # tensors [C, steps, ...]
+GIVEN = {"rows": "given"}  # as `Given` says
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class Request(Generic[R]):
+    """What an executor is asked for: work of C clients; the answer is an R. No tensor of it is changed."""
+
+    plan: Plan  # the clients' samples, step by step
+
+
+@dataclass(frozen=True, eq=False)
+class Sgd(Request[Trained]):
+    """Plain SGD along the plan: w <- w - lr * (g + correction), in `columns` only."""
+
+    rows: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models to begin with
+    buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
+    lr: float
+    columns: slice = field(default_factory=lambda: ALL)  # those of the parameters that are trained
+    correct: Correct | None = None  # the penalty, if there is one
+    given: Given = field(default_factory=dict, metadata=GIVEN)  # what `correct` is passed by name
+    objective: Objective | None = None  # what is minimised, if not the loss
+    # Each [C, P]: frozen models that the objective compares with, in training mode on the same batch.
+    references: Sequence[Tensor] = field(default=(), metadata=PER_CLIENT)
+
+
+@dataclass(frozen=True, eq=False)
+class Walk(Request[Walked]):
+    """Any other inner loop: carry <- step(grad, **carry, **given, **each at this step) for every batch of the plan."""
+
+    step: Step
+    base: Tensor = field(metadata=PER_CLIENT)  # [C, P], what the models are outside `columns`
+    carry: Mapping[str, Tensor] = field(metadata=PER_CLIENT)  # [C, ...], what the first step is passed by name
+    given: Given = field(metadata=GIVEN)  # what every step is passed by name
+    buffers: Tensor = field(metadata=PER_CLIENT)  # [C, models, B], BatchNorm's of each of the client's models
+    columns: slice = field(default_factory=lambda: ALL)  # those of the parameters that a gradient is of
+    each: Mapping[str, Tensor] = field(default_factory=dict, metadata=PER_STEP)  # [C, steps, ...], each step's own inputs
+    parts: int = 1  # nearly equal ones into which every batch is split
+    objective: Objective | None = None  # what gradients are of, if not of the loss
+
+
+@dataclass(frozen=True, eq=False)
+class Head(Request[HeadAlone]):
+    """The model's head alone, on the features that the models give to the plan's batches in training mode.
+
+    For inner loops that change nothing below the head: the layers there run once, not once per epoch.
+    """
+
+    rows: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models
+    buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluate(Request[Evaluated]):
+    """A test on the plan's samples, in evaluation mode."""
+
+    rows: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models
+    buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
+
+
 class Executor(Protocol):
-    """Both executors compute the same numbers from the same plans (float64: 1e-10)."""
+    """All executors compute the same numbers from the same requests (float64: 1e-10)."""
 
     name: str
     device: torch.device
 
-    def sgd(
-        self,
-        rows: Tensor,
-        buffers: Tensor,
-        plan: Plan,
-        lr: float,
-        columns: slice = ALL,
-        correct: Correct | None = None,
-        given: Given | None = None,
-        objective: Objective | None = None,
-        references: Sequence[Tensor] = (),
-    ) -> Trained:
-        """Plain SGD along the plan, w <- w - lr * (g + correction), in `columns` only. `rows` is not changed.
-
-        references: rows [C, P] of frozen models that the objective compares with, in training mode on the same batch.
-        """
-
-    def walk(
-        self,
-        step: Step,
-        base: Tensor,
-        carry: Mapping[str, Tensor],
-        given: Given,
-        buffers: Tensor,
-        plan: Plan,
-        columns: slice = ALL,
-        *,
-        each: Mapping[str, Tensor] | None = None,
-        parts: int = 1,
-        objective: Objective | None = None,
-    ) -> Walked:
-        """Any other inner loop: carry <- step(grad, **carry, **given, **each at this step) for every batch of the plan.
-
-        Outside `columns` the models are those of `base` [C, P]. buffers: [C, models, B]. each: inputs of every step
-        [C, steps, ...]. parts: the number of nearly equal parts into which every batch is split.
-        """
-
-    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
-        """An executor for the model's head alone, on the features that models `rows` give to the plan's batches in training mode.
-
-        For inner loops that change nothing below the head: the layers there run once, not once per epoch.
-        """
-
-    def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """Correct predictions [C] (int64) and summed loss [C] (float64), in evaluation mode."""
+    def do(self, request: Request[R]) -> R:
+        """What is asked for."""
 
     def begin_round(self, t: int) -> None:
         """Says which round is under way: of runs that are made together, those behind go first."""
@@ -149,13 +192,29 @@ class Executor(Protocol):
         """Gives back what the executor holds."""
 
 
-class Direct:
+class Direct(Executor):
     """An executor that computes what it is asked for at once, and by itself has little to tell."""
 
-    device: torch.device
+    def do(self, request: Request[R]) -> R:
+        ways: dict[type, Callable[[Any], Any]]
+        ways = {Sgd: self._sgd, Walk: self._walk, Head: self._head, Evaluate: self._evaluate}
+        result: R = ways[type(request)](request)
+        return result
+
+    @abstractmethod
+    def _sgd(self, asked: Sgd) -> Trained: ...
+
+    @abstractmethod
+    def _walk(self, asked: Walk) -> Walked: ...
+
+    @abstractmethod
+    def _head(self, asked: Head) -> HeadAlone: ...
+
+    @abstractmethod
+    def _evaluate(self, asked: Evaluate) -> Evaluated: ...
 
     def begin_round(self, t: int) -> None:
-        """All is made in the order in which it is asked for."""
+        """Changes nothing: all is made in the order in which it is asked for."""
 
     def clock(self) -> float:
         return devices.seconds(self.device)
@@ -167,7 +226,7 @@ class Direct:
         return ()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Gives back nothing: nothing is held."""
 
 
 def pick(given: Given, which: int | slice | Tensor) -> Given:

@@ -19,7 +19,7 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop import LoopExecutor
-from pflbench.engine.requests import Executor
+from pflbench.engine.requests import Executor, Sgd
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.models import build
@@ -131,7 +131,7 @@ def faster_convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Sam
     def work(name: str) -> Callable[[], object]:
         made = BatchedExecutor(flat, samples, capture=capture(how.capture, samples.device), convolution=name)
         tried.append(made)
-        return lambda: made.sgd(rows, buffers, plan, 1e-4)
+        return lambda: made.do(Sgd(plan, rows, buffers, 1e-4))
 
     try:
         return convolution.fastest(samples.device, work)

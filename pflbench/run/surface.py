@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import EVALUATION_BATCH, Federation
+from pflbench.engine.requests import Evaluate
 from pflbench.errors import UserError
 from pflbench.report.figures.trajectory import numbers as trajectory
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
@@ -51,6 +52,6 @@ def _losses(fed: Federation, models: NDArray[np.float64], client: int) -> NDArra
     sizes = np.diff(np.append(np.arange(0, len(mine), EVALUATION_BATCH), len(mine)))
     rows = torch.from_numpy(models).to(fed.device, fed.dtype)
     plan = Plan((mine,) * len(rows), (sizes,) * len(rows))
-    _, summed = fed.executor.evaluate(rows, rows[:, :0], plan)
+    summed = fed.executor.do(Evaluate(plan, rows, rows[:, :0])).loss
     losses: NDArray[np.float64] = summed.double().cpu().numpy() / len(mine)
     return losses

@@ -18,6 +18,7 @@ from pflbench.contract.small import federation, tensors, train
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import SHARE, Chunks
 from pflbench.engine.memory import Peak, in_words
+from pflbench.engine.requests import Sgd, Walk
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS
 
@@ -92,12 +93,11 @@ def test_what_one_client_is_said_to_take_is_what_the_allocator_gives(model, capt
     fed = batched(Chunks(fitting=True), model, n=(10,) * 6, batch_size=5)
     fed.executor.programs.capture = capture
     S = fed.nobody_left_out()
-    rows, given = fed.everyone(fed.initial()), {"columns": slice(None), "correct": None, "given": None}
-    need = fed.executor._need("sgd", 5, rows=rows, buffers=fed._buffers("model"), lr=0.1, **given)()
-    steps = fed.batches(S, 1)
+    asked = Sgd(fed.batches(S, 1), fed.everyone(fed.initial()), fed._buffers("model"), 0.1)
+    need = fed.executor._need(asked, 5)()
     if capture is None:  # else what is kept from the first time would be missing
-        fed.executor.sgd(rows, fed._buffers("model"), steps, 0.1)
-    real = allocated_at_most(lambda: fed.executor.sgd(rows, fed._buffers("model"), steps, 0.1))
+        fed.executor.do(asked)
+    real = allocated_at_most(lambda: fed.executor.do(asked))
     assert SHARE * real / 6 <= need <= 1.1 * real / 6, "kernels' own buffers are what a share is left free for"
 
 
@@ -253,10 +253,13 @@ def test_running_out_counts_no_loss_twice(monkeypatch):
     S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
     steps, buffers = fed.batches(S, 1), fed._buffers("model")
 
+    def step(grad, w):
+        return {"w": w - 0.1 * grad(w)}
+
     def losses():
         fed.executor.chunks = Chunks()
-        walked = fed.executor.walk(lambda grad, w: {"w": w - 0.1 * grad(w)}, rows, {"w": rows}, {}, buffers.unsqueeze(1), steps)
-        return torch.stack([walked.loss, walked.last_loss, fed.executor.sgd(rows, buffers, steps, 0.1).loss])
+        walked = fed.executor.do(Walk(steps, step, rows, {"w": rows}, {}, buffers.unsqueeze(1)))
+        return torch.stack([walked.loss, walked.last_loss, fed.executor.do(Sgd(steps, rows, buffers, 0.1)).loss])
 
     before = losses()
     limit(monkeypatch, 2)

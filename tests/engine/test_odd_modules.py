@@ -18,6 +18,7 @@ from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.requests import Evaluate, Sgd
 from pflbench.engine.samples import Samples
 
 CLASSES, WIDE = 4, 520  # WIDE^2 weights are a large layer
@@ -147,9 +148,9 @@ def results(name, kind, capture=None):
     starts = np.cumsum((0, *SIZES))
     order = tuple(np.arange(start, stop) for start, stop in itertools.pairwise(starts))
     plan = Plan(order, tuple(np.full(n // 5, 5) for n in SIZES))
-    trained = executor.sgd(rows, flat.buffer_row(torch.float64).repeat(len(SIZES), 1), plan, 0.1)
+    trained = executor.do(Sgd(plan, rows, flat.buffer_row(torch.float64).repeat(len(SIZES), 1), 0.1))
     assert not torch.equal(trained.rows, rows)
-    return *vars(trained).values(), *executor.evaluate(trained.rows, trained.buffers, plan)
+    return *vars(trained).values(), *vars(executor.do(Evaluate(plan, trained.rows, trained.buffers))).values()
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -215,4 +216,4 @@ def test_objectives_get_pytorch_s_loss(engine):
 def test_no_clients_are_nothing_to_do():
     fed = federation("mlp", "captured", n=(12, 12))
     rows = fed.everyone(fed.initial())[:0]
-    assert fed.executor.sgd(rows, rows[:, :0], Plan((), ()), 0.1).rows.shape == (0, fed.flat.size)
+    assert fed.executor.do(Sgd(Plan((), ()), rows, rows[:, :0], 0.1)).rows.shape == (0, fed.flat.size)

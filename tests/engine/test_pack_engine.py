@@ -14,6 +14,7 @@ from torch import Tensor
 from pflbench.contract.small import federation
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.packed.executor import Pack
+from pflbench.engine.requests import Evaluate, Evaluated
 
 # -- the time, and taking turns ------------------------------------------------------------------------------------------
 
@@ -35,11 +36,11 @@ def test_each_is_charged_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of 12 s for three is 4 s of each; what a run does by itself is its own; waiting is nobody's."""
     now = [100.0]
 
-    def evaluated(*_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def evaluated(_: Any, asked: Evaluate) -> Evaluated:
         now[0] += 12
-        return torch.zeros(12), torch.zeros(12)
+        return Evaluated(torch.zeros(len(asked.plan)), torch.zeros(len(asked.plan)))
 
-    monkeypatch.setattr(BatchedExecutor, "evaluate", evaluated)
+    monkeypatch.setattr(BatchedExecutor, "do", evaluated)
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     fed = federation()
 

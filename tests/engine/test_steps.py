@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor
 from pflbench import methods
 from pflbench.contract.small import federation, train
 from pflbench.engine.loop import LoopExecutor
-from pflbench.engine.requests import Shared
+from pflbench.engine.requests import Request, Sgd, Shared, Walk
 
 
 @pytest.mark.parametrize("name", methods.names(with_ala=True))
@@ -19,19 +18,14 @@ def test_what_changes_from_round_to_round_is_a_tensor(name: str, monkeypatch: py
     """A number is a constant of the step: with another one it would be captured anew, in every round."""
     constants: set[tuple[Any, str, Any]] = set()
 
-    def noting(verb: str) -> Any:
-        original = getattr(LoopExecutor, verb)
-
-        def noted(*asked: Any, **options: Any) -> Any:
-            request = signature(original).bind(*asked, **options).arguments
-            step = request.get("step") or request.get("correct")
-            numbers = {k: v for k, v in (request.get("given") or {}).items() if not isinstance(v, (Tensor, Shared))}
+    def noted(executor: LoopExecutor, asked: Request[Any]) -> Any:
+        if isinstance(asked, Sgd | Walk):
+            step = asked.step if isinstance(asked, Walk) else asked.correct
+            numbers = {k: v for k, v in asked.given.items() if not isinstance(v, (Tensor, Shared))}
             constants.update((getattr(step, "func", step), k, v) for k, v in numbers.items())
-            return original(*asked, **options)
+        return original(executor, asked)
 
-        return noted
-
-    for verb in ("sgd", "walk"):
-        monkeypatch.setattr(LoopExecutor, verb, noting(verb))
+    original = LoopExecutor.do
+    monkeypatch.setattr(LoopExecutor, "do", noted)
     train(methods.make(methods.spec(name, {}, None)), federation("mlp", "loop"), 5)
     assert len(constants) == len({(step, name) for step, name, _ in constants})

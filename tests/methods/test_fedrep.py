@@ -15,6 +15,7 @@ from torch.nn.utils import parameters_to_vector
 from pflbench import methods, models
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import executor, rounds
+from pflbench.engine import requests
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
@@ -224,9 +225,10 @@ def test_with_batch_norm_the_base_runs_in_every_epoch(monkeypatch):
 
 
 def counting(executor, monkeypatch):
-    calls, original = [], executor.head
-    monkeypatch.setattr(executor, "head", lambda *given: calls.append(given) or original(*given))
-    return calls
+    """The requests for a head that are made."""
+    heads, original = [], executor.do
+    monkeypatch.setattr(executor, "do", lambda asked: heads.extend([asked] * isinstance(asked, requests.Head)) or original(asked))
+    return heads
 
 
 def test_every_sample_once():

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pflbench import methods
 from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.requests import Evaluate, Request, Sgd
 from pflbench.errors import UserError
 from pflbench.run import execution
 from pflbench.run import pack as packing
@@ -28,7 +29,6 @@ from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 from pflbench.store import db
 
 BATCHED = Execution(engine="batched", pack=None)
-VERBS = ("sgd", "walk", "head", "evaluate")
 QUERIES = (
     "SELECT round, accuracy, accuracy_std, test_loss, train_loss, participants, bytes_up, bytes_down FROM round "
     "JOIN run ON run.id = run_id WHERE seed = {} AND attempt = {} ORDER BY 1",
@@ -98,17 +98,16 @@ def assert_the_same(store: Engine, runs: int, first: int = 0) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the inner executor is called, by verb; each call in the main thread. Not what is called for an estimate."""
+    """How often the inner executor is asked, by kind of request, in the main thread. Not what is asked for an estimate."""
     made: Counter[str] = Counter()
+    whole = BatchedExecutor.do
 
-    def counted(verb: str, whole: Any, executor: Any, *arguments: Any, **options: Any) -> Any:
+    def counted(executor: BatchedExecutor, asked: Request[Any]) -> Any:
         assert threading.current_thread() is threading.main_thread()
-        made[verb] += executor.device.type != "meta"
-        return whole(executor, *arguments, **options)
+        made[type(asked).__name__] += executor.device.type != "meta"
+        return whole(executor, asked)
 
-    for verb in VERBS:
-        whole = getattr(BatchedExecutor, verb)
-        monkeypatch.setattr(BatchedExecutor, verb, lambda self, *a, _of=(verb, whole), **k: counted(*_of, self, *a, **k))
+    monkeypatch.setattr(BatchedExecutor, "do", counted)
     return made
 
 
@@ -144,7 +143,7 @@ def test_partial_participation(name: str, evaluate: str, store: Engine) -> None:
 def test_fedavg_of_three_is_as_many_calls_as_of_one(store: Engine, calls: Counter[str]) -> None:
     list(execute(spec(seed=7), store, Path("data"), Execution(engine="batched")))
     one = dict(calls)
-    assert one == {"sgd": 3, "evaluate": 4}
+    assert one == {"Sgd": 3, "Evaluate": 4}
     calls.clear()
     packed(seeds(), store)
     assert dict(calls) == one
@@ -222,15 +221,15 @@ def test_interrupted_and_resumed(store: Engine) -> None:
 
 
 def test_ctrl_c_in_the_middle_of_a_call(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, made = BatchedExecutor.sgd, []
+    whole, made = BatchedExecutor.do, []
 
-    def sgd(executor: BatchedExecutor, *arguments: Any, **options: Any) -> Any:
-        made.extend([1] * (executor.device.type != "meta"))
+    def do(executor: BatchedExecutor, asked: Request[Any]) -> Any:
+        made.extend([1] * (isinstance(asked, Sgd) and executor.device.type != "meta"))
         if len(made) == 3:
             raise KeyboardInterrupt
-        return whole(executor, *arguments, **options)
+        return whole(executor, asked)
 
-    monkeypatch.setattr(BatchedExecutor, "sgd", sgd)
+    monkeypatch.setattr(BatchedExecutor, "do", do)
     with pytest.raises(KeyboardInterrupt):
         packed(seeds(), store)
     assert statuses(store) == ["interrupted"] * 3
@@ -250,7 +249,7 @@ def test_who_is_behind_catches_up_first(store: Engine, calls: Counter[str]) -> N
     calls.clear()
     told = [(number, step.round) for number, step in packed(seeds(rounds=5), store) if getattr(step, "kind", "") == "round"]
     assert told[:6] == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
-    assert calls == {"sgd": 5, "evaluate": 6}
+    assert calls == {"Sgd": 5, "Evaluate": 6}
     alone(seeds(rounds=5), store)
     assert_the_same(store, 3)
 
@@ -272,10 +271,14 @@ def test_an_error_of_one_ends_all(store: Engine, monkeypatch: pytest.MonkeyPatch
 
 
 def test_out_of_memory_in_a_joined_call_is_that_of_all(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sgd(*_: Any, **__: Any) -> Any:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    whole = BatchedExecutor.do
 
-    monkeypatch.setattr(BatchedExecutor, "sgd", sgd)
+    def do(executor: BatchedExecutor, asked: Request[Any]) -> Any:
+        if isinstance(asked, Sgd):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return whole(executor, asked)
+
+    monkeypatch.setattr(BatchedExecutor, "do", do)
     with pytest.raises(UserError, match="Out of GPU memory"):
         packed(seeds(), store)
     assert rows(store, "SELECT status, message FROM run") == [("failed", "out of GPU memory")] * 3
@@ -286,17 +289,13 @@ def test_seconds_of_all_runs_are_those_on_the_wall(store: Engine, monkeypatch: p
     now = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
-    def slow(verb: str, seconds: float) -> None:
-        whole = getattr(BatchedExecutor, verb)
+    whole, seconds = BatchedExecutor.do, {Sgd: 3, Evaluate: 1.5}
 
-        def taking(executor: BatchedExecutor, *arguments: Any, **options: Any) -> Any:
-            now[0] += seconds * (executor.device.type != "meta")
-            return whole(executor, *arguments, **options)
+    def taking(executor: BatchedExecutor, asked: Request[Any]) -> Any:
+        now[0] += seconds[type(asked)] * (executor.device.type != "meta")
+        return whole(executor, asked)
 
-        monkeypatch.setattr(BatchedExecutor, verb, taking)
-
-    slow("sgd", 3)
-    slow("evaluate", 1.5)
+    monkeypatch.setattr(BatchedExecutor, "do", taking)
     packed(seeds(), store)
     found = rows(store, "SELECT seconds_update, seconds_receive, seconds_evaluate FROM round ORDER BY round, run_id")
     assert found == [*[(None, None, 0.5)] * 3, *[(1.0, 0.0, 0.5)] * 9]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,17 @@ from pflbench.engine.requests import (
     ALL,
     Correct,
     Direct,
-    Executor,
+    Evaluate,
+    Evaluated,
     Given,
+    Head,
+    HeadAlone,
     Loss,
-    Objective,
+    Request,
+    Sgd,
     Step,
     Trained,
+    Walk,
     Walked,
     pick,
     unwrap,
@@ -99,72 +104,47 @@ class BatchedExecutor(Direct):
     def shortages(self) -> Sequence[Shortage]:
         return self.chunks.shortages
 
-    def sgd(
-        self,
-        rows: Tensor,
-        buffers: Tensor,
-        plan: Plan,
-        lr: float,
-        columns: slice = ALL,
-        correct: Correct | None = None,
-        given: Given | None = None,
-        objective: Objective | None = None,
-        references: Sequence[Tensor] = (),
-    ) -> Trained:
+    def _sgd(self, asked: Sgd) -> Trained:
+        rows, buffers, plan, columns = asked.rows, asked.buffers, asked.plan, asked.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
-        alone = objective is None and not references
+        compared, alone = len(asked.references), asked.objective is None and not asked.references
         lookup = self.gradients.lookup(columns) if alone else None
-        gradients = self.gradients.make(columns, objective, lookup, factors=alone)
-        advance = self._descent(gradients, lookup, lr, columns, correct, len(references))
-        kind = ("sgd", lr, columns.start, columns.stop, frozen(correct), frozen(objective), len(references))
-        inputs = {**(given or {}), **{REFERENCE.format(i): r for i, r in enumerate(references)}}
+        gradients = self.gradients.make(columns, asked.objective, lookup, factors=alone)
+        advance = self._descent(gradients, lookup, asked.lr, columns, asked.correct, compared)
+        kind = ("sgd", asked.lr, columns.start, columns.stop, frozen(asked.correct), frozen(asked.objective), compared)
+        inputs = {**asked.given, **{REFERENCE.format(i): r for i, r in enumerate(asked.references)}}
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
             state = {MODELS: rows[clients], BUFFERS: buffers[clients], LOSS: loss_out.new_zeros(len(clients))}
             state = self.programs.run((*kind, self._data), advance, state, pick(inputs, clients), steps, {})
             rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
 
-        asked = {"rows": rows, "buffers": buffers, "lr": lr, "columns": columns, "correct": correct, "given": given}
-        need = self._need("sgd", _width(plan), **asked, objective=objective, references=references)
-        self._each(plan, need, train, merged=alone)
+        self._each(plan, self._need(asked, _width(plan)), train, merged=alone)
         return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows))
 
-    def walk(
-        self,
-        step: Step,
-        base: Tensor,
-        carry: Mapping[str, Tensor],
-        given: Given,
-        buffers: Tensor,
-        plan: Plan,
-        columns: slice = ALL,
-        *,
-        each: Mapping[str, Tensor] | None = None,
-        parts: int = 1,
-        objective: Objective | None = None,
-    ) -> Walked:
+    def _walk(self, asked: Walk) -> Walked:
+        carry, buffers, plan, columns = asked.carry, asked.buffers, asked.plan, asked.columns
         carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
         losses = {name: next(iter(carry.values())).new_zeros(len(plan)) for name in (LOSS, LAST)}
-        advance = self._walk(self.gradients.make(columns, objective), step, columns, parts)
-        kind = ("walk", columns.start, columns.stop, frozen(step), parts, frozen(objective), tuple(carry))
+        advance = self._own_step(self.gradients.make(columns, asked.objective), asked.step, columns, asked.parts)
+        kind = ("walk", columns.start, columns.stop, frozen(asked.step), asked.parts, frozen(asked.objective), tuple(carry))
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
-            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: base[clients], BUFFERS: buffers[clients]}
+            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: asked.base[clients], BUFFERS: buffers[clients]}
             state |= {name: loss[clients] for name, loss in losses.items()}
-            inputs = {k: v[clients] for k, v in (each or {}).items()}
-            state = self.programs.run((*kind, self._data), advance, state, pick(given, clients), steps, inputs)
+            inputs = {k: v[clients] for k, v in asked.each.items()}
+            state = self.programs.run((*kind, self._data), advance, state, pick(asked.given, clients), steps, inputs)
             for out in (carry_out, losses):
                 for name in out:
                     out[name][clients] = state[name]
             buffers_out[clients] = state[BUFFERS]
 
-        asked = {"step": step, "base": base, "carry": carry, "given": given, "buffers": buffers, "columns": columns}
-        need = self._need("walk", _width(plan), **asked, each=each, parts=parts, objective=objective)
-        self._each(plan, need, train, merged=objective is None and parts == 1)
+        self._each(plan, self._need(asked, _width(plan)), train, merged=asked.objective is None and asked.parts == 1)
         return Walked(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
 
     @torch.no_grad()
-    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
+    def _head(self, asked: Head) -> HeadAlone:
+        rows, buffers, plan = asked.rows, asked.buffers, asked.plan
         # Where samples do not see one another, larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
         below = self.gradients.features()
@@ -186,10 +166,10 @@ class BatchedExecutor(Direct):
             state[FEATURES] = table.new_zeros(len(clients), at.shape[2], *table.shape[1:])
             self.programs.run(("head", self._data, table.data_ptr()), advance, state, {}, steps, {"places": where[clients]})
 
-        self._each(batches, self._need("head", _width(batches), rows=rows, buffers=buffers), pass_below, merged=True)
+        self._each(batches, self._need(asked, _width(batches)), pass_below, merged=True)
         order = torch.from_numpy(np.concatenate(plan.order)).to(self.device)
         head.samples.y[: len(order)] = self.samples.y[order]
-        return head, plan.positions()
+        return HeadAlone(head, plan.positions())
 
     def _free_head(self, like: Tensor, count: int) -> BatchedExecutor:
         """An executor for the head alone with room for so many samples, and for one more; `close` gives it back.
@@ -206,7 +186,8 @@ class BatchedExecutor(Direct):
         return made
 
     @torch.no_grad()
-    def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, asked: Evaluate) -> Evaluated:
+        rows, buffers, plan = asked.rows, asked.buffers, asked.plan
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
         counts = np.array([int(s.sum()) for s in plan.sizes])
@@ -232,9 +213,9 @@ class BatchedExecutor(Direct):
             correct[chosen], loss[chosen] = right, lost
 
         tested = order[counts[order] > 0]
-        need = self._need("evaluate", min(EVALUATED_PER_CLIENT, int(counts.max(initial=0))), rows=rows, buffers=buffers)
+        need = self._need(asked, min(EVALUATED_PER_CLIENT, int(counts.max(initial=0))))
         self.chunks.each("evaluation", tested, self.device, need, test)
-        return correct, loss
+        return Evaluated(correct, loss)
 
     def _descent(
         self, gradients: Gradient, lookup: Lookup | None, lr: float, columns: slice, correct: Correct | None, references: int
@@ -266,7 +247,7 @@ class BatchedExecutor(Direct):
 
         return advance
 
-    def _walk(self, gradients: Gradient, step: Step, columns: slice, parts: int) -> Advance:
+    def _own_step(self, gradients: Gradient, step: Step, columns: slice, parts: int) -> Advance:
         """One step of a method's own."""
 
         def advance(state: Named, given: Given, inputs: Inputs) -> None:
@@ -316,15 +297,13 @@ class BatchedExecutor(Direct):
         """Where the samples lie: a program reads them there."""
         return self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape
 
-    def _need(self, request: str, width: int, **arguments: Any) -> Callable[[], int | None]:
+    def _need(self, asked: Request[Any], width: int) -> Callable[[], int | None]:
         """Bytes that a request takes for each client at a batch of `width` samples; found out once for all of its shape."""
-        shape = (request, width, tuple(self.samples.x.shape[1:]), probe.signature(arguments))
+        shape = (type(asked), width, tuple(self.samples.x.shape[1:]), probe.signature(asked))
 
         def find() -> int | None:
-            found = probe.need(self._without_data, request, width, arguments)
-            if found is None or request == "evaluate":
-                return found
-            return found + self.programs.held({**arguments, "each": None})  # of these, there is one step's at a time
+            found = probe.need(self._without_data, asked, width)
+            return found if found is None or isinstance(asked, Evaluate) else found + self.programs.held(asked)
 
         return lambda: self.chunks.need(shape, find)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Peak
-from pflbench.engine.requests import Executor, Shared
+from pflbench.engine.requests import Executor, Request, Shared
 
 CLIENTS = 2  # a single one is not always laid out as several are
 
 
-def need(executor: Callable[[], Executor], request: str, width: int, arguments: Mapping[str, Any]) -> int | None:
+def need(executor: Callable[[], Executor], asked: Request[Any], width: int) -> int | None:
     """Bytes for each client, beyond the result, at a batch of `width` samples. executor: makes one on the device "meta".
 
     None where it cannot be found out, as of a method of one's own that looks at values.
@@ -26,9 +27,9 @@ def need(executor: Callable[[], Executor], request: str, width: int, arguments: 
     plan = Plan((np.zeros(width, dtype=np.int64),) * CLIENTS, (np.array([width]),) * CLIENTS)
     try:
         alone = executor()
-        given = {name: _without_data(value) for name, value in arguments.items()}
+        request = replace(asked, plan=plan, **{name: _without_data(value) for name, value in _arguments(asked).items()})
         with Peak() as peak:
-            _result = getattr(alone, request)(plan=plan, **given)
+            _result = alone.do(request)
     except Exception:  # What is wrong with the request, if anything, shows when it is made in earnest.
         return None
     beyond: int = peak.most - peak.now
@@ -37,6 +38,8 @@ def need(executor: Callable[[], Executor], request: str, width: int, arguments: 
 
 def signature(value: Any) -> Hashable:
     """The same for requests of the same shape, whatever their numbers are."""
+    if isinstance(value, Request):
+        return signature(_arguments(value))
     if isinstance(value, Tensor):
         return tuple(value.shape[1:] if value.dim() > 1 else value.shape)
     if isinstance(value, Shared):
@@ -48,6 +51,11 @@ def signature(value: Any) -> Hashable:
     if isinstance(value, slice):
         return value.start, value.stop
     return getattr(value.func if isinstance(value, partial) else value, "__qualname__", None)
+
+
+def _arguments(asked: Request[Any]) -> dict[str, Any]:
+    """All but the plan."""
+    return {f.name: getattr(asked, f.name) for f in fields(asked) if f.name != "plan"}
 
 
 def _without_data(value: Any) -> Any:

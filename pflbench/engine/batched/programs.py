@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from pflbench.engine.batched.capture import Call, Capture
 from pflbench.engine.batched.steps import Block
-from pflbench.engine.requests import Given, Shared, pick
+from pflbench.engine.requests import PER_STEP, Given, Request, Shared, pick
 
 Named = dict[str, Tensor]
 NARROWER = 0.8  # of two neighbouring numbers of clients for which programs are made, the smaller one by the larger one
@@ -82,11 +82,12 @@ class Programs:
         self._made.clear()
         self._pool.clear()
 
-    def held(self, arguments: Mapping[str, Any]) -> int:
+    def held(self, asked: Request[Any]) -> int:
         """Bytes for each client that a captured request takes beyond one made as it is; at most, and once for all its rounds."""
         if self.capture is None:
             return 0
-        rows = [v for v in tree_leaves(dict(arguments)) if isinstance(v, Tensor) and v.dim() > 1]
+        kept = [getattr(asked, f.name) for f in fields(asked) if f.metadata != PER_STEP]  # of that, one step's at a time
+        rows = [v for v in tree_leaves(kept) if isinstance(v, Tensor) and v.dim() > 1]
         return COPIES * sum(row.nbytes // max(1, len(row)) for row in rows)
 
     def record(self) -> dict[str, Any]:

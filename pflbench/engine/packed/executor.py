@@ -7,20 +7,19 @@ wait, requests that differ in nothing but their numbers are made as one. The inn
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Shortage
-from pflbench.engine.packed.join import Request, joinable, joined, split
+from pflbench.engine.packed.join import joinable, joined, split
 from pflbench.engine.packed.threads import Asked, Ended, Said, Turn
-from pflbench.engine.requests import ALL, Correct, Executor, Given, Objective, Step, Trained, Walked
+from pflbench.engine.requests import Executor, HeadAlone, R, Request, Walk
 
 T = TypeVar("T")
 
@@ -32,9 +31,9 @@ class Pack:
         self.inner = inner
         self.executors = [PackedExecutor(self, run, inner) for run in range(runs)]
         self._settle = partial(devices.synchronise, inner.device)
-        self._standings = [_Standing() for _ in range(runs)]
+        self._progress = [_Progress() for _ in range(runs)]
         self._turns: list[Turn] = []
-        self._requests: dict[int, Request] = {}
+        self._waiting: dict[int, Waiting] = {}
         self._replies: dict[int, Any] = {}
 
     def together(self, works: Sequence[Generator[T, None, None]]) -> Generator[tuple[int, T], None, None]:
@@ -46,9 +45,9 @@ class Pack:
         try:
             while live := [run for run, turn in enumerate(self._turns) if not turn.over]:
                 for run in live:
-                    if run not in self._requests:
+                    if run not in self._waiting:
                         yield from self._until_it_asks(run)
-                if self._requests:
+                if self._waiting:
                     self._make(self._next())
         finally:
             self._stop()
@@ -60,7 +59,7 @@ class Pack:
             if isinstance(message, Said):
                 yield run, message.item
             elif isinstance(message, Asked):
-                self._requests[run] = message.request
+                self._waiting[run] = message.request
                 return
             elif isinstance(message, Ended):
                 if message.error is not None:
@@ -72,63 +71,64 @@ class Pack:
 
         So those that are ahead wait, and all come together again.
         """
-        first = min(self._requests, key=lambda run: self._standings[run].place(self._requests[run]))
-        same_round = [run for run in self._requests if self._standings[run].round == self._standings[first].round]
-        return [run for run in same_round if run == first or joinable(self._requests[first], self._requests[run])]
+        first = min(self._waiting, key=lambda run: self._progress[run].place(self._waiting[run]))
+        same_round = [run for run in self._waiting if self._progress[run].round == self._progress[first].round]
+        return [run for run in same_round if run == first or self._waiting[first].goes_with(self._waiting[run])]
 
     def _make(self, runs: Sequence[int]) -> None:
         """Makes the requests of some runs as one. Each is charged its part of the time and gets its part of the result."""
-        requests = [self._requests.pop(run) for run in runs]
-        alone = len(runs) == 1 and bool(self._requests)
+        waiting = [self._waiting.pop(run) for run in runs]
+        alone = len(runs) == 1 and bool(self._waiting)
         begun = time.perf_counter()
         try:
-            results = self._results(runs, requests)
+            results = self._results(runs, waiting)
         except Exception as error:
             results = [error] * len(runs)
         self._settle()
         share = (time.perf_counter() - begun) / len(runs)
-        for run, request, result in zip(runs, requests, results, strict=True):
-            self._standings[run].note(request, alone)
+        for run, one, result in zip(runs, waiting, results, strict=True):
+            self._progress[run].note(one, alone)
             self._turns[run].seconds += share
             self._replies[run] = result
 
-    def _results(self, runs: Sequence[int], requests: Sequence[Request]) -> list[Any]:
+    def _results(self, runs: Sequence[int], waiting: Sequence[Waiting]) -> list[Any]:
+        requests = [one.request for one in waiting]
         several = len(requests) > 1
-        result = (joined(requests) if several else requests[0]).make()
-        if requests[0].verb == "head":
-            return self._heads(runs, requests, result[0])
+        result = waiting[0].executor.do(joined(requests) if several else requests[0])
+        if isinstance(result, HeadAlone):
+            return self._heads(runs, [request.plan for request in requests], result.executor)
         return split(result, [len(request.plan) for request in requests]) if several else [result]
 
-    def _heads(self, runs: Sequence[int], requests: Sequence[Request], inner: Executor) -> list[tuple[Executor, Plan]]:
-        """An executor for each run on the features of all, in which those of a run come after those of the runs before it."""
-        starts = np.cumsum([0, *(sum(map(len, request.plan.order)) for request in requests)])
+    def _heads(self, runs: Sequence[int], plans: Sequence[Plan], inner: Executor) -> list[HeadAlone]:
+        """A head for each run on the features of all, in which those of a run come after those of the runs before it."""
+        starts = np.cumsum([0, *(sum(map(len, plan.order)) for plan in plans)])
         users = set(runs)
         made = [PackedExecutor(self, run, inner, int(start), users) for run, start in zip(runs, starts, strict=False)]
-        return [(executor, request.plan.positions()) for executor, request in zip(made, requests, strict=True)]
+        return [HeadAlone(executor, plan.positions()) for executor, plan in zip(made, plans, strict=True)]
 
     def _stop(self) -> None:
-        self._requests.clear()
+        self._waiting.clear()
         for run, turn in enumerate(self._turns):
             reply = self._replies.pop(run, None)
             turn.stop(reply if isinstance(reply, Exception) else KeyboardInterrupt())
 
     # -- for the executors ----------------------------------------------------------------------------------------------
 
-    def ask(self, run: int, request: Request) -> Any:
+    def ask(self, run: int, asked: Waiting) -> Any:
         self._settle()
-        return self._turns[run].ask(request)
+        return self._turns[run].ask(asked)
 
     def clock(self, run: int) -> float:
         self._settle()
         return self._turns[run].clock()
 
     def begin_round(self, run: int, t: int) -> None:
-        self._standings[run].begin_round(t)
+        self._progress[run].begin_round(t)
 
     def record(self, run: int) -> dict[str, Any]:
         """pack: how many runs are in it, the calls of this run, and how many of them were made for it alone."""
-        standing = self._standings[run]
-        pack = {"runs": len(self.executors), "calls": standing.calls, "apart": standing.apart}
+        progress = self._progress[run]
+        pack = {"runs": len(self.executors), "calls": progress.calls, "apart": progress.apart}
         return {**self.inner.record(), "pack": pack}
 
 
@@ -140,47 +140,11 @@ class PackedExecutor:
         self.device = inner.device
         self._pack, self._run, self._inner, self._first, self._users = pack, run, inner, first, users
 
-    def sgd(
-        self,
-        rows: Tensor,
-        buffers: Tensor,
-        plan: Plan,
-        lr: float,
-        columns: slice = ALL,
-        correct: Correct | None = None,
-        given: Given | None = None,
-        objective: Objective | None = None,
-        references: Sequence[Tensor] = (),
-    ) -> Trained:
-        how = {"lr": lr, "columns": columns, "correct": correct, "given": given, "objective": objective}
-        done: Trained = self._ask("sgd", plan, rows=rows, buffers=buffers, references=references, **how)
-        return done
-
-    def walk(
-        self,
-        step: Step,
-        base: Tensor,
-        carry: Mapping[str, Tensor],
-        given: Given,
-        buffers: Tensor,
-        plan: Plan,
-        columns: slice = ALL,
-        *,
-        each: Mapping[str, Tensor] | None = None,
-        parts: int = 1,
-        objective: Objective | None = None,
-    ) -> Walked:
-        how = {"step": step, "given": given, "columns": columns, "parts": parts, "objective": objective}
-        done: Walked = self._ask("walk", plan, base=base, carry=carry, buffers=buffers, each=each, **how)
-        return done
-
-    def head(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Executor, Plan]:
-        done: tuple[Executor, Plan] = self._ask("head", plan, rows=rows, buffers=buffers)
-        return done
-
-    def evaluate(self, rows: Tensor, buffers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        done: tuple[Tensor, Tensor] = self._ask("evaluate", plan, rows=rows, buffers=buffers)
-        return done
+    def do(self, request: Request[R]) -> R:
+        if self._first:
+            request = replace(request, plan=request.plan.shifted(self._first))
+        result: R = self._pack.ask(self._run, Waiting(self._inner, request))
+        return result
 
     def close(self) -> None:
         """The last run to need an executor closes it. The main one belongs to whoever made the pack."""
@@ -203,14 +167,26 @@ class PackedExecutor:
     def shortages(self) -> Sequence[Shortage]:
         return self._pack.inner.shortages()
 
-    def _ask(self, verb: str, plan: Plan, **arguments: Any) -> Any:
-        if self._first:
-            plan = Plan(tuple(order + self._first for order in plan.order), plan.sizes)
-        return self._pack.ask(self._run, Request(self._inner, verb, plan, arguments))
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a run waits for: the answer to a request, and by which executor."""
+
+    executor: Executor
+    request: Request[Any]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        step = self.request.step if isinstance(self.request, Walk) else None
+        return self.executor, type(self.request), step.func if isinstance(step, partial) else step
+
+    def goes_with(self, other: Waiting) -> bool:
+        """Whether the two can be made as one."""
+        return self.executor is other.executor and joinable(self.request, other.request)
 
 
 @dataclass
-class _Standing:
+class _Progress:
     """How far a run is. stage: how often in this round it went on from one kind of work to another; count: this round's calls."""
 
     round: int = 0
@@ -220,21 +196,16 @@ class _Standing:
     apart: int = 0
     kind: Any = None
 
-    def place(self, request: Request) -> tuple[int, int, int]:
+    def place(self, asked: Waiting) -> tuple[int, int, int]:
         """Where a request stands: the lowest is most behind. In a loop of unknown length, those still in it are."""
-        return self.round, self.stage + (_kind(request) != self.kind), self.count
+        return self.round, self.stage + (asked.kind != self.kind), self.count
 
-    def note(self, request: Request, alone: bool) -> None:
-        self.round, self.stage, _ = self.place(request)
-        self.kind = _kind(request)
+    def note(self, asked: Waiting, alone: bool) -> None:
+        self.round, self.stage, _ = self.place(asked)
+        self.kind = asked.kind
         self.count += 1
         self.calls += 1
         self.apart += alone
 
     def begin_round(self, t: int) -> None:
         self.round, self.stage, self.count, self.kind = t, 0, 0, None
-
-
-def _kind(request: Request) -> tuple[Any, ...]:
-    step = request.arguments.get("step")
-    return request.executor, request.verb, step.func if isinstance(step, partial) else step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, fields, replace
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -12,50 +12,27 @@ import torch
 from torch import Tensor
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import Executor, Shared, Trained, Walked
-
-# Arguments with a row for each client: tensors, or several of them.
-_OF_ROWS = frozenset({"rows", "buffers", "base", "carry", "each", "references"})
+from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared
 
 
-@dataclass(frozen=True)
-class Request:
-    """What an executor is asked for: the name of the method, the plan, and the other arguments by name."""
-
-    executor: Executor
-    verb: str
-    plan: Plan
-    arguments: Mapping[str, Any]
-
-    def make(self) -> Any:
-        return getattr(self.executor, self.verb)(plan=self.plan, **self.arguments)
-
-
-def joinable(a: Request, b: Request) -> bool:
+def joinable(a: Request[Any], b: Request[Any]) -> bool:
     """Whether the two differ in nothing but the numbers in their rows."""
-    if a.executor is not b.executor or a.verb != b.verb or a.arguments.keys() != b.arguments.keys():
-        return False
-    return all(_alike(name, value, b.arguments[name]) for name, value in a.arguments.items())
+    return type(a) is type(b) and all(_alike(f, getattr(a, f.name), getattr(b, f.name)) for f in _arguments(a))
 
 
-def joined(requests: Sequence[Request]) -> Request:
+def joined(requests: Sequence[Request[R]]) -> Request[R]:
     """One request for the clients of all, which must be `joinable`."""
-    first, counts = requests[0], [len(request.plan) for request in requests]
-    plan = Plan(*(tuple(part for r in requests for part in getattr(r.plan, name)) for name in ("order", "sizes")))
-    arguments = {name: _one(name, [r.arguments[name] for r in requests], counts) for name in first.arguments}
-    return Request(first.executor, first.verb, plan, arguments)
+    counts = [len(request.plan) for request in requests]
+    together = {f.name: _one(f, [getattr(r, f.name) for r in requests], counts) for f in _arguments(requests[0])}
+    return replace(requests[0], plan=Plan.joined([request.plan for request in requests]), **together)
 
 
 def split(result: Any, counts: Sequence[int]) -> list[Any]:
     """What belongs to each of the requests. Copies: a view of one run's rows would keep those of all in memory."""
     if isinstance(result, Tensor):
         return [part.clone() for part in torch.split(result, list(counts))]
-    if isinstance(result, tuple):
-        return list(zip(*(split(item, counts) for item in result), strict=True))
-    fields = result if isinstance(result, dict) else vars(result)
-    parts = {name: split(value, counts) for name, value in fields.items()}
-    each = [{name: of_all[k] for name, of_all in parts.items()} for k in range(len(counts))]
-    return [type(result)(**one) for one in each] if isinstance(result, Trained | Walked) else each
+    of_all = {name: split(value, counts) for name, value in (result if isinstance(result, dict) else vars(result)).items()}
+    return [type(result)(**{name: parts[k] for name, parts in of_all.items()}) for k in range(len(counts))]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -75,12 +52,18 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _alike(name: str, a: Any, b: Any) -> bool:
-    if name in _OF_ROWS:
-        return bool(_shape(name, a) == _shape(name, b))
-    if name != "given" or a is None or b is None:
-        return same(a, b)
-    return a.keys() == b.keys() and all(_alike_given(value, b[key]) for key, value in a.items())
+def _arguments(request: Request[Any]) -> list[Field[Any]]:
+    """All but the plan."""
+    return [f for f in fields(request) if f.name != "plan"]
+
+
+def _alike(f: Field[Any], a: Any, b: Any) -> bool:
+    if f.metadata == GIVEN:
+        return a.keys() == b.keys() and all(_alike_given(value, b[key]) for key, value in a.items())
+    if f.metadata in (PER_CLIENT, PER_STEP):
+        own = 1 if f.metadata == PER_CLIENT else 2  # clients may have different numbers of steps
+        return bool(_shape(a, own) == _shape(b, own))
+    return same(a, b)
 
 
 def _alike_given(a: Any, b: Any) -> bool:
@@ -94,21 +77,21 @@ def _row(value: Tensor) -> torch.Size:
     return value.shape if value.dim() == 1 else value.shape[1:]
 
 
-def _shape(name: str, value: Any) -> Any:
-    """What must be equal of arguments with a row for each client. Clients may have different numbers of steps."""
+def _shape(value: Any, own: int) -> Any:
+    """Type and shape of what has a row for each client, but for the first dimensions, so many."""
     if isinstance(value, Tensor):
-        return value.dtype, value.shape[2 if name == "each" else 1 :]
+        return value.dtype, value.shape[own:]
     if isinstance(value, Mapping):
-        return {key: _shape(name, item) for key, item in value.items()}
-    return None if value is None else [_shape(name, item) for item in value]
+        return {key: _shape(item, own) for key, item in value.items()}
+    return [_shape(item, own) for item in value]
 
 
-def _one(name: str, values: Sequence[Any], counts: Sequence[int]) -> Any:
-    if name in _OF_ROWS:
-        return _stacked(values, _most_steps(values) if name == "each" else None)
-    if name != "given" or values[0] is None:
-        return values[0]
-    return {key: _given([value[key] for value in values], counts) for key in values[0]}
+def _one(f: Field[Any], values: Sequence[Any], counts: Sequence[int]) -> Any:
+    if f.metadata == GIVEN:
+        return {key: _given([value[key] for value in values], counts) for key in values[0]}
+    if f.metadata == PER_STEP:
+        return _stacked(values, _most_steps(values))
+    return _stacked(values) if f.metadata == PER_CLIENT else values[0]
 
 
 def _given(values: Sequence[Any], counts: Sequence[int]) -> Any:
@@ -125,7 +108,7 @@ def _stacked(values: Sequence[Any], steps: int | None = None) -> Any:
         return torch.cat([value if steps is None else _filled(value, steps) for value in values])
     if isinstance(first, Mapping):
         return {key: _stacked([value[key] for value in values], steps) for key in first}
-    return None if first is None else [_stacked(items) for items in zip(*values, strict=True)]
+    return [_stacked(items) for items in zip(*values, strict=True)]
 
 
 def _filled(value: Tensor, steps: int) -> Tensor:
@@ -133,5 +116,5 @@ def _filled(value: Tensor, steps: int) -> Tensor:
     return torch.cat([value, value.new_zeros(len(value), missing, *value.shape[2:])], dim=1) if missing else value
 
 
-def _most_steps(values: Sequence[Mapping[str, Tensor] | None]) -> int | None:
-    return max((tensor.shape[1] for value in values for tensor in (value or {}).values()), default=None)
+def _most_steps(values: Sequence[Mapping[str, Tensor]]) -> int | None:
+    return max((tensor.shape[1] for value in values for tensor in value.values()), default=None)
