@@ -172,13 +172,13 @@ def _chosen(
     engine: Engine, methods: list[str], datasets: list[str], partitions: list[str], runs: list[str], status: list[str]
 ) -> set[int] | None:
     """The numbers of the runs that pass all filters; None where there is no filter."""
-    from pflbench.report.collect import matching, statuses
+    from pflbench.report.selection import Filters, statuses
     from pflbench.store import read
 
     if not (methods or datasets or partitions or runs or status):
         return None
     wanted = statuses(status or ["any"])
-    found = matching(engine, read.Select("best"), methods=methods, datasets=datasets, partitions=partitions)
+    found = Filters(methods, datasets, partitions).matching(engine)
     chosen = {result.id for result in found if result.status in wanted}
     return chosen & {read.run(engine, run, last=1).info.id for run in runs} if runs else chosen
 

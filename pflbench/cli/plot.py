@@ -24,7 +24,6 @@ from pflbench.cli.reports import (
     WhereFilter,
     call,
     leading,
-    seen,
     uncollected,
     write_figure,
 )
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from pflbench.report import style
+    from pflbench.report.selection import Filters
 
 NAMES = (
     "curves, distribution, overhead, scalability, heterogeneity, elastic, fairness, ranks, attention, ala-weights, "
@@ -115,17 +115,14 @@ def plot(
 ) -> None:
     """Draw a figure, write it to a file, with its caption in a text file beside it, and print the file's name."""
     from pflbench.report import PLOTS, layout, papermap
-    from pflbench.report.narrow import Part
+    from pflbench.report.selection import Filters
     from pflbench.report.style import SUFFIXES
 
     (asked,) = papermap.of_kind("plot", name)
     name = asked.name
     page = layout.PrintPage.of(width, font_size, title, legend)
-    given: dict[str, Any] = {
-        "methods": methods,
-        "datasets": datasets,
-        "partitions": partitions,
-        "status": status,
+    names = {"methods": methods, "datasets": datasets, "partitions": partitions, "status": status}
+    options: dict[str, Any] = {
         "x": x,
         "band": band,
         "references": references or None,
@@ -137,26 +134,26 @@ def plot(
     target = output or Path(f"{asked.printed.lower().replace(' ', '') or name}.png")
     if target.suffix.lower() not in SUFFIXES:
         raise unknown("figure format", target.suffix or target.name, SUFFIXES)
-    part = Part(models, clients, rounds, run, where)
+    filters = Filters(methods, datasets, partitions, status, models, clients, rounds, run, where, smoke)
+    given = {**names, **options}
     if asked.printed:
         given |= dict(zip(("models", "clients", "rounds", "run", "where"), (models, clients, rounds, run, where), strict=True))
         with layout.on(page):
             write_figure(_printed(asked.printed, given, data_dir), target)
         return
-    if name == "distribution" and not part.words:
+    if name == "distribution" and not filters.words:
         with layout.on(page):
             drawn = _of_data(given, db, data_dir)
         if drawn is not None:
             write_figure(drawn, target)
             return
     with leading("plot", name, db, data_dir), opened(db) as engine:
-        these = part.of(seen(engine, smoke or bool(run)))
         if surface:
-            _compute_surface(name, these, given, data_dir)
+            _compute_surface(name, engine, filters, options, data_dir)
         with layout.on(page):
-            drawing = call(f"plot {name}", PLOTS[name], these, given)
-    if part.words:
-        drawing = replace(drawing, notes=(*drawing.notes, f"Filtered: {part.words}."))
+            drawing = call(f"plot {name}", PLOTS[name], engine, filters, options)
+    if filters.words:
+        drawing = replace(drawing, notes=(*drawing.notes, f"Filtered: {filters.words}."))
     write_figure(drawing, target)
 
 
@@ -215,12 +212,12 @@ def _of_data(given: dict[str, Any], db: str, data_dir: Path) -> style.Drawing | 
     return replace(made, notes=(*made.notes, more))
 
 
-def _compute_surface(name: str, engine: Engine, given: dict[str, Any], data_dir: Path) -> None:
+def _compute_surface(name: str, engine: Engine, filters: Filters, options: dict[str, Any], data_dir: Path) -> None:
     """The one figure whose numbers the database does not have: they are computed here, and stored."""
     if name != "trajectory":
         raise UserError(f"--surface does not belong to `pflbench plot {name}`.", "Leave it out.")
     from pflbench.report import Entry
     from pflbench.run import surface
 
-    paths = call("plot trajectory", Entry("", "pflbench.report.figures.trajectory.numbers:paths"), engine, given)
+    paths = call("plot trajectory", Entry("", "pflbench.report.figures.trajectory.numbers:paths"), engine, filters, options)
     surface.compute(engine, paths, data_dir)

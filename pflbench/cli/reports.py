@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pflbench.report import Entry
     from pflbench.report.grid import Grid
     from pflbench.report.papermap import Kind, Part
+    from pflbench.report.selection import Filters
     from pflbench.report.style import Drawing
 
 
@@ -73,13 +74,6 @@ Status = Annotated[
 Smoke = Annotated[bool, typer.Option("--smoke", help="With runs of `reproduce --scale smoke`, which are left out otherwise.")]
 
 
-def seen(engine: Engine, smoke: bool) -> Engine:
-    """The database as reports see it: with smoke runs where they are asked for."""
-    from pflbench.store.only import with_smoke
-
-    return with_smoke(engine) if smoke else engine
-
-
 @contextmanager
 def uncollected() -> Iterator[None]:
     """No search for garbage, neither now nor at the end of the process.
@@ -108,15 +102,15 @@ def provenance(runs: Iterable[int]) -> str:
     return f"{made} from runs {numbers}." if numbers else f"{made}."
 
 
-def call(command: str, entry: Entry, engine: Engine, given: dict[str, Any]) -> Any:
+def call(command: str, entry: Entry, engine: Engine, filters: Filters, given: dict[str, Any]) -> Any:
     """The report of an entry with the options that were given; one that this report does not have is a UserError."""
-    function = entry.load()
-    chosen = {name: value for name, value in given.items() if value not in (None, [])}
-    for name in chosen:
-        if name not in inspect.signature(function).parameters:
-            flag = "--" + name.removesuffix("s" if name not in ("status", "references") else "")
-            raise UserError(f"{flag} does not belong to `pflbench {command}`.", "Leave it out.")
-    return function(engine, **chosen)
+    options = {name: value for name, value in given.items() if value not in (None, [])}
+    known = inspect.signature(entry.load()).parameters
+    refused = [name for name in entry.refuses if getattr(filters, name)] + [name for name in options if name not in known]
+    for name in refused:
+        flag = "--" + name.removesuffix("s" if name not in ("status", "references") else "")
+        raise UserError(f"{flag} does not belong to `pflbench {command}`.", "Leave it out.")
+    return entry.build(engine, filters, **options)
 
 
 def one_at_a_time(name: str, parts: Sequence[Part], format: str | None, output: Path | None) -> None:

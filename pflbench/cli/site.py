@@ -60,8 +60,8 @@ def report(
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Write all tables, figures and runs into one HTML file, which needs no network, and print its path."""
+    from pflbench.report.selection import Filters
     from pflbench.site import html, page
-    from pflbench.site.filters import Filters
     from pflbench.site.runs import pages
     from pflbench.store.db import to_url
 
@@ -89,8 +89,8 @@ def serve(
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Show the same page live in a browser while runs go on: on this machine alone, read-only. Ctrl-C ends it."""
+    from pflbench.report.selection import Filters
     from pflbench.site import page
-    from pflbench.site.filters import Filters
     from pflbench.site.serve import Server
     from pflbench.store import db as store
     from pflbench.store.schema import now

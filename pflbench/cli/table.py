@@ -25,7 +25,6 @@ from pflbench.cli.reports import (
     call,
     leading,
     one_at_a_time,
-    seen,
     table_format,
     uncollected,
     write_table,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from pflbench.report import papermap
     from pflbench.report.grid import Grid
+    from pflbench.report.selection import Filters
 
 
 def _tables() -> list[str]:
@@ -132,14 +132,11 @@ def table(
     as_json: o.Json = False,
 ) -> None:
     """Print a table: methods x settings, mean and population std over seeds; or one of the papers', beside their values."""
-    from pflbench.report import narrow, papermap
+    from pflbench.report import papermap
+    from pflbench.report.selection import Filters
 
     asked = papermap.of_kind("table", name)
     given: dict[str, Any] = {
-        "methods": methods,
-        "datasets": datasets,
-        "partitions": partitions,
-        "status": status,
         "select": select,
         "paper": paper,
         "tolerance": tolerance,
@@ -150,14 +147,14 @@ def table(
     }
     written = table_format("json" if as_json else format, output)
     one_at_a_time(name, asked, written, output)
-    part = narrow.Part(models, clients, rounds, run, where)
+    filters = Filters(methods, datasets, partitions, status, models, clients, rounds, run, where, smoke)
 
     def one(of: papermap.Part) -> Grid:
         with leading("table", of.name, db), opened(db) as engine:
-            found: Grid = _call(of, part.of(seen(engine, smoke or bool(run))), given).grid()
+            found: Grid = _call(of, engine, filters, given).grid()
         if runs:
             found = found.with_runs()
-        return replace(found, notes=(*found.notes, f"Filtered: {part.words}.")) if part.words else found
+        return replace(found, notes=(*found.notes, f"Filtered: {filters.words}.")) if filters.words else found
 
     if len(asked) == 1:
         write_table(one(asked[0]), written, output)
@@ -185,13 +182,13 @@ def _each(asked: Sequence[papermap.Part], make: Callable[[papermap.Part], Grid])
     return made, refused
 
 
-def _call(part: papermap.Part, engine: Engine, given: dict[str, Any]) -> Any:
+def _call(part: papermap.Part, engine: Engine, filters: Filters, given: dict[str, Any]) -> Any:
     from pflbench.report import TABLES, Entry
 
     command = f"table {part.name}"
     if not part.printed:
-        return call(command, TABLES[part.name], engine, given)
+        return call(command, TABLES[part.name], engine, filters, given)
     from pflbench.report.tables import printed
 
     entry = Entry("", "pflbench.report.papertable:build", (part.name,))
-    return call(command, entry, engine, {**given, "declared": printed(part.name, part.printed)})
+    return call(command, entry, engine, filters, {**given, "declared": printed(part.name, part.printed)})

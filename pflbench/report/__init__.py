@@ -9,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from pflbench.report.selection import Filters
+
+NAMES = ("methods", "datasets", "partitions", "status")
 
 
 @dataclass(frozen=True)
@@ -19,12 +27,21 @@ class Entry:
     title: str
     target: str
     arguments: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = ()  # of `selection.Filters`
 
     def load(self) -> Callable[..., Any]:
         """The function behind the entry; tables return what has a `grid()`, plots return `style.Drawing`."""
         module, _, name = self.target.partition(":")
         function: Callable[..., Any] = getattr(import_module(module), name)
         return partial(function, *self.arguments) if self.arguments else function
+
+    def build(self, engine: Engine, filters: Filters, **options: Any) -> Any:
+        """The report of these runs."""
+        function = self.load()
+        if "filters" in signature(function).parameters:
+            return function(engine, filters, **options)
+        names = {name: asked for name in NAMES if (asked := getattr(filters, name))}
+        return function(filters.database(engine), **names, **options)
 
 
 TABLES = {
@@ -49,12 +66,18 @@ TABLES = {
 }
 PLOTS = {
     "curves": Entry("Accuracy over rounds or seconds, mean and band over seeds", "pflbench.report.figures.curves:plot"),
-    "distribution": Entry("Samples per client and class of each partition", "pflbench.report.figures.distribution:plot"),
+    "distribution": Entry(
+        "Samples per client and class of each partition",
+        "pflbench.report.figures.distribution:plot",
+        refuses=("methods", "status"),
+    ),
     "overhead": Entry(
         "Accuracy over training time and over bytes sent, with the Pareto front", "pflbench.report.figures.overhead:plot"
     ),
     "scalability": Entry("Accuracy and seconds per round over the number of clients", "pflbench.report.figures.scalability:plot"),
-    "heterogeneity": Entry("Accuracy over beta of Dirichlet partitions", "pflbench.report.figures.heterogeneity:plot"),
+    "heterogeneity": Entry(
+        "Accuracy over beta of Dirichlet partitions", "pflbench.report.figures.heterogeneity:plot", refuses=("partitions",)
+    ),
     "elastic": Entry("Elastic Aggregation by partition, participation and local epochs", "pflbench.report.figures.elastic:plot"),
     "fairness": Entry("Accuracy of the clients by method, its median and worst tenth", "pflbench.report.figures.fairness:plot"),
     "ranks": Entry("Average ranks of the methods, joined where they do not differ", "pflbench.report.figures.ranks:plot"),

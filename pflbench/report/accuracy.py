@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,13 +11,13 @@ from sqlalchemy import Engine
 
 from pflbench.errors import unknown
 from pflbench.report import cell as cellular
-from pflbench.report import labels
+from pflbench.report import labels, selection
 from pflbench.report import paper as reference
-from pflbench.report import select as selection
 from pflbench.report import statistics as stats
+from pflbench.report.arrangement import Row, SharedSetting
 from pflbench.report.cell import Cell as Cell
-from pflbench.report.collect import Row, Setting, collect
 from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.selection import Filters
 from pflbench.store.read import Result, Select
 
 Paper = Literal["auto", "always", "never"]
@@ -43,7 +43,7 @@ class Table:
     title: str
     select: str
     wanted: stats.Wanted
-    settings: tuple[Setting, ...]
+    settings: tuple[SharedSetting, ...]
     rows: tuple[Row, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
     notes: tuple[str, ...]
@@ -66,12 +66,9 @@ class Table:
 
 def build(
     engine: Engine,
+    filters: Filters = Filters(),
     *,
-    methods: Iterable[str] = (),
-    datasets: Iterable[str] = (),
-    partitions: Iterable[str] = (),
     select: Select | str = "best",
-    status: Collection[str] = ("finished",),
     paper: Paper = "auto",
     std: stats.Std = "population",
     ci: float | None = None,
@@ -87,26 +84,26 @@ def build(
     if paper not in PAPER:
         raise unknown("value of --paper", paper, PAPER)
     wanted = stats.Wanted(std, ci, test, against)
-    chosen = selection.parse(select) if isinstance(select, str) else select
-    found = collect(engine, chosen, methods=methods, datasets=datasets, partitions=partitions, status=status)
+    rule = selection.parse(select) if isinstance(select, str) else select
+    found = filters.select(engine, rule)
     cells: list[list[Cell | None]] = [[None] * len(found.settings) for _ in found.rows]
     for (i, j), runs in found.cells.items():
-        cells[i][j] = _cell(runs, chosen, paper, wanted)
+        cells[i][j] = _cell(runs, rule, paper, wanted)
     names, named = [row.label for row in found.rows], [row.method for row in found.rows]
-    cells = cellular.compare(cellular.mark_best(cells), names, named, wanted, engine, chosen)
+    cells = cellular.compare(cellular.mark_best(cells), names, named, wanted, engine, rule)
     cells = _judged(found.rows, cells)
     everything = [cell for row in cells for cell in row if cell]
     used = min(result.used for runs in found.cells.values() for result in runs)
     notes = [
         f"Accuracy in %, pooled over the clients' test data; mean ± {wanted.std} std over runs that differ in the seed.",
         counts(everything),
-        selection.sentence(chosen),
+        selection.sentence(rule),
         *stats.notes(wanted, [cell.n for cell in everything], [c.comparison for c in everything if c.comparison]),
     ]
-    if used < chosen.last:
-        notes.append(f"A run with fewer than {chosen.last} evaluated rounds counts with all it has (shortest: {used}).")
+    if used < rule.last:
+        notes.append(f"A run with fewer than {rule.last} evaluated rounds counts with all it has (shortest: {used}).")
     notes += [*protocol(found.settings), *_paper_notes(found.rows, found.settings, cells), *found.notes]
-    return Table("Accuracy", str(chosen), wanted, found.settings, found.rows, tuple(map(tuple, cells)), tuple(notes))
+    return Table("Accuracy", str(rule), wanted, found.settings, found.rows, tuple(map(tuple, cells)), tuple(notes))
 
 
 def _cell(runs: Sequence[Result], select: Select, paper: Paper, wanted: stats.Wanted) -> Cell:
@@ -134,7 +131,7 @@ def counts(cells: Sequence[Cell]) -> str:
     return f"(n): number of runs, {min(numbers)} to {max(numbers)}."
 
 
-def protocol(settings: Sequence[Setting]) -> list[str]:
+def protocol(settings: Sequence[SharedSetting]) -> list[str]:
     """What all settings share in one line; what they do not, by value, unless the heads say it."""
     flat = [labels.flat(s.spec) for s in settings]
     shared, notes = [], []
@@ -152,7 +149,7 @@ def protocol(settings: Sequence[Setting]) -> list[str]:
     return ([f"In all settings: {', '.join(shared)}."] if shared else []) + notes
 
 
-def _paper_notes(rows: Sequence[Row], settings: Sequence[Setting], cells: Sequence[Sequence[Cell | None]]) -> list[str]:
+def _paper_notes(rows: Sequence[Row], settings: Sequence[SharedSetting], cells: Sequence[Sequence[Cell | None]]) -> list[str]:
     shown = [
         (row.label, settings[j].title, cell)
         for row, line in zip(rows, cells, strict=True)

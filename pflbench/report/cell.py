@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import labels
 from pflbench.report import statistics as stats
-from pflbench.report.collect import TEST_LABELS
+from pflbench.report.arrangement import TEST_LABELS
 from pflbench.report.grid import Column, Entry
 from pflbench.report.paper import Reference
 from pflbench.store.read import Result, Select

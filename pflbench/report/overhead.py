@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,12 +13,12 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError, unknown
 from pflbench.report import table3
 from pflbench.report.accuracy import PAPER, Paper
+from pflbench.report.arrangement import Arranged, Row, SharedSetting
 from pflbench.report.cell import difference_notes
-from pflbench.report.collect import Arranged, Row, Setting, collect
 from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.selection import Filters
 from pflbench.report.table3 import Printed
 from pflbench.store.costs import Cost, costs
-from pflbench.store.read import Select
 
 BASELINE = "fedavg"
 TOLERANCE = 0.5  # points
@@ -43,7 +43,7 @@ class Cell:
 class Table:
     """cells[i][j] is rows[i] in settings[j]; None where there are no runs."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[SharedSetting, ...]
     rows: tuple[Row, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
     notes: tuple[str, ...]
@@ -87,11 +87,8 @@ class Table:
 
 def build(
     engine: Engine,
+    filters: Filters = Filters(),
     *,
-    methods: Iterable[str] = (),
-    datasets: Iterable[str] = (),
-    partitions: Iterable[str] = (),
-    status: Collection[str] = ("finished",),
     tolerance: float = TOLERANCE,
     paper: Paper = "auto",
 ) -> Table:
@@ -105,7 +102,7 @@ def build(
         raise unknown("value of --paper", paper, PAPER)
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
-    found = collect(engine, Select("best"), methods=methods, datasets=datasets, partitions=partitions, status=status)
+    found = filters.select(engine)
     spent = costs(engine, [run.id for runs in found.cells.values() for run in runs], tolerance / 100)
     if not spent:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
@@ -130,7 +127,7 @@ def build(
     return Table(found.settings, found.rows, tuple(map(tuple, cells)), notes)
 
 
-def _devices(settings: Sequence[Setting]) -> list[str]:
+def _devices(settings: Sequence[SharedSetting]) -> list[str]:
     said = ["Times of different machines do not compare.", "`pflbench runs show` names the machine of a run."]
     return said if settings else []
 

@@ -14,14 +14,14 @@ from typing import Any
 from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet, UserError, unknown
-from pflbench.report import accuracy, blocks, labels, paper, tables
+from pflbench.report import accuracy, blocks, labels, paper, selection, tables
 from pflbench.report import cell as cellular
-from pflbench.report import select as selection
 from pflbench.report import statistics as stats
+from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange
 from pflbench.report.cell import Cell
-from pflbench.report.collect import TEST_LABELS, TEST_LABELS_NOTE, Arranged, Row, Setting, arrange, collect
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.paper import Place, Reference
+from pflbench.report.selection import TEST_LABELS_NOTE, Filters
 from pflbench.report.tables import Declared, Line, Planned
 from pflbench.store import read
 from pflbench.store.read import Select
@@ -35,7 +35,7 @@ class Part:
     """A column of cells: a place with one of the settings in which it was run, or with none. All lists are by line."""
 
     place: Place
-    setting: Setting | None
+    setting: SharedSetting | None
     head: tuple[str, ...]
     cells: tuple[Cell | None, ...]
     rows: tuple[Row | None, ...]  # what each cell's runs are: version, hyperparameters
@@ -76,13 +76,10 @@ class Table:
 def build(
     name: str,
     engine: Engine,
+    filters: Filters = Filters(),
     *,
     declared: Declared | None = None,
-    methods: Iterable[str] = (),
-    datasets: Iterable[str] = (),
-    partitions: Iterable[str] = (),
     select: Select | str = "best",
-    status: Collection[str] = ("finished",),
     paper: accuracy.Paper = "always",
     std: stats.Std = "population",
     ci: float | None = None,
@@ -97,22 +94,22 @@ def build(
     """
     if paper not in accuracy.PAPER:
         raise unknown("value of --paper", paper, accuracy.PAPER)
-    chosen = selection.parse(select) if isinstance(select, str) else select
+    rule = selection.parse(select) if isinstance(select, str) else select
     planned = declared or tables.TABLES[name]
-    declared = _filtered(planned.with_beside(), methods, datasets, partitions)
+    engine, declared = filters.database(engine), _filtered(planned.with_beside(), filters)
     wanted = declared.wanted(std, ci, test, against)
     paper = paper if planned.printed else "never"
-    found, left = _collected(engine, name, declared, chosen, status)
-    parts = [part for place in declared.places for part in _parts(declared, place, found, chosen, wanted)]
+    found, left = _collected(engine, name, declared, rule, filters.status)
+    parts = [part for place in declared.places for part in _parts(declared, place, found, rule, wanted)]
     parts = [part for part in parts if part.place not in planned.beside or any(part.cells)]
-    parts = _compared(declared, parts, wanted, engine, chosen)
+    parts = _compared(declared, parts, wanted, engine, rule)
     cells = [cell for part in parts for cell in part.cells if cell]
     notes = [
         "Accuracy in %, "
         + ("of the global model on a central test set" if declared.places[0].central else "pooled over the clients' test data")
         + f"; mean ± {std} std over runs that differ in the seed.",
         accuracy.counts(cells),
-        selection.sentence(chosen),
+        selection.sentence(rule),
         *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
         *([] if planned.printed else [_UNPRINTED, *accuracy.protocol([part.setting for part in parts if part.setting])]),
         *_paper_notes(declared, parts, paper),
@@ -122,14 +119,14 @@ def build(
     ]
     if any(cell.test_labels for cell in cells):
         notes.append(TEST_LABELS_NOTE)
-    return Table(name, declared, str(chosen), paper, wanted, declared.lines, tuple(parts), tuple(notes))
+    return Table(name, declared, str(rule), paper, wanted, declared.lines, tuple(parts), tuple(notes))
 
 
-def _filtered(declared: Declared, methods: Iterable[str], datasets: Iterable[str], partitions: Iterable[str]) -> Declared:
+def _filtered(declared: Declared, filters: Filters) -> Declared:
     """The part of the table that the filters name, each by name or title."""
-    lines = named("method", methods, declared.lines, lambda x: (x.method, labels.method_title(x.method)))
-    places = named("dataset", datasets, declared.places, lambda x: x.names)
-    places = named("partition", partitions, places, lambda x: (x.partition_label,))
+    lines = named("method", filters.methods, declared.lines, lambda x: (x.method, labels.method_title(x.method)))
+    places = named("dataset", filters.datasets, declared.places, lambda x: x.names)
+    places = named("partition", filters.partitions, places, lambda x: (x.partition_label,))
     return replace(declared, lines=lines, places=places)
 
 
@@ -145,18 +142,18 @@ def named(kind: str, asked: Iterable[str], items: tuple[Any, ...], names: Any) -
 
 
 def _collected(
-    engine: Engine, name: str, declared: Declared, chosen: Select, status: Collection[str]
+    engine: Engine, name: str, declared: Declared, rule: Select, status: Collection[str]
 ) -> tuple[Arranged, list[str]]:
     """The runs that belong to the table, arranged, and what was left out, in words."""
     methods = _present(engine, "method", {cell.line.method for cell in declared.needed})
     datasets = _present(engine, "dataset", {place.data for place in declared.places})
     if not methods or not datasets:
         raise _nothing(name, declared)
-    found = collect(engine, chosen, methods=methods, datasets=datasets, status=status)
+    found = Filters(methods, datasets, status=status).select(engine, rule)
     runs = [run for cell in found.cells.values() for run in cell if _place(run.spec, declared)]
     notes = [note for note in found.notes if note != TEST_LABELS_NOTE]
     if declared.places[0].central:
-        tested = by_series(engine, runs, CENTRAL, chosen)
+        tested = by_series(engine, runs, CENTRAL, rule)
         if len(tested) < len(runs):
             notes.append(
                 f"Not counted: {labels.counted(len(runs) - len(tested), 'run')} without a central test set (--central-test)."
@@ -206,10 +203,10 @@ def _matches(method: dict[str, Any], line: Line) -> bool:
     return bool(method["name"] == line.method and all(own.get(name) == value for name, value in line.varied))
 
 
-def _parts(declared: Declared, place: Place, found: Arranged, chosen: Select, wanted: stats.Wanted) -> list[Part]:
+def _parts(declared: Declared, place: Place, found: Arranged, rule: Select, wanted: stats.Wanted) -> list[Part]:
     here = [j for j, setting in enumerate(found.settings) if _place(setting.spec, declared) == place]
     planned = [declared.planned(line, place) for line in declared.lines]
-    filled = {j: [_filled(found, j, cell, chosen, wanted) for cell in planned] for j in here}
+    filled = {j: [_filled(found, j, cell, rule, wanted) for cell in planned] for j in here}
     run = [j for j in here if any(cell for cell, _ in filled[j])]
     run.sort(key=lambda j: len(paper.setting_differences(found.settings[j].spec, place)))
     printed, empty = tuple(cell.reference for cell in planned), (None,) * len(planned)
@@ -221,20 +218,20 @@ def _parts(declared: Declared, place: Place, found: Arranged, chosen: Select, wa
         gains = tuple(_improvement(found, j, *pair) for pair in filled[j]) if declared.extra == "improvement" else empty
         leader = None
         if declared.leader is not None:
-            leader, _ = _filled(found, j, declared.planned(Line(declared.leader), place), chosen, wanted)
+            leader, _ = _filled(found, j, declared.planned(Line(declared.leader), place), rule, wanted)
         verdicts = tuple(_verdict(declared, cell, own, leader) for cell, own in zip(planned, cells, strict=True))
         parts.append(Part(place, found.settings[j], head, cells, rows, printed, verdicts, gains))
     missing = tuple(_verdict(declared, cell, None, None) for cell in planned)
     return parts or [Part(place, None, _head(declared, place), empty, empty, printed, missing, empty)]
 
 
-def _filled(found: Arranged, j: int, planned: Planned, chosen: Select, wanted: stats.Wanted) -> tuple[Cell | None, Row | None]:
+def _filled(found: Arranged, j: int, planned: Planned, rule: Select, wanted: stats.Wanted) -> tuple[Cell | None, Row | None]:
     """The runs of a cell in setting j; of several sets of hyperparameters the nearest to the paper's, of versions the newest."""
     fits = []
     for i, row in enumerate(found.rows):
         runs = found.cells.get((i, j), ())
         if runs and _matches(runs[0].spec["method"], planned.line):
-            fits.append((paper.differences(runs[0].spec, chosen, planned.place, planned.line.varied), row, runs))
+            fits.append((paper.differences(runs[0].spec, rule, planned.place, planned.line.varied), row, runs))
     if not fits:
         return None, None
     differences, row, runs = min(fits, key=lambda fit: (len(fit[0]), -fit[1].version))
@@ -265,11 +262,11 @@ def _verdict(declared: Declared, planned: Planned, cell: Cell | None, leader: Ce
     return cellular.judge(cell, leader, declared.leader is not None)
 
 
-def _compared(declared: Declared, parts: Sequence[Part], wanted: stats.Wanted, engine: Engine, chosen: Select) -> list[Part]:
+def _compared(declared: Declared, parts: Sequence[Part], wanted: stats.Wanted, engine: Engine, rule: Select) -> list[Part]:
     """The parts with their best cells marked and their comparisons."""
     names, methods = [line.label for line in declared.lines], [line.method for line in declared.lines]
     cells: cellular.Cells = list(zip(*(part.cells for part in parts), strict=True))
-    cells = cellular.compare(cellular.mark_best(cells), names, methods, wanted, engine, chosen)
+    cells = cellular.compare(cellular.mark_best(cells), names, methods, wanted, engine, rule)
     return [replace(part, cells=tuple(column)) for part, column in zip(parts, zip(*cells, strict=True), strict=True)]
 
 

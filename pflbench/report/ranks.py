@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +10,11 @@ import numpy.typing as npt
 from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet
-from pflbench.report import select as selection
-from pflbench.report.collect import Row, Setting, collect
+from pflbench.report import selection
+from pflbench.report.arrangement import Row, SharedSetting
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.labels import counted
+from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL, p_text
 from pflbench.store.read import Select
 
@@ -30,7 +30,7 @@ class Ranks:
     """
 
     select: str
-    settings: tuple[Setting, ...]
+    settings: tuple[SharedSetting, ...]
     rows: tuple[Row, ...]
     accuracy: npt.NDArray[np.float64]
     average: npt.NDArray[np.float64]
@@ -90,19 +90,16 @@ class Ranks:
 
 def build(
     engine: Engine,
+    filters: Filters = Filters(),
     *,
-    methods: Iterable[str] = (),
-    datasets: Iterable[str] = (),
-    partitions: Iterable[str] = (),
     select: Select | str = "best",
-    status: Collection[str] = ("finished",),
 ) -> Ranks:
     """Ranks by the mean over seeds, over the settings in which every row has runs.
 
     Raises UserError for fewer than three rows or two such settings: then there is nothing to test.
     """
-    chosen = selection.parse(select) if isinstance(select, str) else select
-    found = collect(engine, chosen, methods=methods, datasets=datasets, partitions=partitions, status=status)
+    rule = selection.parse(select) if isinstance(select, str) else select
+    found = filters.select(engine, rule)
     rows = range(len(found.rows))
     full = [j for j in range(len(found.settings)) if all((i, j) in found.cells for i in rows)]
     if len(rows) < 3 or len(full) < 2:
@@ -115,7 +112,7 @@ def build(
     missing = len(found.settings) - len(full)
     left_out = (f"Left out: {counted(missing, 'setting')} without runs of every row.",) if missing else ()
     return Ranks(
-        select=str(chosen),
+        select=str(rule),
         settings=tuple(found.settings[j] for j in full),
         rows=found.rows,
         accuracy=accuracy,
@@ -125,16 +122,16 @@ def build(
         nemenyi=nemenyi(accuracy),
         critical=critical_difference(len(rows), len(full)),
         runs=tuple(tuple(run.id for j in full for run in found.cells[i, j]) for i in rows),
-        findings=_findings(chosen, len(rows), len(full), statistic, p),
+        findings=_findings(rule, len(rows), len(full), statistic, p),
         left_out=(*left_out, *found.notes),
     )
 
 
-def _findings(chosen: Select, rows: int, settings: int, statistic: float, p: float) -> tuple[str, ...]:
+def _findings(rule: Select, rows: int, settings: int, statistic: float, p: float) -> tuple[str, ...]:
     relation = f"p = {p_text(p)}".replace("= <", "< ")
     said = [
         f"Rank 1 is best; over the {settings} settings in which all {rows} rows have runs, by the mean over seeds.",
-        selection.sentence(chosen),
+        selection.sentence(rule),
         f"Friedman: chi squared = {statistic:.4g}, {relation}. Nemenyi: ranks that differ by more than "
         f"{critical_difference(rows, settings):.3g} differ at {LEVEL:g}.",
     ]

@@ -12,8 +12,7 @@ import numpy as np
 
 from pflbench.errors import NothingYet
 from pflbench.report import labels, style, web
-from pflbench.report.chosen import protocol
-from pflbench.report.collect import Arranged, Row
+from pflbench.report.arrangement import Arranged, Row, protocol
 from pflbench.report.layout import Sheet, lettered
 from pflbench.report.web import Interactive, Json
 from pflbench.store.read import Result

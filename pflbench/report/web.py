@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pflbench.errors import UserError
 from pflbench.report import looks, scales
-from pflbench.report.collect import Row
+from pflbench.report.arrangement import Row
 
 Json = dict[str, Any]
 T = TypeVar("T")

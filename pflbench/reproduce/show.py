@@ -18,29 +18,31 @@ from pflbench.report import papertable, style
 from pflbench.report.figures import distribution
 from pflbench.report.figures.trajectory import numbers as trajectory
 from pflbench.report.grid import Grid
+from pflbench.report.selection import Filters
 from pflbench.reproduce.goal import Goal
 from pflbench.run import surface
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import read
-from pflbench.store.only import only
 from pflbench.store.read import PartitionInfo
 
 
 def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
     """The table of these runs. Raises UserError where they are too few for it."""
     build = _table(goal)
-    made: Grid = build(only(engine, runs), **_accepted(build, {"declared": goal.table, "paper": _paper(goal)})).grid()
+    made: Grid = build(
+        engine, Filters(only=frozenset(runs)), **_accepted(build, {"declared": goal.table, "paper": _paper(goal)})
+    ).grid()
     left_out = [f"Left out: {', '.join(goal.left_out)}."] if goal.left_out else []
     return replace(made, notes=(note(goal), *left_out, *made.notes))
 
 
 def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
     """The figure of these runs, with all of their datasets. Raises UserError where there is nothing to draw."""
-    plot, these = report.PLOTS[goal.name].load(), only(engine, runs)
+    own = Filters(only=frozenset(runs))
     # What is named is drawn as long as it fits on a page.
-    options = {"datasets": read.distinct(these, "dataset"), **goal.figure_options}
-    made: style.Drawing = plot(these, **_accepted(plot, options))
+    filters = replace(own, datasets=read.distinct(own.database(engine), "dataset"))
+    made: style.Drawing = report.PLOTS[goal.name].build(engine, filters, **goal.figure_options)
     return replace(made, notes=(note(goal), *made.notes))
 
 
@@ -73,7 +75,7 @@ def compute_surface(goal: Goal, engine: Engine, runs: Sequence[int], data_dir: P
     """The loss around a trajectory, which is no run's: computed and stored, unless it is there. Nothing for other figures."""
     if goal.figure is None or goal.figure.window is None:
         return
-    paths = trajectory.paths(only(engine, runs), **goal.figure_options)
+    paths = trajectory.paths(Filters(only=frozenset(runs)).database(engine), **goal.figure_options)
     if trajectory.stored_surface(engine, paths, trajectory.plane(paths)) is None:
         surface.compute(engine, paths, data_dir, device)
 

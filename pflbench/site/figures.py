@@ -8,9 +8,10 @@ from typing import Any
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import Entry, chosen
+from pflbench.report import Entry
 from pflbench.report.papermap import sources
-from pflbench.site.filters import Filters, Missing
+from pflbench.report.selection import Filters
+from pflbench.site.filters import Missing
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def views(engine: Engine, filters: Filters) -> tuple[tuple[Group, ...], tuple[Mi
     drawn: list[Group] = []
     empty: list[Missing] = []
     for name, entry in interactive.FIGURES.items():
-        if made := interactive.build(name, engine, **filters.given):
+        if made := interactive.build(name, engine, filters):
             drawn.append(Group(name, entry.title, tuple(map(_figure, made))))
         else:
             empty.append(Missing("plot", name, entry.title, *_reason(engine, entry, filters)))
@@ -65,7 +66,7 @@ def views(engine: Engine, filters: Filters) -> tuple[tuple[Group, ...], tuple[Mi
 def _reason(engine: Engine, entry: Entry, filters: Filters) -> tuple[str, str]:
     """Why there is nothing to draw, and what would change that."""
     try:
-        entry.load()(engine, chosen.Filters(**filters.given))
+        entry.load()(engine, filters)
     except UserError as error:
         return error.message, error.hint
     return "There is nothing to draw.", ""

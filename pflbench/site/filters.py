@@ -1,30 +1,11 @@
-"""Which runs a page is about, and what it has to leave out."""
+"""What a page has to leave out."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from pflbench.report.papermap import Part, sources
-
-
-@dataclass(frozen=True)
-class Filters:
-    """As for every table and figure; empty ones let everything pass."""
-
-    methods: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
-
-    @property
-    def given(self) -> dict[str, tuple[str, ...]]:
-        """As keyword arguments, those that were given alone: not every figure has them all."""
-        return {name: names for name, names in asdict(self).items() if names}
-
-    @property
-    def sentence(self) -> str:
-        """What was chosen, in words; nothing where all was."""
-        return "; ".join(f"{name} {', '.join(names)}" for name, names in self.given.items())
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from sqlalchemy import Engine
 
 from pflbench.errors import unknown
-from pflbench.report.collect import matching
 from pflbench.report.papermap import DRAWINGS
+from pflbench.report.selection import Filters
 from pflbench.site import figures, papermap, runs, tables
 from pflbench.site.figures import Group
-from pflbench.site.filters import Filters, Missing
+from pflbench.site.filters import Missing
 from pflbench.site.runs import Line
 from pflbench.site.tables import TableView
 from pflbench.store import read
-from pflbench.store.read import Result, Select
+from pflbench.store.read import Result
 
 PAGES = ("all", "shown", "none")
 MOST = 200  # runs that all have a page unasked
@@ -85,7 +85,7 @@ def _shown(filled: Iterable[TableView], drawn: Iterable[Group]) -> tuple[int, ..
 def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:
     if live and not read.distinct(engine, "method"):
         return []
-    return matching(engine, Select("best"), **filters.given)
+    return filters.matching(engine)
 
 
 def _paged(lines: Collection[Line], shown: Iterable[int], pages: str) -> frozenset[int]:

@@ -13,7 +13,8 @@ from pflbench.report import TABLES
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.papermap import sources
 from pflbench.report.render import render
-from pflbench.site.filters import Filters, Missing
+from pflbench.report.selection import Filters
+from pflbench.site.filters import Missing
 
 _NUMBER = re.compile(r"[<>]?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
 
@@ -61,7 +62,7 @@ def views(engine: Engine, filters: Filters) -> tuple[tuple[TableView, ...], tupl
     filled, empty = [], []
     for name, entry in TABLES.items():
         try:
-            grid = entry.load()(engine, **filters.given).grid()
+            grid = entry.build(engine, filters).grid()
         except UserError as error:
             empty.append(Missing("table", name, entry.title, error.message, error.hint))
         else:

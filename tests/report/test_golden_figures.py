@@ -14,7 +14,7 @@ from golden.raw import Raw, cells, unpack
 from matplotlib.figure import Figure
 from scipy.stats import rankdata
 from sqlalchemy import Engine
-from support.figure_options import DIR_1, OPTIONS
+from support.figure_options import DIR_1, OPTIONS, RANKED
 
 from pflbench.report import PLOTS, labels
 from pflbench.report.style import Drawing
@@ -178,7 +178,7 @@ def fairness(figure: Figure, raw: Raw) -> set[int]:
 
 @checks("ranks")
 def ranks(figure: Figure, raw: Raw) -> set[int]:
-    runs = raw.where("beta == 0.1").query("method in @RANKED")
+    runs = raw.where("beta == 0.1").query(f"method in {RANKED}")
     means = runs.groupby(["setting", "method"])["value"].mean().unstack().dropna()
     average = dict(zip(means.columns, rankdata(-means.round(2).to_numpy(), axis=1).mean(axis=0), strict=True))
     drawn = {line.get_label().partition(" (")[0]: line.get_xdata()[0] for line in figure.axes[0].lines}

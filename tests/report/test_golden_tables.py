@@ -18,11 +18,12 @@ from sqlalchemy import Engine
 
 from pflbench.report import TABLES
 from pflbench.report.grid import Grid
+from pflbench.report.selection import Filters
 from pflbench.store import db
 
 Cells = dict[tuple[int, ...], dict[str, Any]]
 RANKED = ("fedprox", "fedprox+ala", "ditto", "ditto+ala", "fedrep", "fedrep+ala")
-OPTIONS: dict[str, Any] = {"ranks": {"methods": RANKED, "partitions": ("Dir(0.1)",)}, "overhead": {"paper": "always"}}
+OPTIONS: dict[str, Any] = {"ranks": {"filters": Filters(RANKED, partitions=("Dir(0.1)",))}, "overhead": {"paper": "always"}}
 # Where the runs of a paper's table are, in terms of the columns of `Raw.runs`; the rest is as in the table's title.
 PLACES = {
     # Runs with 50 or 100 clients are nearer to the settings of Tables 4 and 7.

@@ -13,6 +13,7 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import TABLES, accuracy, labels, paper
 from pflbench.report.accuracy import Cell, Table, build
+from pflbench.report.selection import Filters
 from pflbench.store import db
 from pflbench.store.read import Select
 
@@ -149,8 +150,8 @@ def test_only_finished_runs_count_and_the_others_are_named(engine: Engine) -> No
     table = build(engine)
     assert cell(table, "FedAvg").runs == (1,)
     assert any("3 runs (1 diverged, 1 finished, 1 running)" in note for note in table.notes)
-    assert cell(build(engine, status=["finished", "running"]), "FedAvg").runs == (1, 2)
-    every = build(engine, status=["any"])
+    assert cell(build(engine, Filters(status=["finished", "running"])), "FedAvg").runs == (1, 2)
+    every = build(engine, Filters(status=["any"]))
     assert "Counted as far as they got: run 2 (running), run 3 (diverged)." in every.notes
     assert not any("as far as they got" in note for note in build(engine).notes)
     assert cell(every, "FedAvg").runs == (1, 2, 3)  # the fourth has nothing to show
@@ -174,9 +175,9 @@ def test_the_table_says_how_the_round_was_chosen(engine: Engine) -> None:
 def test_filters_take_names_and_titles(engine: Engine) -> None:
     add_seeds(engine, [0.5])
     add_seeds(engine, [0.6], "ditto", dataset="tiny")
-    assert [r.label for r in build(engine, methods=["DITTO"]).rows] == ["Ditto"]
-    assert [s.head[0] for s in build(engine, datasets=["tiny-imagenet"]).settings] == ["Tiny-ImageNet"]
-    assert len(build(engine, partitions=["dir(0.1)"]).settings) == 2
+    assert [r.label for r in build(engine, Filters(methods=["DITTO"])).rows] == ["Ditto"]
+    assert [s.head[0] for s in build(engine, Filters(datasets=["tiny-imagenet"])).settings] == ["Tiny-ImageNet"]
+    assert len(build(engine, Filters(partitions=["dir(0.1)"])).settings) == 2
 
 
 def test_errors_say_what_there_is(engine: Engine) -> None:
@@ -190,11 +191,12 @@ def test_errors_say_what_there_is(engine: Engine) -> None:
         ({"partitions": ["IID"]}, r"partition 'IID'(.|\n)*Dir\(0.1\)"),
         ({"methods": ["ditto"], "datasets": ["mnist"]}, "No run fits"),
         ({"status": ["done"]}, "Unknown status 'done'"),
-        ({"paper": "sometimes"}, "auto"),
         ({}, r"None of the 2 matching runs is finished(.|\n)*--status any"),
     ):
         with pytest.raises(UserError, match=text):
-            build(engine, **fields)  # type: ignore[arg-type]
+            build(engine, Filters(**fields))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="auto"):
+        build(engine, paper="sometimes")  # type: ignore[arg-type]
 
 
 # The paper's values
@@ -361,7 +363,7 @@ def test_a_method_with_ala_stands_after_all_methods_under_its_name(engine: Engin
     for name in ("fedala", "ditto+ala", "feddeper", "fedprox+ala"):
         add_run(engine, spec(name), [0.1, 0.5])
     assert [row.label for row in build(engine).rows] == ["FedALA", "FedDeper", "FedProx+ALA", "Ditto+ALA"]
-    assert [row.label for row in build(engine, methods=["ditto+ala"]).rows] == ["Ditto+ALA"]
+    assert [row.label for row in build(engine, Filters(methods=["ditto+ala"])).rows] == ["Ditto+ALA"]
 
 
 def test_pathological_settings_come_first_and_the_verdict_stands_beside_the_papers_value(engine: Engine) -> None:

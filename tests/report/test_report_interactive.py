@@ -23,9 +23,10 @@ from support.swept import SENT, add_clients, clients, sent
 
 from pflbench.errors import UserError
 from pflbench.report import PLOTS, interactive, labels, looks, style, web
-from pflbench.report.collect import Row
+from pflbench.report.arrangement import Row
 from pflbench.report.figures import attention
 from pflbench.report.interactive import FIGURES, Interactive, build
+from pflbench.report.selection import Filters
 from pflbench.store import db, observed, write
 from pflbench.store.records import RoundRecord
 
@@ -66,7 +67,7 @@ def traces(of: Interactive, name: str) -> list[dict[str, Any]]:
 
 
 def only(name: str, engine: Engine, **filters: Any) -> Interactive:
-    (made,) = build(name, engine, **filters)
+    (made,) = build(name, engine, Filters(**filters))
     return made
 
 
@@ -81,7 +82,7 @@ def test_there_is_one_for_every_plot() -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_specs_are_plain_json_that_plotly_takes(full: Engine, name: str) -> None:
-    made = build(name, full, methods=EVERYWHERE if name == "ranks" else ())
+    made = build(name, full, Filters(methods=EVERYWHERE if name == "ranks" else ()))
     assert made
     assert len({one.id for one in made}) == len(made)
     for one in made:
@@ -101,13 +102,13 @@ def test_specs_are_plain_json_that_plotly_takes(full: Engine, name: str) -> None
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_axes_are_logarithmic_where_they_are_in_print(full: Engine, name: str) -> None:
-    chosen = {"methods": EVERYWHERE} if name == "ranks" else {}
+    chosen = Filters(methods=EVERYWHERE) if name == "ranks" else Filters()
     client = {"client": 0} if name == "ala-convergence" else {"client": 2} if name == "trajectory" else {}
-    printed = PLOTS[name].load()(full, **chosen, **client).figure.axes
+    printed = PLOTS[name].build(full, chosen, **client).figure.axes
     on_paper = {
         tuple(axis.get_scale() != "linear" for axis in (ax.xaxis, ax.yaxis)) for ax in printed if "bar" not in ax.get_label()
     }
-    layouts = [one.spec["layout"] for one in build(name, full, **chosen)]
+    layouts = [one.spec["layout"] for one in build(name, full, chosen)]
     assert {tuple(layout[axis].get("type") == "log" for axis in ("xaxis", "yaxis")) for layout in layouts} == on_paper
 
 
@@ -156,9 +157,9 @@ def test_all_settings_are_drawn_and_filters_choose_among_them(engine: Engine) ->
         add_run(engine, spec("fedavg", rounds=rounds), [0.1, 0.2])
     add_run(engine, spec("ditto", dataset="cifar10"), [0.1, 0.2], status="interrupted")
     assert len(build("curves", engine)) == 7
-    assert len(build("curves", engine, status=["any"])) == 8
-    assert [one.title for one in build("curves", engine, methods=["ditto"], status=["any"])] == ["Cifar10, Dir(0.1)"]
-    assert build("curves", engine, datasets=["cifar10"]) == ()
+    assert len(build("curves", engine, Filters(status=["any"]))) == 8
+    assert [one.title for one in build("curves", engine, Filters(methods=["ditto"], status=["any"]))] == ["Cifar10, Dir(0.1)"]
+    assert build("curves", engine, Filters(datasets=["cifar10"])) == ()
     assert "1 interrupted" in build("curves", engine)[0].notes[0]
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event
 from support.report_database import add_partition, add_run, at_work, spec
 
 from pflbench.errors import UserError
-from pflbench.report import select as selection
+from pflbench.report import selection
 from pflbench.store import db, read
 from pflbench.store.read import Select
 

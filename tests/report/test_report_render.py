@@ -17,6 +17,7 @@ from pflbench.errors import UserError
 from pflbench.report.accuracy import Table, build
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.render import FORMATS, render
+from pflbench.report.selection import Filters
 from pflbench.store import db
 
 CLIENTS_50 = {"scheme": "dirichlet", "beta": 0.1, "clients": 50}
@@ -148,7 +149,7 @@ def test_one_run_has_no_std(engine: Engine) -> None:
 
 
 def test_a_paper_value_of_another_protocol_is_marked(engine: Engine) -> None:
-    text = render(build(engine, datasets=["cifar10"], paper="always").grid(), "markdown")
+    text = render(build(engine, Filters(datasets=["cifar10"]), paper="always").grid(), "markdown")
     assert "| FedAvg | 60.00 ± 0.00 | 59.16 ± 0.47 † |" in text
     assert "† protocol differs (Cifar10, Dir(0.1)): lr 0.1 instead of 0.005." in text
 

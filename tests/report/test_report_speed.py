@@ -54,7 +54,7 @@ def test_a_report_imports_what_it_needs_and_ends_at_once(command: str, also: tup
     done = subprocess.run(command_line, cwd=database.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     said = {line.split(" ")[0]: line.split(" ")[1:] for line in done.stderr.splitlines()}
-    assert "pflbench.report.collect" in said["imported"] or "pflbench.report.figures.distribution" in said["imported"]
+    assert "pflbench.report.selection" in said["imported"] or "pflbench.report.figures.distribution" in said["imported"]
     assert not {*NEVER, "matplotlib.pyplot", *also} & set(said["imported"])
     assert said["frozen"] == ["True"]
 

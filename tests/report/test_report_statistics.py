@@ -18,6 +18,7 @@ from pflbench.report import paper, papertable, ranks
 from pflbench.report.accuracy import Table, build
 from pflbench.report.cell import Cell
 from pflbench.report.render import FORMATS, render
+from pflbench.report.selection import Filters
 from pflbench.report.statistics import Wanted, compare, deviation, holm, interval, least_p, paired
 from pflbench.store import db, write
 from pflbench.store.records import RoundRecord
@@ -144,7 +145,7 @@ def test_holm_can_empty_a_test_that_one_comparison_would_not_be(engine: Engine) 
         add(engine, method, [0.9 - 0.01 * k - j / 2000 for j in range(6)])
     note = next(note for note in build(engine, test="wilcoxon").notes if note.startswith("Empty"))
     assert note == "Empty test: 6 paired seeds cannot give p < 0.05 after Holm over so many rows; the smallest is 0.0625."
-    assert not any("Empty" in note for note in build(engine, test="wilcoxon", methods=["ditto", "local"]).notes)
+    assert not any("Empty" in note for note in build(engine, Filters(methods=["ditto", "local"]), test="wilcoxon").notes)
 
 
 def add_clients(engine: Engine, method: str, seed: int, *rounds: dict[int, tuple[int, int]]) -> int:
@@ -232,7 +233,7 @@ def test_fedamp_is_what_the_comparison_over_partitions_is_against(engine: Engine
     assert [part.title for part in made.parts if part.setting] == ["MNIST, IID", "MNIST, Pathological(2)"]
     assert (made.wanted.test, made.wanted.against) == ("wilcoxon-clients", "FedAMP")
     assert not [record for record in made.grid().records if record["paper_mean"] is not None]
-    assert papertable.build("partitions", engine, methods=["fedavg", "local"]).wanted.against is None
+    assert papertable.build("partitions", engine, Filters(methods=["fedavg", "local"])).wanted.against is None
     assert papertable.build("partitions", engine, against="local").wanted.against == "local"
     assert papertable.build("partitions", engine, test="t").wanted.against is None
 
@@ -332,7 +333,7 @@ def test_the_table_of_ranks(engine: Engine) -> None:
     for format in FORMATS:
         assert "Ditto" in render(grid, format)
     with pytest.raises(UserError, match="three rows"):
-        ranks.build(engine, methods=["ditto", "fedavg"])
+        ranks.build(engine, Filters(methods=["ditto", "fedavg"]))
 
 
 PROGRAM = """

@@ -23,6 +23,7 @@ from pflbench.errors import UserError
 from pflbench.report import TABLES, blocks, cell, paper
 from pflbench.report.papertable import Part, Table, build
 from pflbench.report.render import FORMATS, render
+from pflbench.report.selection import Filters
 from pflbench.report.tables import TABLES as DECLARED
 from pflbench.report.tables import Planned
 from pflbench.run.plan import Wish, plan
@@ -141,10 +142,10 @@ def test_difference_and_verdict_by_hand(engine: Engine) -> None:
     add(engine, planned("heterogeneity", "fedrep", partition=("dirichlet", 0.5)), 15.73)  # - 1.01
     add(engine, planned("heterogeneity", "ditto", partition=("dirichlet", 0.5)), 19.97)  # + 0.99
     add(engine, planned("heterogeneity", "fedprox", partition=("dirichlet", 0.5)), 21.22, rounds=20)
-    without = build("heterogeneity", engine, datasets=["tiny"], partitions=["Dir(0.5)"])
+    without = build("heterogeneity", engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
     assert (verdict(without, "FedAvg"), verdict(without, "FedRep")) == ("open", "differs")
     add(engine, planned("heterogeneity", "fedala", partition=("dirichlet", 0.5)), 27.5)
-    table = build("heterogeneity", engine, datasets=["tiny"], partitions=["Dir(0.5)"])
+    table = build("heterogeneity", engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
     main = part(table, "Tiny-ImageNet, Dir(0.5), 2000 rounds")
     own = main.cells[[line.label for line in table.lines].index("FedAvg")]
     assert own is not None
@@ -205,7 +206,7 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     add(engine, planned("applicability", "fedprox+ala"), 40.0)
     (other,) = plan(Wish(**planned("applicability", "fedprox").options, settings=("fedprox.mu=0.1",)))
     add_run(engine, other, [0.2])  # other hyperparameters
-    table = build("applicability", engine, datasets=["tiny"])
+    table = build("applicability", engine, Filters(datasets=["tiny"]))
     gains = dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))
     assert gains["ditto+ala"] == pytest.approx(41.0 - 32.5)
     assert gains["fedamp+ala"] == pytest.approx(0.5)
@@ -218,7 +219,7 @@ def test_a_hyperparameter_that_came_later_tells_runs_apart(engine: Engine) -> No
     """It is written down only where it is not the default."""
 
     def gain() -> float | None:
-        table = build("applicability", engine, datasets=["tiny"])
+        table = build("applicability", engine, Filters(datasets=["tiny"]))
         return dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))["fedrep+ala"]
 
     def uniform(method: str) -> RunSpec:
@@ -305,12 +306,15 @@ def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
         for t, value in enumerate(central):
             write_round(engine, run, RoundRecord(round=t, accuracy=0.99, series={"central": (value, 1.0)}))
     add_run(engine, spec("fedavg", model="logreg"), [0.5])
-    table = build("elastic", engine, datasets=["mnist"])
+    table = build("elastic", engine, Filters(datasets=["mnist"]))
     assert [c and c.mean for c in table.parts[0].cells] == [70.0, 74.0]
     assert table.parts[0].verdicts == ("protocol differs",) * 2
     assert "† protocol differs (MNIST): partition pathological instead of unknown." in table.notes
     assert "Not counted: 1 run without a central test set (--central-test)." in table.notes
-    assert [c and c.mean for c in build("elastic", engine, datasets=["mnist"], select="last").parts[0].cells] == [69.0, 74.0]
+    assert [c and c.mean for c in build("elastic", engine, Filters(datasets=["mnist"]), select="last").parts[0].cells] == [
+        69.0,
+        74.0,
+    ]
     assert "pflbench does not have the dataset cinic10." in build("elastic", engine).notes
 
 
@@ -318,11 +322,11 @@ def test_of_several_sets_of_hyperparameters_the_papers_is_shown_and_the_others_a
     of = planned("heterogeneity", "ditto", dataset="agnews")
     (other,) = plan(Wish(**of.options, settings=("ditto.lam=1",)))
     add_run(engine, other, [0.5])
-    alone = build("heterogeneity", engine, datasets=["agnews"])
+    alone = build("heterogeneity", engine, Filters(datasets=["agnews"]))
     assert verdict(alone, "Ditto") == "protocol differs"
     assert any(note.endswith("lam 1 instead of 0.1.") for note in alone.notes)
     add(engine, of, 92.0)
-    table = build("heterogeneity", engine, datasets=["agnews"])
+    table = build("heterogeneity", engine, Filters(datasets=["agnews"]))
     assert [c.mean for c in table.parts[0].cells if c] == [92.0]
     assert any(note.startswith("Not shown: 1 run with other hyperparameters") for note in table.notes)
 
@@ -343,9 +347,9 @@ def test_the_table_says_what_was_not_run_and_how_to_run_it(engine: Engine) -> No
     assert len(table.parts) == 3, "settings that were not run are shown, too"
     assert len(list(csv.DictReader(io.StringIO(render(table.grid(), "csv"))))) == 42
     with pytest.raises(UserError, match=r"no method 'local'(.|\n)*fedavg"):
-        build("heterogeneity", engine, methods=["local"])
+        build("heterogeneity", engine, Filters(methods=["local"]))
     with pytest.raises(UserError, match="no dataset 'mnist'"):
-        build("heterogeneity", engine, datasets=["mnist"])
+        build("heterogeneity", engine, Filters(datasets=["mnist"]))
 
 
 def test_unfinished_runs_are_not_counted(engine: Engine) -> None:
@@ -353,7 +357,7 @@ def test_unfinished_runs_are_not_counted(engine: Engine) -> None:
     add_run(engine, one, [0.1], status="running")
     with pytest.raises(UserError, match="--status any"):
         build("heterogeneity", engine)
-    assert build("heterogeneity", engine, status=["any"]).parts[0].cells[0] is not None
+    assert build("heterogeneity", engine, Filters(status=["any"])).parts[0].cells[0] is not None
 
 
 def test_test_labels_stay_marked(engine: Engine) -> None:

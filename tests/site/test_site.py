@@ -27,8 +27,8 @@ from pflbench.errors import UserError
 from pflbench.report import labels, papermap
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.interactive import FIGURES
+from pflbench.report.selection import Filters
 from pflbench.site import html, page, runs, serve
-from pflbench.site.filters import Filters
 from pflbench.site.page import Page, build
 from pflbench.site.tables import Group, sort_value, view
 from pflbench.store import db, write

@@ -12,8 +12,8 @@ from sqlalchemy import Engine
 from support.browser import Tab, chromium
 from support.site_database import MADE, RUNNING, SNEAKY, fill
 
+from pflbench.report.selection import Filters
 from pflbench.site import html, runs, serve
-from pflbench.site.filters import Filters
 from pflbench.site.page import build
 from pflbench.store import db, write
 from pflbench.store.records import RoundRecord

@@ -16,9 +16,10 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style, web
-from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
+from pflbench.report.arrangement import protocol
 from pflbench.report.layout import Sheet, lettered
 from pflbench.report.looks import MARKERS
+from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
 from pflbench.report.web import Interactive
 from pflbench.store import observed
 from pflbench.store.read import Floats
@@ -54,7 +55,7 @@ def plot(
 ) -> style.Drawing:
     """Of several seeds the first. Raises UserError where no run kept its losses, or none has this client."""
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
-    found = filters.collect(engine)
+    found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND)), filters)
     panels = [made for one in seen if (made := panel(engine, one, client)).losses]
     if not panels:
@@ -116,7 +117,7 @@ def page(engine: Engine, filters: Filters) -> list[Interactive]:
 
     Raises UserError where no run kept its losses.
     """
-    found = filters.collect(engine)
+    found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND))
     panels, left_out = web.possible(seen, partial(_learning, engine))
     return [_page(panel, (*found.notes, *left_out)) for panel in panels]

@@ -13,8 +13,9 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import blocks, style, web
-from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
+from pflbench.report.arrangement import protocol
 from pflbench.report.layout import COLUMN, PAGE, Sheet, lettered
+from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
 from pflbench.report.web import Interactive
 from pflbench.store import observed
 from pflbench.store.read import Floats
@@ -53,7 +54,7 @@ def plot(
 ) -> style.Drawing:
     """A panel per run and layer, a line per round, at most five. Of several seeds the first; UserError where none was kept."""
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
-    found = filters.collect(engine)
+    found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND)), filters)
     drawn = [panel for one in seen for panel in panels(engine, one)]
     runs = tuple(sorted(one.run.id for one in seen))
@@ -120,7 +121,7 @@ def _draw(panels: Sequence[LayerPanel]) -> Figure:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """A figure for each run and layer; of several seeds the first. Raises UserError where no run kept its weights."""
-    found = filters.collect(engine)
+    found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND))
     made, left_out = web.possible(seen, partial(panels, engine))
     return [_page(layer, (*found.notes, *left_out)) for layers in made for layer in layers]

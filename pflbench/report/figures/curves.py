@@ -13,13 +13,13 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError, unknown
 from pflbench.report import labels, style, web
 from pflbench.report import references as pfllib
-from pflbench.report.chosen import Filters, busiest, protocol, titles
-from pflbench.report.collect import Arranged, Row, Setting, collect
+from pflbench.report.arrangement import Arranged, Row, SharedSetting, busiest, protocol, titles
 from pflbench.report.layout import Sheet, lettered
 from pflbench.report.references import ReferenceLine
+from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, Json
 from pflbench.store import read
-from pflbench.store.read import Curve, Floats, Select
+from pflbench.store.read import Curve, Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ class MeanCurve:
 
 @dataclass(frozen=True)
 class CurvesPanel:
-    setting: Setting
+    setting: SharedSetting
     lines: tuple[MeanCurve, ...]
     references: tuple[ReferenceLine, ...] = ()
 
@@ -80,7 +80,7 @@ def plot(
             raise unknown(kind, name, valid)
     if references and x != "round":
         raise UserError("Reference series have no times.", "Draw them over rounds: --x round.")
-    found = collect(engine, Select("best"), methods=methods, datasets=datasets, partitions=partitions, status=status)
+    found = Filters(methods, datasets, partitions, status).select(engine)
     most = style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED
     drawn = panels(engine, found, x=x, band=band, most=most)
     if references:
@@ -187,7 +187,7 @@ def caption(drawn: Sequence[CurvesPanel], x: X, band: Band) -> str:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """Of all settings. Raises UserError when there are no runs."""
-    found = filters.collect(engine)
+    found = filters.select(engine)
     drawn = panels(engine, found, x="round", band="minmax", most=len(found.settings), seconds=True)
     return [_page(panel, found.notes) for panel in drawn]
 

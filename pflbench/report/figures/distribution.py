@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet, UserError
 from pflbench.report import labels, style, web
-from pflbench.report.chosen import Filters
 from pflbench.report.layout import DPI, PAGE, Sheet, lettered
 from pflbench.report.looks import COLOURS
+from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, Json
 from pflbench.store import read
 from pflbench.store.read import PartitionInfo

@@ -12,9 +12,9 @@ from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet
 from pflbench.report import labels, style, sweep
-from pflbench.report.chosen import Filters
-from pflbench.report.collect import Arranged
+from pflbench.report.arrangement import Arranged
 from pflbench.report.layout import lettered
+from pflbench.report.selection import Filters
 from pflbench.report.sweep import Measure, Sweep
 from pflbench.report.web import Interactive
 from pflbench.store import read
@@ -77,7 +77,7 @@ def collected(engine: Engine, filters: Filters) -> Arranged:
         if METHOD not in there:
             raise NothingYet("There are no runs of Elastic Aggregation in this database yet.", f"Make some: {COMMAND}.")
         filters = replace(filters, methods=there)
-    return filters.collect(engine)
+    return filters.select(engine)
 
 
 def panels(found: Arranged) -> list[VariedPanel]:

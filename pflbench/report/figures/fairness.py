@@ -14,9 +14,9 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style, web
-from pflbench.report.chosen import Filters, busiest, protocol, titles
-from pflbench.report.collect import Arranged, Row, Setting
+from pflbench.report.arrangement import Arranged, Row, SharedSetting, busiest, protocol, titles
 from pflbench.report.layout import Sheet, lettered, scale
+from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, Json
 from pflbench.store import read
 from pflbench.store.read import Floats, Integers, Result
@@ -51,7 +51,7 @@ class MethodClients:
 
 @dataclass(frozen=True)
 class FairnessPanel:
-    setting: Setting
+    setting: SharedSetting
     groups: tuple[MethodClients, ...]
 
 
@@ -64,7 +64,7 @@ def plot(
     status: Collection[str] = ("finished",),
 ) -> style.Drawing:
     """The setting with the most runs, or up to four chosen ones. Raises UserError where no run has results by client."""
-    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).collect(engine)
+    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).select(engine)
     drawn = [panel(engine, found, j) for j in busiest(found, MOST if datasets or partitions else 1)]
     notes = list(found.notes)
     if len(found.settings) > len(drawn):
@@ -146,7 +146,7 @@ def _draw_panel(ax: Axes, panel: FairnessPanel) -> None:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """Of all settings whose runs have results by client. Raises UserError when there are no runs."""
-    found = filters.collect(engine)
+    found = filters.select(engine)
     panels, left_out = web.possible(range(len(found.settings)), partial(panel, engine, found))
     return [_page(panel, (*found.notes, *left_out)) for panel in panels]
 

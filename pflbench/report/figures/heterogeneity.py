@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import Engine
 
 from pflbench.report import style, sweep
-from pflbench.report.chosen import Filters
-from pflbench.report.collect import Arranged
+from pflbench.report.arrangement import Arranged
+from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
 
 KEY = "partition.beta"
@@ -24,7 +24,7 @@ def plot(
     status: Collection[str] = ("finished",),
 ) -> style.Drawing:
     """Up to three groups of settings that differ in beta alone; UserError where there is none."""
-    found = Filters(tuple(methods), tuple(datasets), (), status).collect(engine)
+    found = Filters(tuple(methods), tuple(datasets), (), status).select(engine)
     drawn = sweep.sweeps(found, KEY, COMMAND)[: sweep.MOST]
     runs, protocol = sweep.of_all(found, drawn)
     with style.context():
@@ -38,6 +38,6 @@ def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """A figure for each group of settings that differ in beta alone; UserError where there is none."""
-    found = filters.collect(engine)
+    found = filters.select(engine)
     made = sweep.sweeps(found, KEY, COMMAND)
     return [sweep.page(found, one, sweep.ACCURACY, name="heterogeneity", x=X, caption=caption(found, [one])) for one in made]

@@ -12,8 +12,9 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style, web
-from pflbench.report.chosen import Filters, Observed, cut, observed_titles, one_per_line, protocol, spread, with_arrays
+from pflbench.report.arrangement import protocol
 from pflbench.report.layout import Sheet, lettered
+from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
 from pflbench.report.web import Interactive
 from pflbench.store import observed, read
 from pflbench.store.read import Floats
@@ -58,7 +59,7 @@ def plot(
 ) -> style.Drawing:
     """A panel per run; of several seeds the first. Raises UserError where no run kept the losses."""
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
-    found = filters.collect(engine)
+    found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND)), filters)
     panels = [panel(engine, one) for one in seen]
     runs = tuple(sorted(one.run.id for one in seen))
@@ -110,7 +111,7 @@ def _draw(panels: Sequence[ObjectivePanel]) -> Figure:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """A figure for each run; of several seeds the first. Raises UserError where no run kept its losses."""
-    found = filters.collect(engine)
+    found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND))
     panels, left_out = web.possible(seen, partial(panel, engine))
     return [_page(panel, (*found.notes, *left_out)) for panel in panels]

@@ -12,10 +12,10 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import labels, scales, style, web
-from pflbench.report.chosen import Filters, busiest, protocol, titles
-from pflbench.report.collect import Arranged, Row, Setting
+from pflbench.report.arrangement import Arranged, Row, SharedSetting, busiest, protocol, titles
 from pflbench.report.layout import Sheet, lettered
 from pflbench.report.scales import CostScale
+from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, Json
 from pflbench.store.costs import costs
 
@@ -41,7 +41,7 @@ class Point:
 
 @dataclass(frozen=True)
 class OverheadPanel:
-    setting: Setting
+    setting: SharedSetting
     points: tuple[Point, ...]
 
 
@@ -62,7 +62,7 @@ def plot(
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
-    found = filters.collect(engine)
+    found = filters.select(engine)
     chosen = busiest(found, MOST if datasets or partitions else 1)
     drawn = [made for j in chosen if (made := panel(engine, found, j, tolerance)).points]
     if not drawn:
@@ -138,7 +138,7 @@ def caption(drawn: Sequence[OverheadPanel], tolerance: float) -> str:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """Two figures for each setting: over the training time, and over the megabytes sent. UserError when there are no runs."""
-    found = filters.collect(engine)
+    found = filters.select(engine)
     panels = [panel(engine, found, j) for j in range(len(found.settings))]
     return [_page(panel, which, found.notes) for panel in panels if panel.points for which in range(len(COSTS))]
 

@@ -13,9 +13,10 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.report import ranks, style, web
-from pflbench.report.chosen import Filters, protocol
+from pflbench.report.arrangement import protocol
 from pflbench.report.layout import COLUMN, PAGE, Sheet, scale
 from pflbench.report.ranks import Ranks
+from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL
 from pflbench.report.web import Interactive, Json
 from pflbench.store.read import Select
@@ -43,7 +44,7 @@ def plot(
 
     Raises UserError for fewer than three rows or two settings that all of them have.
     """
-    table = ranks.build(engine, methods=methods, datasets=datasets, partitions=partitions, select=select, status=status)
+    table = ranks.build(engine, Filters(tuple(methods), tuple(datasets), tuple(partitions), status), select=select)
     runs = tuple(sorted(run for row in table.runs for run in row))
     with style.context():
         return style.Drawing(_draw(table), _caption(table), table.left_out, runs, protocol(table.settings))
@@ -123,9 +124,7 @@ def _ranked(table: Ranks) -> str:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """One figure. Raises UserError for fewer than three rows or two settings that all of them have."""
-    table = ranks.build(
-        engine, methods=filters.methods, datasets=filters.datasets, partitions=filters.partitions, status=filters.status
-    )
+    table = ranks.build(engine, filters)
     order = np.argsort(table.average, kind="stable").tolist()
     count = len(order)
     names = [web.text(table.rows[i].label) for i in order]

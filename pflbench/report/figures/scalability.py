@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import Engine
 
 from pflbench.report import style, sweep
-from pflbench.report.chosen import Filters
-from pflbench.report.collect import Arranged
+from pflbench.report.arrangement import Arranged
+from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
 from pflbench.store.costs import costs
 from pflbench.store.read import Result
@@ -27,7 +27,7 @@ def plot(
     status: Collection[str] = ("finished",),
 ) -> style.Drawing:
     """Up to three groups of settings that differ in the number of clients alone; UserError where there is none."""
-    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).collect(engine)
+    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).select(engine)
     drawn = sweep.sweeps(found, KEY, COMMAND)[: sweep.MOST]
     runs, protocol = sweep.of_all(found, drawn)
     with style.context():
@@ -54,7 +54,7 @@ def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """Two figures for each group of settings that differ in the number of clients alone; UserError where there is none."""
-    found = filters.collect(engine)
+    found = filters.select(engine)
     made = sweep.sweeps(found, KEY, COMMAND)
     runs, _ = sweep.of_all(found, made)
     return [

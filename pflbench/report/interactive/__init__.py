@@ -5,7 +5,7 @@ They are made of the numbers that are drawn on paper, too. Plotly itself is the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -13,8 +13,8 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError, unknown
 from pflbench.report import PLOTS, Entry
-from pflbench.report.chosen import Filters
 from pflbench.report.interactive.run import client_accuracy, phases, run_curve, train_loss
+from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, unless_absent
 
 __all__ = ["FIGURES", "Interactive", "build", "client_accuracy", "phases", "run_curve", "train_loss"]
@@ -22,15 +22,7 @@ __all__ = ["FIGURES", "Interactive", "build", "client_accuracy", "phases", "run_
 FIGURES: Mapping[str, Entry] = {name: Entry(plot.title, plot.target.replace(":plot", ":page")) for name, plot in PLOTS.items()}
 
 
-def build(
-    name: str,
-    engine: Engine,
-    *,
-    methods: Iterable[str] = (),
-    datasets: Iterable[str] = (),
-    partitions: Iterable[str] = (),
-    status: Collection[str] = ("finished",),
-) -> tuple[Interactive, ...]:
+def build(name: str, engine: Engine, filters: Filters = Filters()) -> tuple[Interactive, ...]:
     """All figures of this name; none where the database has nothing for it.
 
     Raises UserError for an unknown name and for a database that cannot be read.
@@ -38,7 +30,7 @@ def build(
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
     try:
-        made = FIGURES[name].load()(engine, Filters(tuple(methods), tuple(datasets), tuple(partitions), status))
+        made = FIGURES[name].load()(engine, filters)
     except UserError as error:
         unless_absent(error)
         return ()

@@ -12,10 +12,11 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import style, web
-from pflbench.report.chosen import Filters, cut, observed_titles, one_per_line, protocol, with_arrays
+from pflbench.report.arrangement import protocol
 from pflbench.report.figures.attention import numbers
 from pflbench.report.figures.attention.numbers import AttentionPanel
 from pflbench.report.layout import Sheet, lettered, small
+from pflbench.report.selection import Filters, cut, observed_titles, one_per_line, with_arrays
 from pflbench.report.web import Interactive, Json
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def plot(
     Raises UserError where no run kept a matrix, or none of that round.
     """
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
-    found = filters.collect(engine)
+    found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ARRAYS, COMMAND))
     having = [one for one in seen if round is None or round in one.rounds]
     if not having:
@@ -131,7 +132,7 @@ def caption(panels: Sequence[AttentionPanel], below: str = "white") -> str:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """After the last round that was kept; of several seeds the first. Raises UserError where no run kept a matrix."""
-    found = filters.collect(engine)
+    found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ARRAYS, COMMAND))
     panels, left_out = web.possible(seen, partial(numbers.panel, engine))
     return [_page(panel, (*found.notes, *left_out)) for panel in panels]

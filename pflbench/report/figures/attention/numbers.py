@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report.chosen import Observed
+from pflbench.report.selection import Observed
 from pflbench.store import observed, read
 from pflbench.store.read import Floats, Integers, PartitionInfo
 

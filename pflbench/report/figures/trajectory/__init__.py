@@ -15,11 +15,11 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.report import style, web
-from pflbench.report.chosen import Filters, Observed, protocol, short, spread
-from pflbench.report.collect import Arranged
+from pflbench.report.arrangement import Arranged, protocol, short
 from pflbench.report.figures.trajectory import numbers
 from pflbench.report.figures.trajectory.numbers import CLIENT, Matrix, Paths, Plane
 from pflbench.report.layout import Sheet, small
+from pflbench.report.selection import Filters, Observed, spread
 from pflbench.report.web import Interactive, Json
 from pflbench.store import observed
 
@@ -156,7 +156,7 @@ def _contours(ax: Axes, surface: Matrix) -> None:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """Of every client that was followed; of several seeds that with the most runs. Raises UserError when there are no runs."""
-    found = filters.collect(engine)
+    found = filters.select(engine)
     panels, left_out = web.possible(_followed(engine, found), partial(_panel, engine))
     return [_page(*panel, notes=(*found.notes, *left_out)) for panel in panels]
 

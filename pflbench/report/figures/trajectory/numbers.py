@@ -11,8 +11,8 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report.chosen import Filters, Observed, with_arrays
-from pflbench.report.collect import Arranged
+from pflbench.report.arrangement import Arranged
+from pflbench.report.selection import Filters, Observed, with_arrays
 from pflbench.store import observed
 
 Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -75,7 +75,7 @@ def paths(
     client: int = CLIENT,
 ) -> Paths:
     """Of the setting and seed with the most such runs, those of each method, in the rounds that all of them kept."""
-    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).collect(engine)
+    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).select(engine)
     return load(engine, max(together(engine, found, client), key=len), client)
 
 

@@ -14,7 +14,7 @@ from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
 from pflbench.report import accuracy
-from pflbench.report.narrow import Part
+from pflbench.report.selection import Filters
 from pflbench.store import db, read
 
 P = "json_extract(spec, '$.method.hyperparameters.p')"
@@ -44,12 +44,12 @@ def test_the_runs_that_are_left(golden: Engine, asked: dict[str, Any], condition
         expected = {row[0] for row in connection.execute(f"select id from run where {condition}")}
         every = connection.execute("select count(*) from run").fetchone()[0]
     assert 0 < len(expected) < every
-    assert {run.id for run in read.results(Part(**asked).of(golden), read.Select("best"))} == expected
+    assert {run.id for run in read.results(Filters(**asked).database(golden), read.Select("best"))} == expected
 
 
 def test_a_run_by_its_key(golden: Engine) -> None:
     key = read.run(golden, 4).info.key
-    assert [run.id for run in read.results(Part(runs=[key[:10]]).of(golden), read.Select("best"))] == [4]
+    assert [run.id for run in read.results(Filters(runs=[key[:10]]).database(golden), read.Select("best"))] == [4]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_run_by_its_key(golden: Engine) -> None:
 )
 def test_what_no_run_has_is_refused(golden: Engine, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Part(**asked).of(golden)
+        Filters(**asked).database(golden)
 
 
 def test_a_row_names_what_differs_in_this_table_alone(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_row_names_what_differs_in_this_table_alone(tmp_path: Path) -> None:
     add_run(engine, spec("fedavg"), [0.5])
 
     def rows(*where: str) -> list[str]:
-        return [row.label for row in accuracy.build(Part(where=where).of(engine)).rows]
+        return [row.label for row in accuracy.build(Filters(where=where).database(engine)).rows]
 
     assert sorted(rows()) == ["FedALA", "FedALA (p=2)", "FedALA (p=2, s=5)", "FedAvg"]  # p=1, s=80: the paper's
     assert rows("fedala.p=2") == ["FedAvg", "FedALA (s=5)", "FedALA (s=80)"]
