@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pflbench import methods
-from pflbench.methods.placement import PLACEMENT
 from pflbench.spec import RunSpec
 
 STORED = Path(__file__).parents[1] / "reports" / "cifar10-6000.db.xz"
@@ -28,8 +27,8 @@ def test_the_same_command_has_the_same_key(stored):
     """Method by method, from its hyperparameters as they were written down when the run was made."""
     assert len({spec["method"]["name"] for _, spec in stored}) == 28
     for key, spec in stored:
-        name, decided = spec["method"]["name"], PLACEMENT.get(spec["method"]["name"].removesuffix("+ala"), {})
-        plugged = decided if name.endswith("+ala") else {}
+        name = spec["method"]["name"]
+        plugged = methods.load(name).ala_decides if name.endswith("+ala") else {}
         given = {k: v for k, v in spec["method"]["hyperparameters"].items() if k not in plugged}
         now = methods.spec(name, given)
         assert now.hyperparameters == spec["method"]["hyperparameters"], name

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from dataclasses import asdict
-from importlib.util import find_spec, resolve_name
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import message, print_fields, print_json, print_table
-
-if TYPE_CHECKING:
-    from pflbench.methods.outside import Packaged, Plugin
 
 app = typer.Typer(help="List the methods, show their hyperparameters, write and test new ones.", no_args_is_help=True)
 
@@ -27,10 +22,11 @@ _FACTS = ("title", "venue", "category")
 @app.command("list")
 def list_(plugins: o.Plugins = [], as_json: o.Json = False) -> None:  # noqa: B006  Typer gives every call its own list.
     """List the methods: built-in ones, then those of installed packages and of --plugin files."""
-    from pflbench.methods import METHODS, outside
+    from pflbench.methods import METHODS, card, outside
 
-    rows = [{"name": name, **_facts(METHODS[name]), "from": "pflbench"} for name in METHODS]
-    rows += [{"name": method.name, **_facts_of(method), "from": method.place} for method in outside.found()]
+    cards = [(name, card(name), "pflbench") for name in METHODS]
+    cards += [(method.name, method.card, method.place) for method in outside.found()]
+    rows = [{"name": name, **{fact: getattr(said, fact) for fact in _FACTS}, "from": place} for name, said, place in cards]
     if as_json:
         print_json(rows)
     else:
@@ -90,50 +86,3 @@ def check(name: Name, plugins: o.Plugins = []) -> None:  # noqa: B006
 
     if not keeps_the_contract(name):
         raise typer.Exit(1)
-
-
-def _facts_of(method: Packaged | Plugin) -> dict[str, str]:
-    from pflbench.methods.outside import Plugin
-
-    if isinstance(method, Plugin):
-        return {fact: getattr(method.cls, fact) for fact in _FACTS}
-    try:
-        return _facts(method.point.value)
-    except Exception:  # other people's packages: what is broken there shows when the method is asked for
-        return dict.fromkeys(_FACTS, "")
-
-
-def _facts(place: str) -> dict[str, str]:
-    """A method's class attributes, its own and inherited ones, read from the source: importing it would import torch."""
-    found = _attributes(*place.split(":"))
-    return {fact: found.get(fact, "") for fact in _FACTS}
-
-
-def _attributes(module: str, name: str) -> dict[str, str]:
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"{module} is named as the place of a method, and is not there")
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
-    elsewhere = {
-        alias.asname or alias.name: (resolve_name("." * node.level + (node.module or ""), spec.parent), alias.name)
-        for node in body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-
-    def of(local: str) -> dict[str, str]:
-        if local in classes:
-            return _attributes(module, local)
-        there = elsewhere.get(local, ("", ""))
-        return _attributes(*there) if there[0].split(".")[0] in ("pflbench", module.split(".")[0]) else {}
-
-    if name not in classes:
-        return of(name)
-    facts: dict[str, str] = {}
-    for base in reversed(classes[name].bases):
-        facts |= of(ast.unparse(base))
-    for statement in classes[name].body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
-            facts |= {ast.unparse(target): str(statement.value.value) for target in statement.targets}
-    return facts

@@ -21,7 +21,6 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.packed.executor import Pack
 from pflbench.errors import Diverged
 from pflbench.methods.base import Method
-from pflbench.methods.placement import PLACEMENT
 from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.run.evaluation import HEADLINE, evaluate
 from pflbench.spec import MethodSpec
@@ -63,7 +62,7 @@ class Contract:
 
     def test_its_defaults_are_valid_and_complete(self, name: str) -> None:
         spec = methods.spec(name, {})
-        decided = PLACEMENT.get(name.removesuffix("+ala"), {}) if name.endswith("+ala") else {}
+        decided = methods.load(name).ala_decides if name.endswith("+ala") else {}
         free = {k: str(v) for k, v in spec.hyperparameters.items() if k not in decided}
         assert set(free) - set(methods.load(name).retired) == {h.name for h in methods.hyperparameters(name) if not h.added}
         assert spec.hyperparameters.items() >= decided.items()

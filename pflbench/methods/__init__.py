@@ -1,7 +1,8 @@
 """The table of contents of all methods, and the way from a name and `--set` values to a method.
 
-A new method is one file in this folder and one line here; methods from outside are found by `methods.outside`. No method is
-imported before it is asked for.
+A new method is one file in this folder and one line here: what is shown of it, in tables, figures and lists, is what its class
+says (`cards`). The order is that of the rows of tables; further colours are given out by it. Methods from outside are found by
+`outside`. No method is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pflbench.errors import UserError, unknown, why
-from pflbench.methods import outside
-from pflbench.methods.placement import PLACEMENT, REFUSED, SUFFIX
+from pflbench.methods import cards, outside
+from pflbench.methods.cards import SUFFIX, Card
 from pflbench.spec import MethodSpec, Value
 
 if TYPE_CHECKING:
@@ -70,20 +71,31 @@ class Hyper:
 
 def names(with_ala: bool = False) -> list[str]:
     """All methods, built-in ones first; with_ala: and then all that may go with ALA, as "fedrep+ala"."""
-    plain = dict.fromkeys([*METHODS, *(method.name for method in outside.found())])
-    return [*plain, *(f"{name}{SUFFIX}" for name in plain if with_ala and name not in REFUSED)]
+    others = {method.name: method for method in outside.found()}
+    plain = list(dict.fromkeys([*METHODS, *others]))
+    refused = [name for name in plain if with_ala and (card(name) if name in METHODS else others[name].card).ala_refused]
+    return [*plain, *(f"{name}{SUFFIX}" for name in plain if with_ala and name not in refused)]
+
+
+def card(name: str) -> Card:
+    """What a built-in method says of itself, "ditto+ala" with ALA plugged in; blank for others. No method is imported."""
+    base = name.removesuffix(SUFFIX)
+    own = cards.read(METHODS[base]) if base in METHODS else Card()
+    return own if base == name else own.plus(cards.read("pflbench.methods.ala:ALA"))
 
 
 def load(name: str) -> type[Method]:
     """The method's class, of "x+ala" that of x; an unknown name or a refused combination is a UserError."""
     base = name.removesuffix(SUFFIX)
     outsider = outside.find(base)
+    if outsider is None and base not in METHODS:
+        raise unknown("method", name, names())
+    refused = card(base).ala_refused if outsider is None else outsider.card.ala_refused
+    if base != name and refused:
+        fitting = (other for other in METHODS if not card(other).ala_refused)
+        raise UserError(f"{name} is not possible: {refused}.", f"ALA goes with: {', '.join(fitting)}.")
     if outsider is not None:
         return outsider.load()
-    if base not in METHODS:
-        raise unknown("method", name, names())
-    if base != name and base in REFUSED:
-        raise UserError(f"{name} is not possible: {REFUSED[base]}.", f"ALA goes with: {', '.join(PLACEMENT)}.")
     module, attribute = METHODS[base].split(":")
     cls: type[Method] = getattr(import_module(module), attribute)
     return cls
@@ -166,7 +178,7 @@ def _classes(name: str) -> tuple[Any, ...]:
 
 def _decided(name: str) -> Mapping[str, Value]:
     """Hyperparameters that plugging in ALA decides."""
-    return PLACEMENT.get(name.removesuffix(SUFFIX), {}) if name.endswith(SUFFIX) else {}
+    return load(name).ala_decides if name.endswith(SUFFIX) else {}
 
 
 def _valid(name: str, cls: Any, values: Mapping[str, Value]) -> Any:

@@ -74,6 +74,7 @@ class APPLE(Method):
     venue = "IJCAI 2022"
     algorithm = "Algorithm 1"
     category = "personalized FL: learned aggregation"
+    ala_refused = "its clients download several models, and ALA mixes one with the local model"
     # The buffers are those of the personal model, which does not travel.
     shared_slots = ()
 

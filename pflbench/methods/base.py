@@ -64,6 +64,9 @@ class Method(ABC):
     shared_slots: ClassVar[tuple[str, ...]] = ("model",)  # which of them travel, should BatchNorm buffers do so (4.3)
 
     meets: ClassVar[bool] = False  # what a client receives depends on who else is in the cohort
+    # Plugging in ALA (methods.md 1.15): hyperparameters that it decides, or why it does not go with the method.
+    ala_decides: ClassVar[Mapping[str, Value]] = {}
+    ala_refused: ClassVar[str] = ""
 
     @abstractmethod
     def init(self, fed: Federation) -> Any:

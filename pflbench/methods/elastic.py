@@ -39,6 +39,7 @@ class Elastic(Method):
     venue = "CVPR 2023"
     algorithm = "Algorithm 1"
     category = "traditional FL"
+    ala_refused = "its server weighs how far clients moved from the global model, and with ALA they would not begin there"
 
     # The poster gives no values; these are FL-bench's.
     tau: float = hyper(0.5, "a layer's zeta is 1 + tau - Omega / max(Omega)", ge=0)

@@ -30,6 +30,7 @@ class FedALA(ALA, FedAvg):
     venue = "AAAI 2023"
     algorithm = "Algorithm 1"
     category = "personalized FL: personalized aggregation"
+    ala_refused = "FedALA is FedAvg with ALA already"
 
     def init(self, fed: Federation) -> FedALAState:
         return FedALAState(w=fed.initial(), theta=fed.everyone(fed.initial()), ala=self.first(fed))

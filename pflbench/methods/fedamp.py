@@ -128,6 +128,8 @@ class FedAMP(MessagePassing):
     algorithm = "Algorithm 1"
     # With the published values this diverges in round 3.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"self_term": "prev_cloud"}}
+    # Its clients train on from their own model: ALA's result takes its place, as if W = 0 became W = 1 and began to learn.
+    ala_decides: ClassVar[Mapping[str, Any]] = {"start": "cloud", "xi_clip": True}
 
     sigma: float = hyper(0.1, "scale of A(x) = 1 - exp(-x / sigma)", gt=0, search=(1, 0.5, 0.1, 0.05, 0.01))
     self_term: Literal["own", "prev_cloud"] = hyper("own", "xi_ii weighs w_i, or as in PFLlib of 2022 the previous u_i")

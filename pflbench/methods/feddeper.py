@@ -33,6 +33,7 @@ class FedDeper(Method):
     venue = "arXiv 2022"
     algorithm = "Algorithm 1"
     category = "traditional FL"
+    ala_refused = "it keeps a client's own past out of what it trains and uploads, and ALA would mix it in"
 
     # The values of the authors' experiments are not known.
     rho: float = hyper(0.01, "penalty that keeps y away from v", ge=0, lt=1, search=(0.001, 0.003, 0.01, 0.03, 0.1))

@@ -48,6 +48,7 @@ class FedFomo(Method):
     venue = "ICLR 2021"
     algorithm = "Algorithm 1"
     category = "personalized FL: personalized aggregation"
+    ala_refused = "its clients download several models, and ALA mixes one with the local model"
     shared_slots = ()  # losses are measured, and models trained, with the client's own BatchNorm buffers
 
     M: Number = hyper("all", "models that a client downloads in a round: those that were worth most to it; all: N")

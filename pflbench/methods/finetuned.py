@@ -38,6 +38,7 @@ class FedAvgC(FedAvg):
     venue = "AAAI 2023"
     algorithm = "in words, in the FedALA paper"
     category = "baseline: fine-tuning"
+    ala_refused = "it fine-tunes the received model where ALA would mix it"
     slot = "finetuned"
 
     finetune_epochs: int = hyper(14, "F, epochs of fine-tuning before local training", ge=0)

@@ -24,6 +24,7 @@ class Local(Method):
     venue = "baseline"
     algorithm = "plain SGD on each client"
     category = "baseline"
+    ala_refused = "its clients receive nothing that could be mixed"
     shared_slots = ()
 
     def init(self, fed: Federation) -> LocalState:

@@ -21,6 +21,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError
+from pflbench.methods import cards
+from pflbench.methods.cards import Card
 
 if TYPE_CHECKING:
     from pflbench.methods.base import Method
@@ -46,6 +48,13 @@ class Packaged:
     def place(self) -> str:
         """Where it comes from, for a reader."""
         return f"{self.point.dist.name} {self.point.dist.version}" if self.point.dist else self.point.value
+
+    @property
+    def card(self) -> Card:
+        try:
+            return cards.read(self.point.value)
+        except Exception:  # other people's packages: what is broken there shows when the method is asked for
+            return Card()
 
     def load(self) -> type[Method]:
         try:
@@ -79,6 +88,10 @@ class Plugin:
     @property
     def place(self) -> str:
         return str(self.path)
+
+    @property
+    def card(self) -> Card:
+        return cards.of(self.cls)
 
     def load(self) -> type[Method]:
         return self.cls

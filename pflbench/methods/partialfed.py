@@ -5,10 +5,11 @@ What that paper leaves open about learning the strategy is as in AdaShare (Sun e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -108,6 +109,7 @@ class PartialFed(Method):
     algorithm = "adaptive strategy"
     category = "personalized FL: learned aggregation"
     shared_slots = ()  # theta_i is tested as its client left it, and so are its BatchNorm buffers
+    ala_decides: ClassVar[Mapping[str, Any]] = {"start": "received"}
 
     tau: float = hyper(5.0, "temperature of the Gumbel softmax in round 1", gt=0)
     tau_decay: float = hyper(0.965, "the temperature is multiplied by this in every round", gt=0, le=1)

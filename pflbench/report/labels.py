@@ -1,4 +1,4 @@
-"""Display names, and what tells runs apart: the one place for both. Names that are not listed are shown as they are."""
+"""Display names, and what tells runs apart: the one place for both. Names that are not known are shown as they are."""
 
 from __future__ import annotations
 
@@ -6,29 +6,9 @@ from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from pflbench import methods
 from pflbench.spec import OTHER_CONTENT
 
-# In the order of the rows of the paper's Table 2; figures take their colours from this order.
-METHODS = {
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "fedavg-c": "FedAvg-C",
-    "fedprox-c": "FedProx-C",
-    "per-fedavg": "Per-FedAvg",
-    "fedrep": "FedRep",
-    "pfedme": "pFedMe",
-    "ditto": "Ditto",
-    "fedamp": "FedAMP",
-    "heurfedamp": "HeurFedAMP",
-    "fedphp": "FedPHP",
-    "fedfomo": "FedFomo",
-    "apple": "APPLE",
-    "partialfed": "PartialFed",
-    "fedala": "FedALA",
-    "elastic": "Elastic",
-    "feddeper": "FedDeper",
-}
 DATASETS = {
     "digits": "Digits",
     "mnist": "MNIST",
@@ -77,14 +57,13 @@ _ONE = {
 
 def method_title(name: str) -> str:
     """'fedrep+ala' -> 'FedRep+ALA'."""
-    base, plus, _ = name.partition("+ala")
-    return METHODS.get(base, base) + ("+ALA" if plus else "")
+    return methods.card(name).title or name.replace("+ala", "+ALA")
 
 
 def method_rank(name: str) -> tuple[bool, int, str]:
-    """Sorting key: the order of METHODS, then the same with ALA plugged in, then other names by alphabet."""
+    """Sorting key: the order of pflbench's methods, then the same with ALA plugged in, then other names by alphabet."""
     base, plus, _ = name.partition("+ala")
-    return (bool(plus), *rank(METHODS, base))
+    return (bool(plus), *rank(methods.METHODS, base))
 
 
 def dataset_title(spec: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from itertools import chain, count
 from typing import Any
 from zlib import crc32
 
-from pflbench.report.labels import METHODS
+from pflbench.methods import METHODS
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")

@@ -17,15 +17,13 @@ The number of runs is no condition: every cell shows it. Nor is float64, which i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from pflbench import methods
 from pflbench.report import labels
-from pflbench.report.hyperparameters import HYPERPARAMETERS as HYPERPARAMETERS
-from pflbench.report.hyperparameters import OF_2022 as OF_2022
-from pflbench.report.hyperparameters import hyperparameters as hyperparameters
 from pflbench.store.read import Select
 from pflbench.store.reference import Value, values
 
@@ -162,7 +160,16 @@ def covered() -> dict[tuple[str, int], tuple[str, ...]]:
 def name(title: str) -> str:
     """The name on the command line of a method, dataset or model that the CSV files call by its title."""
     base, plus, _ = title.partition("+ALA")
-    return _names().get(base, base) + plus.lower()
+    named = base.lower() if base.lower() in methods.METHODS else _names().get(base, base)
+    return named + plus.lower()
+
+
+def hyperparameters(method: str) -> Mapping[str, Any]:
+    """The paper's hyperparameters of a method, with ALA plugged in ("ditto+ala") or not: the defaults (methods.md 1).
+
+    What is not among them is not the paper's method. {} of methods that are not built in.
+    """
+    return methods.card(method).hyperparameters
 
 
 def find(spec: dict[str, Any], select: Select) -> Match | None:
@@ -196,8 +203,8 @@ def differences(spec: dict[str, Any], select: Select, place: Place, varied: Iter
     theirs = {**hyperparameters(name), **dict(varied)}
     if mine.get("M") == spec["partition"]["clients"] and theirs.get("M") == "all":
         mine["M"] = "all"
-    base, plus, _ = name.partition("+ala")
-    of_2022 = {**OF_2022.get(base, {}), **(OF_2022["fedala"] if plus else {})}
+    # What the code of 2022 did instead, from which the printed values probably come (methods.md 0.6): as good as the defaults.
+    of_2022 = methods.card(name).presets.get("fedala2022", {})
     mine |= {key: theirs[key] for key, value in of_2022.items() if mine.get(key) == value and key in theirs}
     items = [*_setting_items(spec, place), ("result", str(select), "best")]
     items += [(name, mine.get(name, "absent"), theirs.get(name, "absent")) for name in sorted({*mine, *theirs})]
@@ -249,7 +256,7 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
 
 @cache
 def _names() -> dict[str, str]:
-    titles = (labels.METHODS, labels.DATASETS, labels.MODELS)
+    titles = (labels.DATASETS, labels.MODELS)
     return {title: name for names in titles for name, title in names.items()} | _OTHER_NAMES
 
 

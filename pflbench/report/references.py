@@ -12,6 +12,7 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
+from pflbench.methods import METHODS
 from pflbench.report import labels, looks
 from pflbench.report.looks import Look
 from pflbench.store.exchange import pfllib as pfllib_results
@@ -99,7 +100,7 @@ def _line(curves: Sequence[ReferenceCurve], goal: str, variant: int, own: Look) 
     method = curves[0].method
     shared = reduce(np.intersect1d, (c.curve.round for c in curves))
     accuracy = np.mean([c.curve.accuracy[np.searchsorted(c.curve.round, shared)] for c in curves], axis=0)
-    title = labels.METHODS.get(method, curves[0].algorithm)
+    title = labels.method_title(method) if method in METHODS else curves[0].algorithm
     label = f"PFLlib: {title} ({goal})" if goal else f"PFLlib: {title}"
     files = tuple(c.file for c in curves)
     return ReferenceLine(method, label, shared.astype(np.float64), 100 * accuracy, files, variant, own)

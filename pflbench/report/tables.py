@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import blocks, labels, paper
 from pflbench.report import statistics as stats
 from pflbench.report.paper import Place, Reference
 
 # The 14 methods of the paper, in the order of its tables.
-METHODS = tuple(name for name in labels.METHODS if name in {r.method for r in paper.references() if r.table == "Table 2"})
+METHODS = tuple(name for name in methods.METHODS if name in {r.method for r in paper.references() if r.table == "Table 2"})
 WITH_ALA = tuple(f"{name}+ala" for name in METHODS if (f"{name}+ala", "tiny") in paper.improvements())
 
 # They need all clients in every round (methods.md 6): the paper has no value for them at a join ratio below 1.

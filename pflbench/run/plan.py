@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from pflbench import data, methods, models
 from pflbench.errors import UserError, unknown, why
-from pflbench.methods.placement import SUFFIX
+from pflbench.methods.cards import SUFFIX
 from pflbench.partition.pfllib import describe, sample_shape
 from pflbench.spec import (
     IID,

@@ -372,7 +372,7 @@ def test_the_share_of_clients_that_attend_to_no_other():
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
 def test_ala_that_does_not_learn_starts_from_the_cloud(name, engine):
     plugged = train(methods.make(MethodSpec(name=f"{name}+ala", hyperparameters={"eta": 0})), federation(engine=engine))
-    alone = train(methods.make(MethodSpec(name=name, hyperparameters=methods.PLACEMENT[name])), federation(engine=engine))
+    alone = train(methods.make(MethodSpec(name=name, hyperparameters=methods.load(name).ala_decides)), federation(engine=engine))
     close(plugged.base.w, alone.w)
     close(plugged.base.start, alone.start)
     assert (alone.start - alone.w).abs().max() > 1e-4

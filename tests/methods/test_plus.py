@@ -36,7 +36,7 @@ def test_fedavg_with_ala_is_fedala(engine, join_ratio, options):
 @pytest.mark.parametrize("name", [n.removesuffix("+ala") for n in methods.names(with_ala=True) if n.endswith("+ala")])
 def test_without_a_rate_a_method_that_starts_from_what_it_received_is_itself(name, engine):
     """eta = 0 leaves W at 1: ALA's result is the received model."""
-    plain = make(name, **methods.PLACEMENT[name])  # where ALA replaces a start from the client's own model
+    plain = make(name, **methods.load(name).ala_decides)  # where ALA replaces a start from the client's own model
     a, b = (train(method, federation(engine=engine, n=FEW), 2) for method in (plain, make(f"{name}+ala", eta=0)))
     expected, actual = plain.deployed(a), make(f"{name}+ala").deployed(b)
     torch.testing.assert_close(actual, expected.expand_as(actual), rtol=0, atol=1e-12)
@@ -46,7 +46,7 @@ def test_without_a_rate_a_method_that_starts_from_what_it_received_is_itself(nam
 def test_without_a_rate_all_tests_are_those_of_the_method_itself(name):
     """Of a client outside the cohort, too: whoever is tested has been initialised at that moment."""
     base = "fedavg" if name == "fedala" else name.removesuffix("+ala")
-    a, b = (series(method) for method in (make(base, **methods.PLACEMENT[base]), make(name, eta=0)))
+    a, b = (series(method) for method in (make(base, **methods.load(base).ala_decides), make(name, eta=0)))
     assert [moment.keys() for moment in a] == [moment.keys() for moment in b]
     for plain, mixed in ((of_a[key], of_b[key]) for of_a, of_b in zip(a, b, strict=True) for key in of_a):
         assert mixed.clients.tolist() == plain.clients.tolist() == list(range(6))
@@ -84,7 +84,7 @@ def test_ditto_with_ala(executor):
         torch.testing.assert_close(actual, torch.tensor(expected).double(), rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", sorted(set(methods.REFUSED) & set(methods.METHODS)))
+@pytest.mark.parametrize("name", sorted(name for name in methods.METHODS if methods.card(name).ala_refused))
 def test_where_ala_makes_no_sense_it_is_refused_with_the_reason(name):
     with pytest.raises(UserError, match=rf"{name}\+ala is not possible: .*\."):
         make(f"{name}+ala")
@@ -96,7 +96,7 @@ def test_no_hyperparameter_has_two_meanings(name):
     assert len(found) == len(set(found))
     parts = [{h.name for h in methods.hyperparameters(n)} for n in (name.removesuffix("+ala"), "fedala")]
     assert not parts[0] & parts[1]
-    assert set(found) == (parts[0] | parts[1]) - set(methods.PLACEMENT.get(name.removesuffix("+ala"), {}))
+    assert set(found) == (parts[0] | parts[1]) - set(methods.load(name).ala_decides)
     with pytest.raises(UserError):
         make(name, nonsense=1)
 

@@ -14,12 +14,14 @@ from sqlalchemy import Engine
 from support.command import Shell
 from support.report_database import add_run, spec
 
+from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import labels, looks
 from pflbench.report.figures import ranks as critical_difference
 from pflbench.store import db
 
 METHODS = ("local", "fedavg", "fedprox", "fedrep", "ditto", "fedamp", "fedala")
+TITLES = {labels.method_title(name) for name in METHODS}
 
 
 @pytest.fixture
@@ -65,8 +67,8 @@ def test_bars_are_the_maximal_sets_that_nemenyi_does_not_tell_apart(engine: Engi
     expected = {(round(min(ranks[list(one)]), 9), round(max(ranks[list(one)]), 9)) for one in groups}
     assert bars(drawing.figure) == expected
     (ax,) = drawing.figure.axes
-    marks = {line.get_label(): float(line.get_xdata()[0]) for line in ax.lines if line.get_label() in labels.METHODS.values()}
-    assert marks == pytest.approx({labels.METHODS[name]: rank for name, rank in zip(METHODS, ranks, strict=True)})
+    marks = {line.get_label(): float(line.get_xdata()[0]) for line in ax.lines if line.get_label() in TITLES}
+    assert marks == pytest.approx({labels.method_title(name): rank for name, rank in zip(METHODS, ranks, strict=True)})
     found = friedmanchisquare(*accuracy)
     assert f"chi squared = {found.statistic:.4g}, p = {found.pvalue:.3g}" in drawing.caption
     assert "7 methods over 8 settings: MNIST, Dir(0.1); MNIST, Dir(0.2);" in drawing.caption
@@ -106,7 +108,7 @@ def test_ties_everywhere_are_drawn_too(engine: Engine) -> None:
     fill(engine, np.full((3, 3), 0.5), METHODS[:3])
     drawing = critical_difference.plot(engine)
     assert "p = 1." in drawing.caption
-    marks = [line.get_xdata()[0] for line in drawing.figure.axes[0].lines if line.get_label() in labels.METHODS.values()]
+    marks = [line.get_xdata()[0] for line in drawing.figure.axes[0].lines if line.get_label() in TITLES]
     assert marks == [2, 2, 2]
     assert_apart(drawing.figure)
 
@@ -140,7 +142,7 @@ def test_the_options_are_those_of_the_table(engine: Engine, tmp_path: Path, caps
 
 @pytest.mark.parametrize("rows", [3, 14, 28])
 def test_texts_stay_inside_the_figure_and_clear_of_each_other(engine: Engine, rows: int) -> None:
-    names = tuple([*labels.METHODS, *(f"{name}+ala" for name in labels.METHODS)][-rows:])
+    names = tuple([*methods.METHODS, *(f"{name}+ala" for name in methods.METHODS)][-rows:])
     fill(engine, ordered(5, 0.2, rows), names)
     figure = critical_difference.plot(engine).figure
     assert len(figure.axes[0].texts) > rows

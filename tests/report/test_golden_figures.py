@@ -72,7 +72,7 @@ def curves(figure: Figure, raw: Raw) -> set[int]:
     for line, method in zip(ax.lines, ("fedavg", "ditto", "fedala"), strict=True):
         own = runs[runs["method"] == method].index
         accuracy = pd.DataFrame({run: 100 * raw.of(run)["accuracy"] for run in own})
-        assert line.get_label().startswith(labels.METHODS[method])
+        assert line.get_label().startswith(labels.method_title(method))
         np.testing.assert_allclose(line.get_xydata(), accuracy.mean(axis=1).reset_index().to_numpy(), rtol=1e-9)
         band = ax.collections[("fedavg", "ditto", "fedala").index(method)].get_paths()[0].vertices
         for t, values in accuracy.iterrows():
@@ -111,7 +111,7 @@ def overhead(figure: Figure, raw: Raw) -> set[int]:
             each = ((trained["bytes_up"] + trained["bytes_down"]) / trained["participants"]).median()
             sent.append(each * converged / 1e6)
         for panel, cost in zip(expected, (spent, sent), strict=True):
-            panel[labels.METHODS[str(method)]] = points([np.mean(cost), own["value"].mean()])
+            panel[labels.method_title(str(method))] = points([np.mean(cost), own["value"].mean()])
     for ax, panel in zip(figure.axes, expected, strict=True):
         drawn = {line.get_label().partition(" (")[0]: points(line.get_xydata()) for line in ax.lines[1:]}
         assert drawn == {name: pytest.approx(xy, rel=1e-6) for name, xy in panel.items()}

@@ -19,8 +19,9 @@ from support.figure_options import OPTIONS
 from support.observed import PATHOLOGICAL, add, pathological
 from support.report_database import add_partition, add_run, spec
 
+from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, labels, layout
+from pflbench.report import PLOTS, layout
 from pflbench.report.figures import ala_convergence, curves, distribution, loss
 from pflbench.report.layout import PrintPage
 from pflbench.store import db
@@ -96,7 +97,7 @@ def test_every_figure_fits_a_column_and_a_page(golden: Engine, name: str, width:
 
 @pytest.mark.parametrize(("width", "place"), [("one-column", "auto"), ("one-column", "right"), ("two-column", "auto")])
 def test_a_legend_of_all_methods_lies_beside_the_data(engine: Engine, width: str, place: str) -> None:
-    for name in labels.METHODS:
+    for name in methods.METHODS:
         for plus in ("", "+ala"):
             add_run(engine, spec(name + plus, hyperparameters={}), [0.99871, 0.99872])
     made = figure("curves", engine, PrintPage(layout.WIDTHS[width], legend=place))
@@ -110,7 +111,7 @@ def test_a_legend_of_all_methods_lies_beside_the_data(engine: Engine, width: str
 
 
 def test_a_legend_inside_or_none(engine: Engine) -> None:
-    for name in list(labels.METHODS)[:8]:
+    for name in list(methods.METHODS)[:8]:
         add_run(engine, spec(name, hyperparameters={}), [0.1, 0.2])
     inside = figure("curves", engine, PrintPage(legend="inside"))
     assert inside.legends == []

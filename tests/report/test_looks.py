@@ -11,11 +11,12 @@ from matplotlib.lines import Line2D
 from sqlalchemy import Engine
 from support.report_database import add_run, spec
 
-from pflbench.report import interactive, labels, looks
+from pflbench import methods
+from pflbench.report import interactive, looks
 from pflbench.report.figures import curves
 from pflbench.store import db
 
-EVERY = [name + plus for name in labels.METHODS for plus in ("", "+ala")]
+EVERY = [name + plus for name in methods.METHODS for plus in ("", "+ala")]
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from matplotlib.colors import to_rgb
 from sqlalchemy import Engine
 from support.report_database import add_partition, add_run, spec
 
+from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, labels, looks
+from pflbench.report import PLOTS, looks
 from pflbench.report.figures import curves, distribution
 from pflbench.store import db
 
@@ -84,7 +85,7 @@ def test_there_is_a_panel_per_setting_and_one_legend(engine: Engine) -> None:
 def test_texts_stay_inside_the_figure_and_clear_of_each_other(engine: Engine) -> None:
     """All methods at once, one, two and three panels, and narrow ranges, whose tick labels are long."""
     for panels, fields in enumerate(({}, {"rounds": 20}, {"rounds": 30}), start=1):
-        for method in labels.METHODS:
+        for method in methods.METHODS:
             hyperparameters = {"a_long_name": 0.25} if panels > 1 and method == "fedala" else {}
             of = spec(method, hyperparameters=hyperparameters, **fields)  # type: ignore[arg-type]
             add_run(engine, of, [0.99871, 0.99872, 0.99874])

@@ -21,6 +21,7 @@ from support.raw_sql import sql
 from support.report_database import add_partition, add_run, spec
 from support.swept import SENT, add_clients, clients, sent
 
+from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import PLOTS, interactive, labels, looks, style, web
 from pflbench.report.arrangement import Row
@@ -449,7 +450,7 @@ def contrast(colour: str, page: tuple[float, ...]) -> float:
 
 
 def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:
-    rows = [Row(name, name, 1, {}, 0, looks.of(name)) for name in labels.METHODS]
+    rows = [Row(name, name, 1, {}, 0, looks.of(name)) for name in methods.METHODS]
     for row in rows:
         assert min(contrast(web.colour(row), page) for page in PAGES) > 2
         printed = row.look.colour

@@ -23,8 +23,9 @@ from support.command import Shell
 from support.report_database import add_partition, add_run, spec
 from support.site_database import MADE, RUNNING, SNEAKY, fill
 
+from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import labels, papermap
+from pflbench.report import papermap
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.interactive import FIGURES
 from pflbench.report.selection import Filters
@@ -367,8 +368,8 @@ def test_a_page_of_18_runs_of_the_papers_length_is_under_3_mb(tmp_path: Path, mo
     large = db.connect(db.to_url("large.db"))
     rng = np.random.default_rng(0)
     kept = add_partition(large)
-    assert len(labels.METHODS) == 18
-    for method in labels.METHODS:
+    assert len(methods.METHODS) == 18
+    for method in methods.METHODS:
         run = add_run(large, spec(method, rounds=2000), [0.1], partition=kept)
         clients = RoundRecord(
             1, 0.5, clients=np.arange(20), correct=rng.integers(0, 900, 20), total=np.full(20, 900), loss=rng.random(20)
