@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pflbench import __version__
-from pflbench.cli import bench, data, db, doctor, exchange, methods, partition, plot, reproduce, run, runs, site, table
+from pflbench.cli import bench, data, db, exchange, methods, partition, plot, reproduce, run, runs, site, table
 from pflbench.cli.console import error, remember
 from pflbench.errors import UserError, why
 
@@ -35,7 +35,7 @@ app.command()(exchange.export)
 app.command("import")(exchange.import_)
 app.add_typer(bench.app, name="bench")
 app.add_typer(db.app, name="db")
-app.command()(doctor.doctor)
+app.command()(db.doctor)
 
 # Typer exports this one of Click's exceptions; its base is that of all errors in the use of a command.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

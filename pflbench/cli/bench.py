@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,22 +25,22 @@ Which = Annotated[str, typer.Argument(metavar="MEASUREMENT", help="Its number, o
 
 
 @app.callback()
+@o.taking(
+    measured=o.only("methods", "plugins", methods=["fedavg", "fedala"]),
+    setting=o.only("model", "settings", "partition", "clients", "beta"),
+    machine=o.only("device", "dtype"),
+)
 def bench(
     context: typer.Context,
-    methods: o.Methods = ["fedavg", "fedala"],  # noqa: B006  Typer gives every call its own list.
-    plugins: o.Plugins = [],  # noqa: B006
+    *,
+    measured: o.Given,
     dataset: Annotated[
         str, typer.Option("--dataset", "-d", metavar="NAME", autocompletion=o.completion(o.dataset_names), help="As for `run`.")
     ] = "digits",
-    model: o.Model = None,
-    settings: o.Set = [],  # noqa: B006
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    beta: o.Beta = None,
+    setting: o.Given,
     rounds: Annotated[int, typer.Option("--rounds", "-r", min=1, help="Timed rounds, after two that are not.")] = 5,
     share: Annotated[float, typer.Option(min=0, max=1, help="Take this share of every client's samples.")] = 1.0,
-    device: o.Device = "auto",
-    dtype: o.Dtype = None,
+    machine: o.Given,
     engines: Annotated[
         list[str],
         typer.Option(
@@ -66,7 +66,6 @@ def bench(
         return
     if share == 0:
         raise UserError("--share 0 leaves nothing to measure.", "Give a share above 0, up to 1.")
-    request = o.request({**locals(), "methods": list(dict.fromkeys(["fedavg", *methods])), "datasets": [dataset]})
 
     from pflbench.bench.arms import way
     from pflbench.bench.measure import measure
@@ -77,18 +76,20 @@ def bench(
     from pflbench.store import measurements
 
     measurements.check_name(name)
-    specs = plan(replace(request, rounds=UNTIMED + rounds))
-    where = find_device(device)
+    methods = list(dict.fromkeys(["fedavg", *measured["methods"]]))
+    asked = {"methods": methods, "datasets": [dataset], "data_dir": data_dir, "rounds": UNTIMED + rounds}
+    specs = plan(o.wish({**setting, **machine, **asked}))
+    where = find_device(machine["device"])
     named = [one for engine in engines for one in (("loop", "batched") if engine == BOTH else (engine,))]
     ways = [way(one) for one in dict.fromkeys(named)]
     require_arithmetic(where, specs[0].train.dtype)
     for one in ways:
         one.execution(where)
     with data_view() as progress:
-        setting = cut(load_setting(specs[0], data_dir, progress), share, specs[0].train.batch_size)
+        held = cut(load_setting(specs[0], data_dir, progress), share, specs[0].train.batch_size)
     with opened(db, create=True) as results:
         with data_view() as progress:
-            found = measure(specs, setting, ways, where, rounds, name, share, command_line(), progress)
+            found = measure(specs, held, ways, where, rounds, name, share, command_line(), progress)
         stored = measurements.find(results, str(measurements.save(results, found)))
     _show(stored, as_json)
 

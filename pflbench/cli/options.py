@@ -1,13 +1,17 @@
-"""The options that several commands share, their help and the completion of names. Names are those of `plan.Wish`.
+"""The options of `run`, each declared once by the field that it fills, and what else several commands share.
 
-A default of None means "the paper's value for this dataset"; the help names it.
+Fields are those of `plan.Wish` and of `run.execution.Execution`. A default of None means "the paper's value for this dataset";
+the help names it. A command takes a group of them by `taking`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
+from functools import wraps
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +22,10 @@ from pflbench.errors import UserError
 if TYPE_CHECKING:
     from pflbench.run.plan import Wish
 
-PARTITION = "Partition"
-TRAINING = "Training"
-EXECUTION = "Execution"
-OUTPUT = "Output"
+Given = Mapping[str, Any]
+"""The options of a group as they were given, by field."""
+Group = Mapping[str, Parameter]
+"""Options by the field that each fills, as parameters of a command."""
 
 
 def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -82,10 +86,6 @@ def _partitions() -> Iterable[str]:
     return [f"{name}:" if name == "pfllib" else name for name in SCHEMES]
 
 
-def _one_of(*names: str) -> Callable[[str], list[str]]:
-    return completion(lambda: names)
-
-
 def _clients_at_a_time(text: str) -> int | None:
     if text == "auto":
         return None
@@ -100,8 +100,16 @@ def _runs_at_a_time(text: str) -> str:
     return text
 
 
-def request(given: Mapping[str, Any]) -> Wish:
-    """The plan.Wish of a command's parameters, which bear the names of its fields."""
+def _plug_in(context: typer.Context, files: list[Path]) -> list[Path]:
+    if files:
+        from pflbench.methods.outside import plugged_in
+
+        context.with_resource(plugged_in(files))
+    return files
+
+
+def wish(given: Given) -> Wish:
+    """The plan.Wish of what was given for its fields."""
     from pflbench.run.plan import Wish
 
     known: dict[str, Any] = {field.name: given[field.name] for field in fields(Wish) if field.name in given}
@@ -109,12 +117,51 @@ def request(given: Mapping[str, Any]) -> Wish:
     return Wish(**known)
 
 
-def _plug_in(context: typer.Context, files: list[Path]) -> list[Path]:
-    if files:
-        from pflbench.methods.outside import plugged_in
+def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: a command that has a group's options in the place of the parameter of that name, which gets them as `Given`."""
 
-        context.with_resource(plugged_in(files))
-    return files
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [
+            parameter.replace(kind=Parameter.KEYWORD_ONLY)
+            for name, own in signature.parameters.items()
+            for parameter in (groups[name].values() if name in groups else (own,))
+        ]
+
+        @wraps(command)
+        def taken(**given: Any) -> None:
+            command(**{name: {field: given.pop(field) for field in group} for name, group in groups.items()}, **given)
+
+        taken.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        taken.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return taken
+
+    return decorate
+
+
+def only(*names: str, **defaults: Any) -> Group:
+    """These of all options, some with other defaults."""
+    return {name: ALL[name].replace(default=defaults.get(name, ALL[name].default)) for name in names}
+
+
+def _group(panel: str | None, **options: tuple[Any, Any, Any]) -> Group:
+    """A panel of the help: by the field that it fills, each option's type, default and typer.Option."""
+    for _, _, option in options.values():
+        option.rich_help_panel = panel
+    return {
+        name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+        for name, (kind, default, option) in options.items()
+    }
+
+
+def _paper(kind: Any, *flags: str, **more: Any) -> tuple[Any, Any, Any]:
+    """An option that is the paper's value where it is not given."""
+    return kind | None, None, typer.Option(*flags, **more)
+
+
+def _among(*names: str, shown: str = "") -> dict[str, Any]:
+    """What is completed and shown of an option that takes one of a few words."""
+    return {"metavar": shown or "|".join(names), "autocompletion": completion(lambda: names)}
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -126,256 +173,177 @@ DataDir = Annotated[Path, typer.Option("--data-dir", envvar="PFLBENCH_DATA", met
 DEFAULT_DB = "pflbench.db"
 DEFAULT_DATA = Path("data")
 
-Methods = Annotated[
-    list[str],
-    typer.Option("--method", "-m", metavar="NAME", autocompletion=complete_method, help="A method; repeat for several."),
-]
-Plugins = Annotated[
-    list[Path],
-    typer.Option(
-        "--plugin",
-        metavar="FILE.py",
-        is_eager=True,
-        callback=_plug_in,
-        help="A file with methods of your own; repeatable. PFLBENCH_PLUGINS, separated as in PATH, names further ones.",
+_PLUGIN = typer.Option(
+    "--plugin",
+    metavar="FILE.py",
+    is_eager=True,
+    callback=_plug_in,
+    help="A file with methods of your own; repeatable. PFLBENCH_PLUGINS, separated as in PATH, names further ones.",
+)
+Plugins = Annotated[list[Path], _PLUGIN]
+
+MAIN = _group(
+    None,
+    methods=(
+        list[str],
+        Parameter.empty,
+        typer.Option("--method", "-m", metavar="NAME", autocompletion=complete_method, help="A method; repeat for several."),
     ),
-]
-Datasets = Annotated[
-    list[str],
-    typer.Option(
-        "--dataset",
-        "-d",
-        metavar="NAME",
-        autocompletion=completion(dataset_names),
-        help="A dataset (see `pflbench data list`), folder:PATH, npz:PATH or csv:PATH; repeat for several. Default: digits.",
+    plugins=(list[Path], [], _PLUGIN),
+    datasets=(
+        list[str],
+        [],
+        typer.Option(
+            "--dataset",
+            "-d",
+            metavar="NAME",
+            autocompletion=completion(dataset_names),
+            help="A dataset (see `pflbench data list`), folder:PATH, npz:PATH or csv:PATH; repeat for several. Default: digits.",
+        ),
     ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", autocompletion=completion(models), help="Default: the paper's model for the dataset."),
-]
-Set = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="METHOD.NAME=VALUE",
-        autocompletion=complete_setting,
-        help="A hyperparameter (see `pflbench methods show`), e.g. fedala.p=2; repeatable.",
+    model=_paper(str, metavar="NAME", autocompletion=completion(models), help="Default: the paper's model for the dataset."),
+    settings=(
+        list[str],
+        [],
+        typer.Option(
+            "--set",
+            metavar="METHOD.NAME=VALUE",
+            autocompletion=complete_setting,
+            help="A hyperparameter (see `pflbench methods show`), e.g. fedala.p=2; repeatable.",
+        ),
     ),
-]
-Ala = Annotated[
-    bool,
-    typer.Option("--ala", help="Plug ALA into each method, as in Table 4; the same as -m NAME+ala."),
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(
+    ala=(bool, False, typer.Option("--ala", help="Plug ALA into each method, as in Table 4; the same as -m NAME+ala.")),
+    preset=_paper(
+        str,
         metavar="NAME",
         autocompletion=completion(_presets),
         help="A set of hyperparameters, below --set; fedala2022: what PFLlib did when the FedALA paper was written; "
         "heurfedamp2021: the values of HeurFedAMP's authors.",
     ),
-]
-Seed = Annotated[int | None, typer.Option(help="Of initialisation, batches and sampling. Default: 0.")]
-Seeds = Annotated[str | None, typer.Option(metavar="LIST", help="Several runs of each method: 0-4 or 0,2,5.")]
-
-Partition = Annotated[
-    str | None,
-    typer.Option(
+    seed=_paper(int, help="Of initialisation, batches and sampling. Default: 0."),
+    seeds=_paper(str, metavar="LIST", help="Several runs of each method: 0-4 or 0,2,5."),
+)
+PARTITION = _group(
+    "Partition",
+    partition=_paper(
+        str,
         "--partition",
         "-p",
         metavar="SCHEME",
         autocompletion=completion(_partitions),
         help="dirichlet, pathological, iid, groups or pfllib:PATH (a folder PFLlib wrote). Default: dirichlet.",
-        rich_help_panel=PARTITION,
     ),
-]
-Clients = Annotated[int | None, typer.Option(help="Number of clients. Default: 20 (digits: 10).", rich_help_panel=PARTITION)]
-Beta = Annotated[
-    float | None,
-    typer.Option(help="dirichlet: smaller is more heterogeneous. Default: 0.1.", rich_help_panel=PARTITION),
-]
-ClassesPerClient = Annotated[
-    int | None,
-    typer.Option(help="pathological: classes a client holds. Default: 2 of 10, 10 of 100.", rich_help_panel=PARTITION),
-]
-Balanced = Annotated[
-    bool | None,
-    typer.Option(
-        "--balanced/--unbalanced",
-        help="pathological: equal shares of a class. Default: unbalanced.",
-        rich_help_panel=PARTITION,
+    clients=_paper(int, help="Number of clients. Default: 20 (digits: 10)."),
+    beta=_paper(float, help="dirichlet: smaller is more heterogeneous. Default: 0.1."),
+    classes_per_client=_paper(int, help="pathological: classes a client holds. Default: 2 of 10, 10 of 100."),
+    balanced=_paper(bool, "--balanced/--unbalanced", help="pathological: equal shares of a class. Default: unbalanced."),
+    least=_paper(
+        int, help="dirichlet, pathological: fewest samples of a client. Default: 40, or half an equal share if that is less."
     ),
-]
-Least = Annotated[
-    int | None,
-    typer.Option(
-        help="dirichlet, pathological: fewest samples of a client. Default: 40, or half an equal share if that is less.",
-        rich_help_panel=PARTITION,
-    ),
-]
-IidShares = Annotated[
-    str | None,
-    typer.Option(
-        metavar="equal|reference",
-        autocompletion=_one_of("equal", "reference"),
-        help="iid: equal shares, or PFLlib's unequal ones. Default: equal.",
-        rich_help_panel=PARTITION,
-    ),
-]
-Groups = Annotated[int | None, typer.Option(help="groups: number of groups of clients. Default: 5.", rich_help_panel=PARTITION)]
-DominantShare = Annotated[
-    float | None,
-    typer.Option(help="groups: share of a client's samples from its group's classes. Default: 0.8.", rich_help_panel=PARTITION),
-]
-GroupSizes = Annotated[
-    str | None,
-    typer.Option(metavar="N,N,...", help="groups: samples per client of each group. Default: equal.", rich_help_panel=PARTITION),
-]
-PartitionSeed = Annotated[
-    int | None, typer.Option(help="The same for all --seeds, as in the paper. Default: 1.", rich_help_panel=PARTITION)
-]
-TestShare = Annotated[
-    float | None,
-    typer.Option(help="Share of each client's samples it tests on. Default: 0.25.", rich_help_panel=PARTITION),
-]
-CentralTest = Annotated[
-    bool | None,
-    typer.Option(
+    iid_shares=_paper(str, **_among("equal", "reference"), help="iid: equal shares, or PFLlib's unequal ones. Default: equal."),
+    groups=_paper(int, help="groups: number of groups of clients. Default: 5."),
+    dominant_share=_paper(float, help="groups: share of a client's samples from its group's classes. Default: 0.8."),
+    group_sizes=_paper(str, metavar="N,N,...", help="groups: samples per client of each group. Default: equal."),
+    partition_seed=_paper(int, help="The same for all --seeds, as in the paper. Default: 1."),
+    test_share=_paper(float, help="Share of each client's samples it tests on. Default: 0.25."),
+    central_test=_paper(
+        bool,
         "--central-test",
         help="Set the official test part aside: clients share the rest, and the one global model is tested on it as well.",
-        rich_help_panel=PARTITION,
     ),
-]
-
-Rounds = Annotated[int | None, typer.Option("--rounds", "-r", help="Default: 2000 (digits: 50).", rich_help_panel=TRAINING)]
-LocalEpochs = Annotated[int | None, typer.Option(help="Default: 1.", rich_help_panel=TRAINING)]
-BatchSize = Annotated[int | None, typer.Option(help="Default: 10.", rich_help_panel=TRAINING)]
-Lr = Annotated[
-    float | None,
-    typer.Option(help="Local learning rate. Default: the paper's for model and dataset.", rich_help_panel=TRAINING),
-]
-JoinRatio = Annotated[
-    float | None, typer.Option(help="Share of the clients that join a round. Default: 1.", rich_help_panel=TRAINING)
-]
-EvalEvery = Annotated[int | None, typer.Option(help="Evaluate every so many rounds. Default: 1.", rich_help_panel=TRAINING)]
-Evaluate = Annotated[
-    str | None,
-    typer.Option(
-        metavar="participants|all",
-        autocompletion=_one_of("participants", "all"),
+)
+TRAINING = _group(
+    "Training",
+    rounds=_paper(int, "--rounds", "-r", help="Default: 2000 (digits: 50)."),
+    local_epochs=_paper(int, help="Default: 1."),
+    batch_size=_paper(int, help="Default: 10."),
+    lr=_paper(float, help="Local learning rate. Default: the paper's for model and dataset."),
+    join_ratio=_paper(float, help="Share of the clients that join a round. Default: 1."),
+    eval_every=_paper(int, help="Evaluate every so many rounds. Default: 1."),
+    evaluate=_paper(
+        str,
+        **_among("participants", "all"),
         help="Whom to evaluate when --join-ratio is below 1; all: the others as if they had joined. Default: participants.",
-        rich_help_panel=TRAINING,
     ),
-]
-DropLast = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|always|never",
-        autocompletion=_one_of("auto", "always", "never"),
+    drop_last=_paper(
+        str,
+        **_among("auto", "always", "never"),
         help="Drop a client's last partial batch; auto keeps it if it is the only one. Default: auto.",
-        rich_help_panel=TRAINING,
     ),
-]
-BnBuffers = Annotated[
-    str | None,
-    typer.Option(
-        metavar="local|average|reset",
-        autocompletion=_one_of("local", "average", "reset"),
+    bn_buffers=_paper(
+        str,
+        **_among("local", "average", "reset"),
         help="What becomes of BatchNorm's running statistics. Default: local.",
-        rich_help_panel=TRAINING,
     ),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        metavar="float32|float64|tf32",
-        autocompletion=_one_of("float32", "float64", "tf32"),
+    dtype=_paper(
+        str,
+        **_among("float32", "float64", "tf32"),
         help="Default: float32. tf32: faster products on a GPU, with 10 bits of each factor's fraction.",
-        rich_help_panel=TRAINING,
     ),
-]
-
-Device = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|cpu|cuda[:N]",
-        autocompletion=_one_of("auto", "cpu", "cuda"),
-        help="auto: a GPU if there is one.",
-        rich_help_panel=EXECUTION,
+)
+EXECUTION = _group(
+    "Execution",
+    device=(
+        str,
+        "auto",
+        typer.Option(**_among("auto", "cpu", "cuda", shown="auto|cpu|cuda[:N]"), help="auto: a GPU if there is one."),
     ),
-]
-Engine = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|loop|batched",
-        autocompletion=_one_of("auto", "loop", "batched"),
-        help="loop: clients side by side on CPU cores; batched: all clients in one program. auto: loop on CPU, batched on GPU.",
-        rich_help_panel=EXECUTION,
+    engine=(
+        str,
+        "auto",
+        typer.Option(
+            **_among("auto", "loop", "batched"),
+            help="loop: clients side by side on CPU cores; batched: all clients in one program. auto: loop on CPU, "
+            "batched on GPU.",
+        ),
     ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="loop: clients trained side by side. Default: all cores.", rich_help_panel=EXECUTION),
-]
-Chunk = Annotated[
-    int | None,
-    typer.Option(
+    workers=_paper(int, min=1, help="loop: clients trained side by side. Default: all cores."),
+    chunk=_paper(
+        int,
         metavar="auto|N",
         parser=_clients_at_a_time,
         help="batched: clients at a time; auto (default): as many as there is memory for.",
-        rich_help_panel=EXECUTION,
     ),
-]
-Pack = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|N",
+    pack=_paper(
+        str,
+        **_among("auto", shown="auto|N"),
         parser=_runs_at_a_time,
-        autocompletion=_one_of("auto"),
         help="batched: runs that differ in the seed alone train together; auto (default on a GPU): as many as there is memory "
         "for. Default on a CPU: 1.",
-        rich_help_panel=EXECUTION,
     ),
-]
-Capture = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|graph|compile|none",
-        autocompletion=_one_of("auto", "graph", "compile", "none"),
-        help="batched: how a step becomes one call. graph: a CUDA graph (auto on a GPU); compile: torch.compile; none (auto on a "
-        "CPU): as it is.",
-        rich_help_panel=EXECUTION,
+    capture=(
+        str,
+        "auto",
+        typer.Option(
+            **_among("auto", "graph", "compile", "none"),
+            help="batched: how a step becomes one call. graph: a CUDA graph (auto on a GPU); compile: torch.compile; none (auto "
+            "on a CPU): as it is.",
+        ),
     ),
-]
-Convolution = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|grouped|unfolded",
-        autocompletion=_one_of("auto", "grouped", "unfolded"),
-        help="batched: convolutions of all clients as one in groups, or as products of matrices. auto: on a GPU the faster one, "
-        "measured; on a CPU grouped.",
-        rich_help_panel=EXECUTION,
+    convolution=(
+        str,
+        "auto",
+        typer.Option(
+            **_among("auto", "grouped", "unfolded"),
+            help="batched: convolutions of all clients as one in groups, or as products of matrices. auto: on a GPU the faster "
+            "one, measured; on a CPU grouped.",
+        ),
     ),
-]
-CheckpointEvery = Annotated[
-    float,
-    typer.Option(metavar="SECONDS", min=0, help="Shortest time between two checkpoints.", rich_help_panel=EXECUTION),
-]
-Trajectory = Annotated[
-    str | None,
-    typer.Option(
+    checkpoint_every=(float, 30.0, typer.Option(metavar="SECONDS", min=0, help="Shortest time between two checkpoints.")),
+    observe_every=(
+        int,
+        0,
+        typer.Option(
+            metavar="ROUNDS",
+            min=0,
+            help="Keep what a method observes (weights, attention, strategies: large) every so many rounds. Default: never.",
+        ),
+    ),
+    trajectory=_paper(
+        str,
         metavar="CLIENT:FROM-TO",
         help="Keep this client's models at the start and end of these rounds, for `plot trajectory`: very large.",
-        rich_help_panel=EXECUTION,
     ),
-]
-ObserveEvery = Annotated[
-    int,
-    typer.Option(
-        metavar="ROUNDS",
-        min=0,
-        help="Keep what a method observes (weights, attention, strategies: large) every so many rounds. Default: never.",
-        rich_help_panel=EXECUTION,
-    ),
-]
+    force=(bool, False, typer.Option("--force", help="Run anew what is finished; the old run is kept.")),
+)
+ALL = {**MAIN, **PARTITION, **TRAINING, **EXECUTION}

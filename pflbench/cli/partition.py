@@ -30,21 +30,9 @@ def group() -> None:
 
 
 @app.command()
+@o.taking(asked={**o.only("datasets"), **o.PARTITION})
 def show(
-    datasets: o.Datasets = [],  # noqa: B006
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    beta: o.Beta = None,
-    classes_per_client: o.ClassesPerClient = None,
-    balanced: o.Balanced = None,
-    least: o.Least = None,
-    iid_shares: o.IidShares = None,
-    groups: o.Groups = None,
-    dominant_share: o.DominantShare = None,
-    group_sizes: o.GroupSizes = None,
-    partition_seed: o.PartitionSeed = None,
-    test_share: o.TestShare = None,
-    central_test: o.CentralTest = None,
+    asked: o.Given,
     stored: Annotated[
         str | None,
         typer.Option("--hash", metavar="HASH", help="A partition of the database: (the beginning of) its hash."),
@@ -55,10 +43,10 @@ def show(
     as_json: o.Json = False,
 ) -> None:
     """Print the client x class table of a partition, before it is run or as it was stored."""
-    request = o.request(locals())
+    wish = o.wish({**asked, "data_dir": data_dir})
     if stored is None and run is None:
-        shown = _made(request)
-    elif request != o.request({"data_dir": data_dir}) or (stored and run):
+        shown = _made(wish)
+    elif wish != o.wish({"data_dir": data_dir}) or (stored and run):
         raise UserError("--hash and --run stand alone.", "They name a stored partition; leave the other options out.")
     else:
         shown = [_stored(stored, run, db)]
@@ -69,18 +57,18 @@ def show(
             _print(one)
 
 
-def _made(request: Wish) -> list[dict[str, Any]]:
+def _made(wish: Wish) -> list[dict[str, Any]]:
     from pflbench import data
     from pflbench.run.plan import plan
     from pflbench.run.setting import load_setting
 
     shown = []
     # A partition does not depend on the method; any will do to complete the specification.
-    for spec in plan(replace(request, methods=("local",))):
-        if text := data.remark(spec.data, request.data_dir):
+    for spec in plan(replace(wish, methods=("local",))):
+        if text := data.remark(spec.data, wish.data_dir):
             message(f"Note: {text}")
         with data_view() as progress:
-            record = load_setting(spec, request.data_dir, progress).record
+            record = load_setting(spec, wish.data_dir, progress).record
         shown.append(_plain(record, record.train_counts, record.test_counts))
     return shown
 

@@ -48,7 +48,9 @@ def _formats() -> list[str]:
     return list(FORMATS)
 
 
+@o.taking(executed={name: option for name, option in o.EXECUTION.items() if name not in ("observe_every", "trajectory", "force")})
 def reproduce(
+    *,
     name: Annotated[
         str,
         typer.Argument(
@@ -101,14 +103,7 @@ def reproduce(
             "--output", "-o", help="For the figure a .png, .pdf or .svg file, for the table .txt, .md, .tex, .csv or .json."
         ),
     ] = None,
-    device: o.Device = "auto",
-    engine: o.Engine = "auto",
-    workers: o.Workers = None,
-    chunk: o.Chunk = None,
-    pack: o.Pack = None,
-    capture: o.Capture = "auto",
-    convolution: o.Convolution = "auto",
-    checkpoint_every: o.CheckpointEvery = 30.0,
+    executed: o.Given,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No list and no progress on stderr.")] = False,
@@ -124,7 +119,7 @@ def reproduce(
         _overview(scale, db, data_dir, as_json)
         return
     asked = goals(name, scale, methods=methods, datasets=datasets, partitions=partitions)
-    how = execution(device, engine, workers, chunk, pack, capture, convolution)
+    how = execution(executed)
     form = "json" if as_json and not dry_run else format
     if len(asked) > 1:
         one_at_a_time(name, papermap.resolve(name), form, output)
@@ -148,9 +143,9 @@ def reproduce(
             if not quiet:
                 _tell(outlook, message, err=True)
             if results is not None and runs:
-                _make(outlook, results, data_dir, how, checkpoint_every, quiet)
+                _make(outlook, results, data_dir, how, executed["checkpoint_every"], quiet)
             after = _look(one, runs, results, data_dir, quiet)
-            whole &= _show(after, results, data_dir, device, target, quiet)
+            whole &= _show(after, results, data_dir, how.device, target, quiet)
             whole &= not any(standing.state == "diverged" for standing in after.standings)
     if not whole:
         raise typer.Exit(2)

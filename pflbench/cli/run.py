@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -23,61 +23,11 @@ if TYPE_CHECKING:
     from pflbench.run.setting import Setting
     from pflbench.spec import RunSpec
 
-Engine = Literal["auto", "loop", "batched"]
-ENGINES = get_args(Engine)
-Capture = Literal["auto", "graph", "compile", "none"]
-CAPTURES = get_args(Capture)
-Convolution = Literal["auto", "grouped", "unfolded"]
-CONVOLUTIONS = get_args(Convolution)
 
-
+@o.taking(asked={**o.MAIN, **o.PARTITION, **o.TRAINING}, executed=o.EXECUTION)
 def run(
-    methods: o.Methods,
-    plugins: o.Plugins = [],  # noqa: B006  Typer gives every call its own list.
-    datasets: o.Datasets = [],  # noqa: B006
-    model: o.Model = None,
-    settings: o.Set = [],  # noqa: B006
-    ala: o.Ala = False,
-    preset: o.Preset = None,
-    seed: o.Seed = None,
-    seeds: o.Seeds = None,
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    beta: o.Beta = None,
-    classes_per_client: o.ClassesPerClient = None,
-    balanced: o.Balanced = None,
-    least: o.Least = None,
-    iid_shares: o.IidShares = None,
-    groups: o.Groups = None,
-    dominant_share: o.DominantShare = None,
-    group_sizes: o.GroupSizes = None,
-    partition_seed: o.PartitionSeed = None,
-    test_share: o.TestShare = None,
-    central_test: o.CentralTest = None,
-    rounds: o.Rounds = None,
-    local_epochs: o.LocalEpochs = None,
-    batch_size: o.BatchSize = None,
-    lr: o.Lr = None,
-    join_ratio: o.JoinRatio = None,
-    eval_every: o.EvalEvery = None,
-    evaluate: o.Evaluate = None,
-    drop_last: o.DropLast = None,
-    bn_buffers: o.BnBuffers = None,
-    dtype: o.Dtype = None,
-    device: o.Device = "auto",
-    engine: o.Engine = "auto",
-    workers: o.Workers = None,
-    chunk: o.Chunk = None,
-    pack: o.Pack = None,
-    capture: o.Capture = "auto",
-    convolution: o.Convolution = "auto",
-    checkpoint_every: o.CheckpointEvery = 30.0,
-    observe_every: o.ObserveEvery = 0,
-    trajectory: o.Trajectory = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Run anew what is finished; the old run is kept.", rich_help_panel=o.EXECUTION),
-    ] = False,
+    asked: o.Given,
+    executed: o.Given,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     dry_run: Annotated[
@@ -93,11 +43,11 @@ def run(
     """
     from pflbench.run.plan import plan, preset_notes, warnings
 
-    request = o.request(locals())
-    specs = plan(request)
-    for text in (*preset_notes(request), *warnings(specs), *_remarks(specs, data_dir)):
+    wish = o.wish({**asked, "data_dir": data_dir})
+    specs = plan(wish)
+    for text in (*preset_notes(wish), *warnings(specs), *_remarks(specs, data_dir)):
         message(f"Note: {text}")
-    how = execution(device, engine, workers, chunk, pack, capture, convolution)
+    how = execution(executed)
     if dry_run:
         needed = _footprints(specs, how, data_dir, quiet)
         planned = zip(specs, needed, strict=True)
@@ -109,9 +59,9 @@ def run(
 
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
     _prepare(specs, data_dir, quiet)
-    client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
-    how = replace(how, observe_every=observe_every, follow=client)
-    options: dict[str, Any] = {"force": force, "checkpoint_every": checkpoint_every, "command": command_line()}
+    trajectory, force = executed["trajectory"], executed["force"]
+    how = replace(how, follow=None if trajectory is None else follow_client(trajectory, specs, data_dir))
+    options: dict[str, Any] = {"force": force, "checkpoint_every": executed["checkpoint_every"], "command": command_line()}
     done: list[dict[str, Any]] = []
     failed = False
     try:
@@ -150,30 +100,16 @@ def _tell_ahead(specs: Sequence[RunSpec], results: sqlalchemy.Engine, data_dir: 
     message(f"Quick:{fewer} On the embedded digits, in seconds: pflbench run {names} -d digits --rounds 20")
 
 
-def execution(
-    device: str,
-    engine: str,
-    workers: int | None = None,
-    chunk: int | None = None,
-    pack: str | None = None,
-    capture: str = "auto",
-    convolution: str = "auto",
-) -> Execution:
+def execution(given: o.Given) -> Execution:
     """What the options of the panel "Execution" say. Raises UserError for what does not go together."""
     from pflbench.run.execution import Execution, checked
     from pflbench.run.pack import packing
 
-    for option, value, valid in (
-        ("engine", engine, ENGINES),
-        ("capture", capture, CAPTURES),
-        ("convolution", convolution, CONVOLUTIONS),
-    ):
-        if value not in valid:
-            raise unknown(option, value, valid)
-    how = Execution(
-        device, cast(Engine, engine), workers, chunk, capture=cast(Capture, capture), convolution=cast(Convolution, convolution)
-    )
-    return packing(checked(how), pack)
+    fields = {name: kind for name, kind in get_type_hints(Execution).items() if name in given and name != "pack"}
+    for name, kind in fields.items():
+        if get_origin(kind) is Literal and given[name] not in get_args(kind):
+            raise unknown(name, given[name], get_args(kind))
+    return packing(checked(Execution(**{name: given[name] for name in fields})), given["pack"])
 
 
 def _remarks(specs: Sequence[RunSpec], data_dir: Path) -> list[str]:

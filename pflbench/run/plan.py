@@ -58,18 +58,6 @@ _LABELLED: dict[str, tuple[str, str, Callable[[str], float]]] = {
     "Groups": ("groups", "groups", int),
 }
 _PARTITION_OPTIONS = tuple(dict.fromkeys(option for options in SCHEMES.values() for option in options))
-_TRAIN_OPTIONS = (
-    "rounds",
-    "local_epochs",
-    "batch_size",
-    "lr",
-    "join_ratio",
-    "eval_every",
-    "evaluate",
-    "drop_last",
-    "bn_buffers",
-    "dtype",
-)
 
 
 @dataclass(frozen=True)
@@ -201,7 +189,7 @@ def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: Method
     model = wish.model or defaults.model
     if model not in models.MODELS:
         raise unknown("model", model, models.MODELS)
-    given = _given(wish, {name: name for name in _TRAIN_OPTIONS})
+    given = _given(wish, {name: name for name in TrainSpec.model_fields if hasattr(wish, name)})
     lr = data.default_lr(model, dataset.name)
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
     fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}

@@ -14,7 +14,7 @@ from support.command import ROOT, Done, Shell, environment, finish, start
 
 from pflbench import __version__
 from pflbench.cli import app, main
-from pflbench.cli.options import complete_setting, request
+from pflbench.cli.options import complete_setting, wish
 from pflbench.cli.run import run
 from pflbench.methods import METHODS
 from pflbench.run.plan import Wish
@@ -48,9 +48,7 @@ def test_version_and_help(shell: Shell) -> None:
 
 def test_every_request_can_be_made_on_the_command_line() -> None:
     given = dict.fromkeys(run.__annotations__)
-    assert request({**given, "methods": ["a"]}) == Wish(
-        **{name: given[name] for name in Wish.__annotations__} | {"methods": ("a",)}
-    )
+    assert wish({**given, "methods": ["a"]}) == Wish(**{name: given[name] for name in Wish.__annotations__} | {"methods": ("a",)})
 
 
 def test_methods(shell: Shell) -> None:

@@ -16,7 +16,7 @@ from support.command import ROOT, Shell
 from support.report_database import add_run, spec
 
 from pflbench import data, methods, models
-from pflbench.cli.options import request
+from pflbench.cli.options import wish
 from pflbench.cli.run import run as run_command
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
@@ -127,7 +127,7 @@ def test_the_command_of_each_cell_makes_the_run_that_belongs_there(name: str) ->
 def parsed(command: str) -> Wish:
     app = typer.Typer()
     app.command()(run_command)
-    return request(typer.main.get_command(app).make_context("run", shlex.split(command)[2:]).params)
+    return wish(typer.main.get_command(app).make_context("run", shlex.split(command)[2:]).params)
 
 
 def test_the_papers_hyperparameters_with_ala_are_those_of_the_methods() -> None:

@@ -19,7 +19,7 @@ from support.report_database import spec as measured
 
 from pflbench import data
 from pflbench.cli.console import duration
-from pflbench.cli.options import request
+from pflbench.cli.options import wish
 from pflbench.cli.progress import Series
 from pflbench.cli.run import run as run_command
 from pflbench.errors import UserError
@@ -72,7 +72,7 @@ def of_command(line: str) -> list[RunSpec]:
     app.command()(run_command)
     command: Any = typer.main.get_command(app)
     given = command.make_context("run", shlex.split(line)[2:]).params
-    found += plan(request(given))
+    found += plan(wish(given))
     return found
 
 
