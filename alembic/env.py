@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `pflbench.store.db` hands over (it holds the lock and the transaction).
+"""Runs migrations on the connection that `pflbench.store.database` hands over (it holds the lock and the transaction).
 
 Started by the `alembic` command itself, for developers, it opens the default database (PFLBENCH_DB).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from alembic import context
-from pflbench.store import db
+from pflbench.store import database as db
 from pflbench.store.schema import Base
 
 

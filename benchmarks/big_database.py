@@ -19,9 +19,11 @@ from sqlalchemy import Engine, insert
 
 from pflbench import methods
 from pflbench.spec import DataSpec, Dirichlet, Pathological, RunSpec, TrainSpec
-from pflbench.store import db, write
-from pflbench.store.records import PartitionRecord
-from pflbench.store.schema import ClientRound, Round, now
+from pflbench.store import database as db
+from pflbench.store import partitions as stored
+from pflbench.store import write
+from pflbench.store.partitions import PartitionRecord
+from pflbench.store.schema import ClientRoundRow, RoundRow, now
 
 Row = tuple[float | None, ...]
 
@@ -65,7 +67,7 @@ def counts(spec: Pathological | Dirichlet, classes: int, samples: int) -> np.nda
 
 
 def save_partition(engine: Engine, dataset: str, spec: Pathological | Dirichlet, held: np.ndarray) -> int:
-    return write.save_partition(
+    return stored.save(
         engine,
         PartitionRecord(
             hash=hashlib.sha256(f"{dataset} {spec.label}".encode()).hexdigest(),
@@ -74,8 +76,8 @@ def save_partition(engine: Engine, dataset: str, spec: Pathological | Dirichlet,
             dataset=dataset,
             spec=spec.model_dump(mode="json"),
             classes=[str(k) for k in range(held.shape[1])],
-            train_counts=held - held // 4,
-            test_counts=held // 4,
+            train=held - held // 4,
+            test=held // 4,
         ),
     )
 
@@ -139,7 +141,7 @@ def main() -> None:
 
     started = time.perf_counter()
     engine = db.connect(db.to_url(str(options.path)))
-    inserts = [str(insert(table).compile(engine)) for table in (Round, ClientRound)]
+    inserts = [str(insert(table).compile(engine)) for table in (RoundRow, ClientRoundRow)]
     settings = [(row, spec) for row in DATASETS for spec in partitions(row[-1])][: options.settings]
     for (row, partition), (method, recipe) in itertools.product(settings, METHODS.items()):
         dataset, model, lr, classes, samples, parameters, _ = row

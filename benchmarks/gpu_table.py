@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from pflbench.bench.summary import Summary, summaries
 from pflbench.errors import UserError
-from pflbench.store import db, measurements
+from pflbench.store import database as db
+from pflbench.store import measurements
 from pflbench.store.measurements import Measurement
 
 

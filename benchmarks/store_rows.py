@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
-from pflbench.store import db, write
-from pflbench.store.records import RoundRecord
+from pflbench.store import database as db
+from pflbench.store import write
+from pflbench.store.write import RoundRecord
 
 
 def records(rounds: int, clients: int, distinct: int = 64) -> list[RoundRecord]:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 from support.command import Shell
 
-from pflbench.store import db
+from pflbench.store import database as db
 
 
 @pytest.fixture

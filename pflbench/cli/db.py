@@ -20,11 +20,12 @@ app = typer.Typer(help="Upgrade, check and describe the results database.", no_a
 @contextmanager
 def opened(db: str, *, create: bool = False) -> Iterator[Engine]:
     """The database, which must exist unless it may be made; its failures become UserErrors."""
-    from pflbench.store import db as store
+    from pflbench.store.database import connect, to_url
+    from pflbench.store.failures import friendly
 
-    url = store.to_url(db)
-    with store.friendly(url):
-        engine = store.connect(url, create=create)
+    url = to_url(db)
+    with friendly(url):
+        engine = connect(url, create=create)
         try:
             yield engine
         finally:
@@ -36,7 +37,7 @@ def opened_if_there(db: str) -> Iterator[Engine | None]:
     """The database, None where there is none yet."""
     from sqlalchemy import make_url
 
-    from pflbench.store.db import to_url
+    from pflbench.store.database import to_url
     from pflbench.store.failures import sqlite_path
 
     path = sqlite_path(make_url(to_url(db)))
@@ -50,9 +51,9 @@ def opened_if_there(db: str) -> Iterator[Engine | None]:
 @app.command()
 def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Bring the schema to the newest revision. Opening a database does this by itself; here it is only that."""
-    from pflbench.store import db as store
+    from pflbench.store import database
 
-    before, after = store.upgrade(store.to_url(db))
+    before, after = database.upgrade(database.to_url(db))
     if as_json:
         print_json({"from": before, "to": after})
     elif before == after:
@@ -64,11 +65,13 @@ def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 @app.command()
 def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Look for damage: integrity, references, schema. Ends with exit code 2 if there is any."""
-    from pflbench.store import db as store
+    from pflbench.store import inspection
+    from pflbench.store.database import to_url
+    from pflbench.store.failures import friendly
 
-    url = store.to_url(db)
-    with store.friendly(url):
-        problems = store.check(url)
+    url = to_url(db)
+    with friendly(url):
+        problems = inspection.check(url)
     if as_json:
         print_json({"ok": not problems, "problems": problems})
     else:
@@ -81,11 +84,13 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 @app.command()
 def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Where the database is, its size, schema, and what it holds."""
-    from pflbench.store import db as store
+    from pflbench.store import inspection
+    from pflbench.store.database import to_url
+    from pflbench.store.failures import friendly
 
-    url = store.to_url(db)
-    with store.friendly(url):
-        found = store.info(url)
+    url = to_url(db)
+    with friendly(url):
+        found = inspection.info(url)
     if as_json:
         print_json(found)
     else:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pflbench.store.exchange.export import Rows
     from pflbench.store.exchange.merge import Outcome
-    from pflbench.store.exchange.pfllib import Reference
+    from pflbench.store.references import ResultFile
 
 _BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
 _WORDS = {
@@ -173,14 +173,14 @@ def _chosen(
 ) -> set[int] | None:
     """The numbers of the runs that pass all filters; None where there is no filter."""
     from pflbench.report.selection import Filters, statuses
-    from pflbench.store import read
+    from pflbench.store.runs import find
 
     if not (methods or datasets or partitions or runs or status):
         return None
     wanted = statuses(status or ["any"])
     found = Filters(methods, datasets, partitions).matching(engine)
     chosen = {result.id for result in found if result.status in wanted}
-    return chosen & {read.run(engine, run, last=1).info.id for run in runs} if runs else chosen
+    return chosen & {find(engine, run).id for run in runs} if runs else chosen
 
 
 def _to_stdout(found: Rows, format: str) -> int:
@@ -203,25 +203,26 @@ def _target(db: str, dry_run: bool) -> Iterator[Engine]:
     """The database to import into; in a dry run an empty one in memory stands for one that is not there yet."""
     from sqlalchemy import make_url
 
-    from pflbench.store import db as store
+    from pflbench.store.database import to_url
     from pflbench.store.failures import sqlite_path
 
-    file = sqlite_path(make_url(store.to_url(db)))
+    file = sqlite_path(make_url(to_url(db)))
     with opened("sqlite://" if dry_run and file is not None and not file.exists() else db, create=True) as engine:
         yield engine
 
 
 def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """What became of one file, as --json says it."""
-    from pflbench.store.exchange import pfllib as pfllib_results
+    from pflbench.store import references
+    from pflbench.store.exchange import pfllib
 
     if path.is_dir():
         raise UserError(f"{path} is a folder.", "Name the files in it.")
     if not path.exists():
         raise UserError(f"There is no file {path}.", "Name a database of pflbench, or PFLlib's result files (.h5).")
-    if pfllib_results.is_hdf5(path):
-        found = pfllib_results.load(path, **said)
-        state = pfllib_results.save(engine, found, renamed=bool(said), dry_run=how["dry_run"])
+    if pfllib.is_hdf5(path):
+        found = pfllib.load(path, **said)
+        state = references.save(engine, found, renamed=bool(said), dry_run=how["dry_run"])
         return {"path": str(path), "kind": "pfllib", "state": state, **_facts(found)}
     if said:
         raise UserError(f"{path} is no result file of PFLlib.", f"Leave out --{next(iter(said)).replace('_', '-')}.")
@@ -229,8 +230,8 @@ def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]
 
 
 def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict[str, Any]:
+    from pflbench.store import references
     from pflbench.store.exchange import merge
-    from pflbench.store.exchange import pfllib as pfllib_results
 
     outcomes: list[Outcome] = []
     with merge.opened(path, engine) as other:
@@ -239,26 +240,34 @@ def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict
                 outcomes.append(outcome)
                 if progress is not None:
                     progress(path.name, len(outcomes), len(other.runs))
-        references = pfllib_results.merge(engine, other.engine, dry_run=dry_run)
+        series = references.merge(engine, other.engine, dry_run=dry_run)
     for outcome in outcomes:
         _tell(path.name, outcome)
     if unfinished := [one for one in outcomes if one.what in ("new", "attempt") and not one.run.ended]:
         numbers = ", ".join(str(one.run.id) for one in unfinished)
         message(f"Unfinished: run {numbers} of {path.name}. Checkpoints are not imported: `pflbench run` begins anew.")
     counts = Counter(outcome.what for outcome in outcomes)
-    listed = [asdict(outcome) for outcome in outcomes]
+    listed = [_record(outcome) for outcome in outcomes]
     return {
         "path": str(path),
         "kind": "pflbench",
         **{what: counts[what] for what in get_args(merge.What)},
-        "references": references,
+        "references": series,
         "runs": listed,
     }
 
 
+def _record(outcome: Outcome) -> dict[str, Any]:
+    run = outcome.run
+    told = {name: getattr(run, name) for name in ("id", "key", "status", "method", "dataset")}
+    told |= {"partition": run.partition_label, "seed": run.seed, "last": outcome.last}
+    difference = outcome.difference and asdict(outcome.difference)
+    return {"run": told, "what": outcome.what, "compared": outcome.compared, "difference": difference, "here": outcome.here}
+
+
 def _tell(name: str, outcome: Outcome) -> None:
     run = outcome.run
-    what = f"{run.method}, {run.dataset}, {run.partition}, seed {run.seed}, key {run.key}"
+    what = f"{run.method}, {run.dataset}, {run.partition_label}, seed {run.seed}, key {run.key}"
     if (difference := outcome.difference) is not None:
         there, here = ("none" if value is None else value for value in (difference.there, difference.here))
         end = (
@@ -270,11 +279,12 @@ def _tell(name: str, outcome: Outcome) -> None:
         )
     elif outcome.what == "behind":
         message(
-            f"Left out: run {run.id} of {name} ({what}), unfinished after round {run.last}: run {outcome.compared} here is, too."
+            f"Left out: run {run.id} of {name} ({what}), unfinished after round {outcome.last}: "
+            f"run {outcome.compared} here is, too."
         )
 
 
-def _facts(found: Reference) -> dict[str, Any]:
+def _facts(found: ResultFile) -> dict[str, Any]:
     names = ("dataset", "method", "algorithm", "goal", "times")
     at = int(found.accuracy.argmax())
     return {

@@ -15,8 +15,7 @@ from pflbench.errors import UserError
 
 if TYPE_CHECKING:
     from pflbench.run.plan import Wish
-    from pflbench.store.read import PartitionInfo
-    from pflbench.store.records import PartitionRecord
+    from pflbench.store.partitions import PartitionRecord
 
 # A class is a column up to here; more do not fit a screen, and each client holds few of them.
 MOST_COLUMNS = 20
@@ -69,23 +68,22 @@ def _made(wish: Wish) -> list[dict[str, Any]]:
             message(f"Note: {text}")
         with data_view() as progress:
             record = load_setting(spec, wish.data_dir, progress).record
-        shown.append(_plain(record, record.train_counts, record.test_counts))
+        shown.append(_plain(record))
     return shown
 
 
 def _stored(stored: str | None, run: str | None, db: str) -> dict[str, Any]:
-    from pflbench.store import read
+    from pflbench.store import partitions, runs
 
     with opened(db) as engine:
-        found = read.partition(engine, stored) if stored is not None else read.run(engine, str(run), last=1).partition
-    if found is None:
-        raise UserError(f"Run {run} has no partition yet.", "It is stored when the run starts.")
-    return _plain(found, found.train, found.test)
+        wanted = stored if stored is not None else runs.find(engine, str(run)).partition
+        if wanted is None:
+            raise UserError(f"Run {run} has no partition yet.", "It is stored when the run starts.")
+        return _plain(partitions.find(engine, wanted))
 
 
-def _plain(one: PartitionRecord | PartitionInfo, train: Any, test: Any) -> dict[str, Any]:
-    """train, test: sample counts [clients, classes]."""
-    counts = {name: [[int(n) for n in client] for client in side] for name, side in (("train", train), ("test", test))}
+def _plain(one: PartitionRecord) -> dict[str, Any]:
+    counts = {"train": one.train.tolist(), "test": one.test.tolist()}
     said = {"dataset": one.dataset, "partition": one.label, "hash": one.hash, "left_out": one.left_out}
     return {**said, "classes": list(one.classes), **counts}
 

@@ -190,22 +190,22 @@ def _require_global_model(spec: RunSpec, setting: Setting) -> None:
 
 
 def _result(results: sqlalchemy.Engine, key: str) -> dict[str, Any]:
-    from pflbench.store import read
+    from pflbench.store import rounds, runs
 
-    detail = read.run(results, key, last=1)
-    info = detail.info
+    found = runs.find(results, key)
+    newest = rounds.newest_rows(results, found.id, 1)
     return {
-        "run": info.id,
-        "key": info.key,
-        "status": info.status,
-        "method": info.method,
-        "dataset": info.dataset,
-        "partition": info.partition,
-        "seed": info.seed,
-        "rounds": info.last_round,
-        "best": info.best,
-        "last": detail.last_rounds[-1]["accuracy"] if detail.last_rounds else None,
-        "message": info.message,
+        "run": found.id,
+        "key": found.key,
+        "status": found.status,
+        "method": found.method,
+        "dataset": found.dataset,
+        "partition": found.partition_label,
+        "seed": found.seed,
+        "rounds": found.last_round,
+        "best": found.best,
+        "last": newest[0]["accuracy"] if newest else None,
+        "message": found.message,
     }
 
 

@@ -16,7 +16,8 @@ from pflbench.errors import UserError
 from pflbench.store.files import write_array
 
 if TYPE_CHECKING:
-    from pflbench.store.read import PartitionInfo, RunDetail
+    from pflbench.store.partitions import PartitionRecord
+    from pflbench.store.runs import Run
 
 app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
 
@@ -27,8 +28,8 @@ def _statuses() -> list[str]:
     return list(STATUSES)
 
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Its number, or (the beginning of) its key.")]
-Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Numbers, or (beginnings of) keys.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Its number, or (the beginning of) its key.")]
+RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN...", help="Numbers, or (beginnings of) keys.")]
 
 
 @app.command("list")
@@ -45,13 +46,13 @@ def list_(
     as_json: o.Json = False,
 ) -> None:
     """List runs, newest first."""
-    from pflbench.store import read
+    from pflbench.store import runs
 
     with opened(db) as engine:
-        found = read.runs(engine, method=method, dataset=dataset, status=status, key=key, limit=limit + 1)
+        found = runs.listed(engine, method=method, dataset=dataset, status=status, key=key, limit=limit + 1)
     shown = found[:limit]
     if as_json:
-        print_json([asdict(info) for info in shown])
+        print_json([_line(one) for one in shown])
     elif not shown:
         message("No such runs.")
     else:
@@ -69,7 +70,7 @@ def list_(
             "created",
         )
         rows = [
-            (i.id, i.key, i.status, i.method, i.dataset, i.partition, i.clients, i.seed,
+            (i.id, i.key, i.status, i.method, i.dataset, i.partition_label, i.clients, i.seed,
              f"{i.last_round or 0}/{i.rounds}", "" if i.best is None else f"{100 * i.best:.2f}", i.created_at)
             for i in shown
         ]  # fmt: skip
@@ -80,20 +81,38 @@ def list_(
 
 @app.command()
 def show(
-    run: Run,
+    run: RunArgument,
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="So many of the last rounds.")] = 10,
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
     """Show one run: specification, environment, partition and last rounds."""
-    from pflbench.store import read
+    from pflbench.store import arrays, partitions, rounds, runs
 
     with opened(db) as engine:
-        detail = read.run(engine, run, last=last)
+        found = runs.find(engine, run)
+        partition = None if found.partition is None else partitions.find(engine, found.partition)
+        newest = rounds.newest_rows(engine, found.id, last)
+        series = rounds.series_names(engine, [found.id]).get(found.id, ())
+        kept = arrays.infos(engine, found.id)
     if as_json:
-        print_json(_plain(detail))
+        print_json(
+            {
+                "info": _line(found),
+                **{name: getattr(found, name) for name in ("protocol", "spec", "environment", "parameters")},
+                "partition": None if partition is None else _plain(partition),
+                "last_rounds": newest,
+                "series": series,
+                "artifacts": [asdict(one) for one in kept],
+            }
+        )
         return
-    print_fields(_fields(detail))
+    fields = _fields(found, partition)
+    if series:
+        fields.append(("series", ", ".join(series)))
+    if kept:
+        fields.append(("artifacts", ", ".join(sorted({one.name for one in kept}))))
+    print_fields(fields)
     columns = (
         "accuracy",
         "accuracy_mean",
@@ -103,7 +122,7 @@ def show(
         "seconds_update",
         "seconds_evaluate",
     )
-    rows = [[row["round"], *(None if row[c] is None else f"{row[c]:.4g}" for c in columns)] for row in detail.last_rounds]
+    rows = [[row["round"], *(None if row[c] is None else f"{row[c]:.4g}" for c in columns)] for row in newest]
     if rows:
         print()
         print_table(("round", *(c.replace("_", " ") for c in columns)), rows)
@@ -111,17 +130,17 @@ def show(
 
 @app.command()
 def artifact(
-    run: Run,
+    run: RunArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `runs show` lists it, e.g. traffic or ala_weights.")],
     round_: Annotated[int | None, typer.Option("--round", "-r", help="Default: the newest.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.npy", help="Write it as NumPy's .npy.")] = None,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Print an array that a run left behind as JSON, or write it to a file."""
-    from pflbench.store import read
+    from pflbench.store import arrays, runs
 
     with opened(db) as engine:
-        array = read.artifact(engine, read.run(engine, run, last=1).info.id, name, round_)
+        array = arrays.read_one(engine, runs.find(engine, run).id, name, round_)
     if output is None:
         print_json({"name": name, "shape": array.shape, "dtype": str(array.dtype), "values": array.tolist()})
         return
@@ -131,17 +150,18 @@ def artifact(
 
 @app.command()
 def rm(
-    runs: Runs,
+    runs: RunsArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Remove runs with all their rounds. It asks first."""
     from pflbench.run import checkpoint
-    from pflbench.store import locks, read, write
+    from pflbench.store import locks, write
     from pflbench.store.failures import sqlite_path
+    from pflbench.store.runs import find
 
     with opened(db) as engine:
-        found = {info.id: info for info in (read.run(engine, run, last=1).info for run in runs)}
+        found = {info.id: info for info in (find(engine, run) for run in runs)}
         for info in found.values():
             message(
                 f"run {info.id}: {info.method}, {info.dataset}, seed {info.seed}, {info.status}, round {info.last_round or 0}"
@@ -162,45 +182,48 @@ def _ask(count: int) -> None:
         raise typer.Exit(1)
 
 
-def _plain(detail: RunDetail) -> dict[str, Any]:
-    plain = asdict(detail)
-    if detail.partition is not None:
-        plain["partition"] |= {"train": detail.partition.train.tolist(), "test": detail.partition.test.tolist()}
-    return plain
+LISTED = (
+    *("id", "key", "attempt", "status", "method", "dataset", "model", "partition", "clients", "rounds", "seed"),
+    *("last_round", "best", "device", "created_at", "finished_at", "message"),
+)
 
 
-def _fields(detail: RunDetail) -> list[tuple[str, object]]:
+def _line(run: Run) -> dict[str, Any]:
+    """A run of the list as --json gives it."""
+    return {name: getattr(run, name) for name in LISTED} | {"partition": run.partition_label}
+
+
+def _plain(partition: PartitionRecord) -> dict[str, Any]:
+    """As --json gives a partition."""
+    names = ("id", "hash", "scheme", "label", "dataset", "spec", "classes")
+    counts = {"train": partition.train.tolist(), "test": partition.test.tolist()}
+    return {**{name: getattr(partition, name) for name in names}, **counts, "left_out": partition.left_out}
+
+
+def _fields(run: Run, partition: PartitionRecord | None) -> list[tuple[str, object]]:
     from pflbench.report import labels
 
-    info, spec = detail.info, detail.spec
-    best = "" if info.best is None else f", best {100 * info.best:.2f} %"
-    settings = {"train": spec["train"], info.method: spec["method"]["hyperparameters"]}
-    fields: list[tuple[str, object]] = [
-        ("run", f"{info.id} (key {info.key}, attempt {info.attempt})"),
-        ("status", f"{info.status}: {info.message}" if info.message else info.status),
-        ("rounds", f"{info.last_round or 0} of {info.rounds}{best}"),
-        ("method", f"{info.method} (version {spec['method']['version']})"),
-        ("dataset", info.dataset),
-        (
-            "partition",
-            f"{info.partition}, {info.clients} clients" + (_of_partition(detail.partition) if detail.partition else ""),
-        ),
-        ("model", info.model if detail.parameters is None else f"{info.model} ({detail.parameters:,} parameters)"),
-        ("seed", info.seed),
+    spec = run.spec
+    best = "" if run.best is None else f", best {100 * run.best:.2f} %"
+    settings = {"train": spec["train"], run.method: spec["method"]["hyperparameters"]}
+    return [
+        ("run", f"{run.id} (key {run.key}, attempt {run.attempt})"),
+        ("status", f"{run.status}: {run.message}" if run.message else run.status),
+        ("rounds", f"{run.last_round or 0} of {run.rounds}{best}"),
+        ("method", f"{run.method} (version {spec['method']['version']})"),
+        ("dataset", run.dataset),
+        ("partition", f"{run.partition_label}, {run.clients} clients" + (_of_partition(partition) if partition else "")),
+        ("model", run.model if run.parameters is None else f"{run.model} ({run.parameters:,} parameters)"),
+        ("seed", run.seed),
         *((name, ", ".join(f"{k}={v}" for k, v in values.items()) or "-") for name, values in settings.items()),
-        ("content of the data", labels.recorded_content(detail.environment) or "not recorded"),
-        *((name, value) for name, value in detail.environment.items() if name not in ("notes", "data")),
-        *(("note", text) for text in detail.environment.get("notes", {}).values()),
-        ("created", info.created_at),
-        ("finished", info.finished_at or "-"),
+        ("content of the data", labels.recorded_content(run.environment) or "not recorded"),
+        *((name, value) for name, value in run.environment.items() if name not in ("notes", "data")),
+        *(("note", text) for text in run.environment.get("notes", {}).values()),
+        ("created", run.created_at),
+        ("finished", run.finished_at or "-"),
     ]
-    if detail.series:
-        fields.append(("series", ", ".join(detail.series)))
-    if detail.artifacts:
-        fields.append(("artifacts", ", ".join(sorted({a.name for a in detail.artifacts}))))
-    return fields
 
 
-def _of_partition(partition: PartitionInfo) -> str:
+def _of_partition(partition: PartitionRecord) -> str:
     left_out = f", {partition.left_out:,} samples left out" if partition.left_out else ""
     return f", hash {partition.hash[:16]}{left_out}"

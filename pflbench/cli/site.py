@@ -63,7 +63,7 @@ def report(
     from pflbench.report.selection import Filters
     from pflbench.site import html, page
     from pflbench.site.runs import pages
-    from pflbench.store.db import to_url
+    from pflbench.store.database import to_url
 
     filters = Filters(tuple(methods), tuple(datasets), tuple(partitions))
     with opened(db) as engine:
@@ -92,13 +92,14 @@ def serve(
     from pflbench.report.selection import Filters
     from pflbench.site import page
     from pflbench.site.serve import Server
-    from pflbench.store import db as store
+    from pflbench.store.database import connect_read_only, to_url
+    from pflbench.store.failures import friendly
     from pflbench.store.schema import now
 
-    url = store.to_url(db)
+    url = to_url(db)
     made = _made(url)
-    with store.friendly(url):
-        engine = store.connect_read_only(url)
+    with friendly(url):
+        engine = connect_read_only(url)
         try:
             server = Server(engine, lambda: page.build(engine, replace(made, at=now()), Filters(), "all", live=True), port)
             print(server.address, flush=True)

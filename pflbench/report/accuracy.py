@@ -18,7 +18,7 @@ from pflbench.report.arrangement import Row, SharedSetting
 from pflbench.report.cell import Cell as Cell
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.selection import Filters
-from pflbench.store.read import Result, Select
+from pflbench.store.runs import Result, Select
 
 Paper = Literal["auto", "always", "never"]
 PAPER: tuple[Paper, ...] = ("auto", "always", "never")

@@ -15,7 +15,7 @@ from typing import Any
 
 from pflbench.report import labels, looks, paper
 from pflbench.report.looks import Look
-from pflbench.store.read import Result
+from pflbench.store.runs import Result
 
 TEST_LABELS = "‡"
 

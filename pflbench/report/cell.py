@@ -16,8 +16,8 @@ from pflbench.report import statistics as stats
 from pflbench.report.arrangement import TEST_LABELS
 from pflbench.report.grid import Column, Entry
 from pflbench.report.paper import Reference
-from pflbench.store.read import Result, Select
-from pflbench.store.scores import by_client
+from pflbench.store.rounds import by_client
+from pflbench.store.runs import Result, Select
 
 REPRODUCED, DIFFERS, NOT_RUN, OTHER_PROTOCOL = "reproduced", "differs", "not run", "protocol differs"
 OPEN = "open"  # near enough, but FedALA was not run beside it

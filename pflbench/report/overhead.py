@@ -18,7 +18,7 @@ from pflbench.report.cell import difference_notes
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.selection import Filters
 from pflbench.report.table3 import Printed
-from pflbench.store.costs import Cost, costs
+from pflbench.store.rounds import Cost, costs
 
 BASELINE = "fedavg"
 TOLERANCE = 0.5  # points

@@ -23,9 +23,9 @@ from functools import cache
 from typing import Any
 
 from pflbench import methods
+from pflbench.papers import Value, values
 from pflbench.report import labels
-from pflbench.store.read import Select
-from pflbench.store.reference import Value, values
+from pflbench.store.runs import Select
 
 ACCURACY = "test_accuracy_percent"
 UNKNOWN = ("unknown", 0.0)

@@ -23,9 +23,8 @@ from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.paper import Place, Reference
 from pflbench.report.selection import TEST_LABELS_NOTE, Filters
 from pflbench.report.tables import Declared, Line, Planned
-from pflbench.store import read
-from pflbench.store.read import Select
-from pflbench.store.scores import CENTRAL, by_series
+from pflbench.store.rounds import CENTRAL, by_series
+from pflbench.store.runs import Select, distinct
 
 _UNPRINTED = "No paper's values stand beside these: what is at hand of FedAMP's paper, a review, prints none, and no protocol."
 
@@ -166,7 +165,7 @@ def _collected(
 
 def _present(engine: Engine, column: Any, wanted: Collection[str]) -> list[str]:
     # A dataset's runs bear its variant and content, too: "emnist:byclass".
-    named = ((text, labels.without_content(text)) for text in read.distinct(engine, column))
+    named = ((text, labels.without_content(text)) for text in distinct(engine, column))
     return [text for text, name in named if name in wanted or name.partition(":")[0] in wanted]
 
 

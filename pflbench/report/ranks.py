@@ -16,7 +16,7 @@ from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.labels import counted
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL, p_text
-from pflbench.store.read import Select
+from pflbench.store.runs import Select
 
 _FEWEST = 10  # settings, below which the distribution of Friedman's statistic is only roughly that of chi squared
 

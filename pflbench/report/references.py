@@ -15,9 +15,9 @@ from pflbench.errors import UserError
 from pflbench.methods import METHODS
 from pflbench.report import labels, looks
 from pflbench.report.looks import Look
-from pflbench.store.exchange import pfllib as pfllib_results
-from pflbench.store.exchange.pfllib import ReferenceCurve
-from pflbench.store.read import Floats
+from pflbench.store import references as stored
+from pflbench.store.arrays import Floats
+from pflbench.store.references import ReferenceCurve
 
 _DASHES = ((4, 2), (1, 1.5), (6, 2, 1, 2))  # of several lines of one method
 _IMPORT = "`pflbench import FILE.h5` takes in PFLlib's result files."
@@ -59,11 +59,11 @@ def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()
 
     Raises UserError where there is no such series.
     """
-    held = pfllib_results.datasets(engine)
+    held = stored.datasets(engine)
     if not held:
         raise UserError("There are no reference series in this database.", _IMPORT)
     wanted = {name.casefold() for name in methods}
-    found = [c for c in pfllib_results.curves(engine, datasets) if not wanted or wanted & _names(c)]
+    found = [c for c in stored.curves(engine, datasets) if not wanted or wanted & _names(c)]
     if not found:
         of = f" of {', '.join(methods)}" if wanted else ""
         raise UserError(f"No reference series{of} on {', '.join(sorted(datasets))}.", f"There are some on: {', '.join(held)}.")

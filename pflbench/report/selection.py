@@ -11,10 +11,9 @@ from sqlalchemy import Engine
 from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
-from pflbench.store import observed, read
-from pflbench.store.attempts import hidden_smoke
-from pflbench.store.only import only, with_smoke
-from pflbench.store.read import Result, Select
+from pflbench.store import arrays, runs
+from pflbench.store.only import hidden_smoke, only, with_smoke
+from pflbench.store.runs import Result, Select
 from pflbench.store.schema import STATUSES
 
 BEST = Select("best")
@@ -92,7 +91,7 @@ class Filters:
         return self._matching(self.database(engine), rule)
 
     def _matching(self, engine: Engine, rule: Select) -> list[Result]:
-        present = {"method": read.distinct(engine, "method"), "dataset": read.distinct(engine, "dataset")}
+        present = {"method": runs.distinct(engine, "method"), "dataset": runs.distinct(engine, "dataset")}
         if not present["method"]:
             if hidden := hidden_smoke(engine):
                 raise NothingYet(
@@ -100,7 +99,7 @@ class Filters:
                     "--smoke shows them.",
                 )
             raise NothingYet("There are no runs in this database yet.", _FIRST_RUN)
-        found = read.results(
+        found = runs.results(
             engine,
             rule,
             methods=_named("method", self.methods, {name: {name, labels.method_title(name)} for name in present["method"]}),
@@ -121,13 +120,13 @@ class Filters:
             engine = only(engine, self.only)
         elif self.smoke or self.runs:
             engine = with_smoke(engine)
-        if not self.words or not (found := read.results(engine, BEST)):
+        if not self.words or not (found := runs.results(engine, BEST)):
             return engine
         found = _fitting("model", self.models, found, lambda r: r.spec["model"], lambda name: labels.MODELS.get(name, name))
         found = _fitting("clients", self.clients, found, lambda r: str(r.spec["partition"]["clients"]))
         found = _fitting("rounds", self.rounds, found, lambda r: str(r.spec["train"]["rounds"]))
         if self.runs:
-            named = {read.run(engine, text).info.id for text in self.runs}
+            named = {runs.find(engine, text).id for text in self.runs}
             found = [r for r in found if r.id in named]
         for (method, name), values in _conditions(self.where).items():
             found = _with_value(found, method, name, values)
@@ -157,7 +156,7 @@ def with_arrays(engine: Engine, found: Arranged, names: Sequence[str], command: 
     Raises UserError where no run has any.
     """
     runs = [run.id for cell in found.cells.values() for run in cell]
-    kept = observed.rounds(engine, runs, names)
+    kept = arrays.rounds(engine, runs, names)
     seen = [
         Observed(found.settings[j], found.rows[i], run, name, tuple(kept[run.id, name]))
         for (i, j), cell in sorted(found.cells.items(), key=lambda item: item[0][::-1])

@@ -15,7 +15,7 @@ from pflbench.report import labels, style, web
 from pflbench.report.arrangement import Arranged, Row, protocol
 from pflbench.report.layout import Sheet, lettered
 from pflbench.report.web import Interactive, Json
-from pflbench.store.read import Result
+from pflbench.store.runs import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

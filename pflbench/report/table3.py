@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from pflbench.papers import values
 from pflbench.report import paper
 from pflbench.report.paper import Place
 from pflbench.report.tables import TABLES
-from pflbench.store.read import Select
-from pflbench.store.reference import values
+from pflbench.store.runs import Select
 
 # Parameters that a client sends and receives in a round (methods.md 1.18): of Table 3, and of the methods that it lacks. Sigma:
 # those of a model; alpha_f: the share of its feature extractor; M: the models that a client receives.

@@ -10,7 +10,7 @@ from statistics import median
 from pflbench.report.paper import seconds_per_iteration
 from pflbench.reproduce.standing import Standing
 from pflbench.spec import RunSpec
-from pflbench.store.attempts import Speed
+from pflbench.store.rounds import Speed
 
 BASELINE = "fedavg"
 

@@ -24,7 +24,7 @@ from pflbench.run.execution import Execution, exact_arithmetic, federation, find
 from pflbench.run.footprint import footprint
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
-from pflbench.store.attempts import Speed, speeds
+from pflbench.store.rounds import Speed, speeds
 
 LONG = 300.0  # seconds, below which nothing is said
 ROUNDS = 3  # of a measurement: in the second, ALA has its initial stage; the last counts

@@ -12,7 +12,7 @@ from pflbench.reproduce.estimate import Clock
 from pflbench.reproduce.goal import Wanted, goals
 from pflbench.reproduce.scales import SCALES
 from pflbench.reproduce.standing import Standing, standings
-from pflbench.store.attempts import speeds
+from pflbench.store.rounds import speeds
 
 
 def seconds_left(engine: Engine | None, wanted: tuple[Wanted, ...]) -> float | None:

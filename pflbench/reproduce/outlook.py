@@ -18,7 +18,7 @@ from pflbench.reproduce.goal import Goal, Wanted
 from pflbench.reproduce.standing import STATES, Standing, State, standings
 from pflbench.run.plan import warnings
 from pflbench.spec import RunSpec
-from pflbench.store.attempts import speeds
+from pflbench.store.rounds import speeds
 
 
 @dataclass(frozen=True)

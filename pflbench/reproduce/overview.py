@@ -12,7 +12,7 @@ from pflbench.report.papermap import EXHIBITS, Exhibit
 from pflbench.reproduce.estimate import Clock
 from pflbench.reproduce.goal import Wanted, goals
 from pflbench.reproduce.standing import Standing, standings
-from pflbench.store.attempts import speeds
+from pflbench.store.rounds import speeds
 
 
 @dataclass(frozen=True)

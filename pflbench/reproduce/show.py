@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from sqlalchemy import Engine
 
 from pflbench import data, report
@@ -23,8 +22,8 @@ from pflbench.reproduce.goal import Goal
 from pflbench.run import surface
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
-from pflbench.store import read
-from pflbench.store.read import PartitionInfo
+from pflbench.store.partitions import PartitionRecord
+from pflbench.store.runs import distinct
 
 
 def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
@@ -41,14 +40,14 @@ def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
     """The figure of these runs, with all of their datasets. Raises UserError where there is nothing to draw."""
     own = Filters(only=frozenset(runs))
     # What is named is drawn as long as it fits on a page.
-    filters = replace(own, datasets=read.distinct(own.database(engine), "dataset"))
+    filters = replace(own, datasets=distinct(own.database(engine), "dataset"))
     made: style.Drawing = report.PLOTS[goal.name].build(engine, filters, **goal.figure_options)
     return replace(made, notes=(note(goal), *made.notes))
 
 
-def partitions(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress | None) -> list[PartitionInfo]:
+def partitions(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress | None) -> list[PartitionRecord]:
     """Who holds what, from data and partition alone, each once. What cannot be read is left out; UserError where nothing can."""
-    found: dict[str, PartitionInfo] = {}
+    found: dict[str, PartitionRecord] = {}
     refused: list[UserError] = []
     for spec in {(spec.data, spec.partition): spec for spec in specs}.values():
         try:
@@ -56,10 +55,7 @@ def partitions(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress
         except UserError as error:
             refused.append(error)
             continue
-        train, test = (np.asarray(side, dtype=np.int64) for side in (made.train_counts, made.test_counts))
-        found[made.hash] = PartitionInfo(
-            0, made.hash, made.scheme, made.label, made.dataset, dict(made.spec), tuple(made.classes), train, test, made.left_out
-        )
+        found[made.hash] = made
     if not found:
         raise refused[0]
     return list(found.values())

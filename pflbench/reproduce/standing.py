@@ -9,8 +9,8 @@ from typing import Literal
 from sqlalchemy import Engine
 
 from pflbench.reproduce.goal import Keeps, Wanted
-from pflbench.store import observed
-from pflbench.store.attempts import Attempt, attempts
+from pflbench.store import arrays
+from pflbench.store.runs import Run, attempts
 
 State = Literal["there", "interrupted", "missing", "diverged"]
 STATES: tuple[State, ...] = ("there", "interrupted", "missing", "diverged")
@@ -35,28 +35,28 @@ def standings(engine: Engine, wanted: Sequence[Wanted]) -> list[Standing]:
     """How far each run is, in the same order."""
     found = attempts(engine, [one.spec.key for one in wanted])
     runs = [attempt.id for same in found.values() for attempt in same]
-    arrays = {one.keeps.array for one in wanted if one.keeps.array is not None}
-    kept = observed.rounds(engine, runs, arrays) if arrays else {}
+    names = {one.keeps.array for one in wanted if one.keeps.array is not None}
+    kept = arrays.rounds(engine, runs, names) if names else {}
     return [_standing(one, found.get(one.spec.key, []), kept) for one in wanted]
 
 
-def _standing(wanted: Wanted, found: Sequence[Attempt], kept: dict[tuple[int, str], list[int]]) -> Standing:
-    def whole(attempt: Attempt) -> bool:
-        return _kept(wanted.keeps, kept.get((attempt.id, wanted.keeps.array or ""), []), attempt.round or 0)
+def _standing(wanted: Wanted, found: Sequence[Run], kept: dict[tuple[int, str], list[int]]) -> Standing:
+    def whole(attempt: Run) -> bool:
+        return _kept(wanted.keeps, kept.get((attempt.id, wanted.keeps.array or ""), []), attempt.last_round or 0)
 
     for attempt in reversed(found):
         if attempt.status == "finished" and whole(attempt):
-            return Standing(wanted, "there", attempt.id, attempt.round or 0)
+            return Standing(wanted, "there", attempt.id, attempt.last_round or 0)
     if not found:
         return Standing(wanted, "missing")
     newest = found[-1]
     if newest.status == "diverged":
-        return Standing(wanted, "diverged", newest.id, newest.round or 0)
+        return Standing(wanted, "diverged", newest.id, newest.last_round or 0)
     if newest.status == "finished" or not whole(newest):
         return Standing(wanted, "missing", anew=True)
-    if newest.round is None:
+    if newest.last_round is None:
         return Standing(wanted, "missing")
-    return Standing(wanted, "interrupted", newest.id, newest.round)
+    return Standing(wanted, "interrupted", newest.id, newest.last_round)
 
 
 def _kept(keeps: Keeps, rounds: Sequence[int], reached: int) -> bool:

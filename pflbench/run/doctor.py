@@ -79,12 +79,14 @@ def _data(data_dir: Path) -> dict[str, Any]:
 
 
 def _database(db: str, problems: list[str]) -> dict[str, Any]:
-    from pflbench.store import db as store
+    from pflbench.store import inspection
+    from pflbench.store.database import to_url
+    from pflbench.store.failures import friendly
 
     try:
-        url = store.to_url(db)
-        with store.friendly(url):
-            return {"state": "usable", **store.info(url)}
+        url = to_url(db)
+        with friendly(url):
+            return {"state": "usable", **inspection.info(url)}
     except UserError as error:
         if not Path(db).exists() and "://" not in db:
             return {"state": "none yet", "path": db}

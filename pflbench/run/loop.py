@@ -26,10 +26,11 @@ from pflbench.run.execution import Execution, exact_arithmetic, federation, find
 from pflbench.run.record import Account
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
-from pflbench.store import locks, write
+from pflbench.store import locks, partitions, runs, write
 from pflbench.store.failures import sqlite_path
-from pflbench.store.records import RoundRecord, RunRow
+from pflbench.store.runs import Run
 from pflbench.store.schema import now
+from pflbench.store.write import RoundRecord
 
 TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and received, in the order of COUNTERS
 
@@ -86,7 +87,7 @@ def rounds(
     method = methods.make(spec.method)
     where = locks.folder(sqlite_path(store.url))
     with locks.locked(where, spec.key):
-        found = None if force else write.find_run(store, spec.key)
+        found = None if force else runs.newest(store, spec.key)
         if found:
             _refuse_changed_file(found, spec)
         if found and found.status == "finished":
@@ -103,7 +104,7 @@ def rounds(
             if found is None:
                 method.init(fed.at(0))  # what does not go with the model is refused before there is a row
                 write.create_run(store, spec, environment.describe())
-                found = write.find_run(store, spec.key)
+                found = runs.newest(store, spec.key)
                 assert found is not None
             checkpoints = Checkpoints(where, found.id, owner=f"{found.key}/{found.attempt}/{found.created_at}")
             described = _begin(store, found, setting, fed, command, how.scale, methods.record(spec.method.name))
@@ -123,7 +124,7 @@ class _Loop:
         method: Method,
         fed: Federation,
         store: sqlalchemy.Engine,
-        row: RunRow,
+        row: Run,
         checkpoints: Checkpoints,
         checkpoint_every: float,
         central_samples: np.ndarray | None,
@@ -302,7 +303,7 @@ def _refuse_non_finite(scores: Scores, t: int) -> None:
         )
 
 
-def _refuse_changed_file(found: RunRow, spec: RunSpec) -> None:
+def _refuse_changed_file(found: Run, spec: RunSpec) -> None:
     """A plug-in's author may forget to raise its version: other code must neither go on with a run nor pass for what made it."""
     before, present = (record.get("sha256") for record in (found.environment.get("plugin", {}), methods.record(spec.method.name)))
     if before is not None and before != present:
@@ -314,7 +315,7 @@ def _refuse_changed_file(found: RunRow, spec: RunSpec) -> None:
 
 def _begin(
     store: sqlalchemy.Engine,
-    run: RunRow,
+    run: Run,
     setting: Setting,
     fed: Federation,
     command: str,
@@ -345,7 +346,7 @@ def _begin(
         message=None,
         started_at=now(),
         finished_at=None,
-        partition_id=write.save_partition(store, setting.record),
+        partition_id=partitions.save(store, setting.record),
         parameters=fed.flat.size,
         engine=fed.executor.name,
         device=devices.name(device),

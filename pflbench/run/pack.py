@@ -24,7 +24,7 @@ from pflbench.run.footprint import Footprint, footprint
 from pflbench.run.loop import Progress, execute, rounds
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
-from pflbench.store import write
+from pflbench.store import runs
 from pflbench.store.failures import sqlite_path
 
 Step = Progress | Diverged
@@ -135,7 +135,7 @@ def _single(store: sqlalchemy.Engine, how: Execution) -> bool:
 
 
 def _over(spec: RunSpec, store: sqlalchemy.Engine) -> bool:
-    found = write.find_run(store, spec.key)
+    found = runs.newest(store, spec.key)
     return found is not None and found.status in ("finished", "diverged")
 
 

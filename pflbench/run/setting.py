@@ -14,7 +14,7 @@ from pflbench.errors import UserError
 from pflbench.partition import Partition, make, pfllib
 from pflbench.partition.core import Indices
 from pflbench.spec import DataSpec, PartitionSpec, Pfllib, RunSpec
-from pflbench.store.records import PartitionRecord
+from pflbench.store.partitions import PartitionRecord
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Pa
         dataset=source.label,
         spec=spec.model_dump(mode="json"),
         classes=arrays.classes,
-        train_counts=train,
-        test_counts=test,
+        train=train,
+        test=test,
         indices=indices,
         left_out=samples - int(train.sum() + test.sum()),
     )

@@ -17,7 +17,7 @@ from pflbench.report.figures.trajectory import numbers as trajectory
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
-from pflbench.store import observed, read
+from pflbench.store import arrays, runs
 
 AT_ONCE = 16  # models in memory
 
@@ -28,7 +28,7 @@ def compute(store: sqlalchemy.Engine, paths: trajectory.Paths, data_root: Path, 
     Raises UserError for a model with BatchNorm, of which a point of the plane is no whole model.
     """
     run, client, plane = paths.runs[0], paths.client, trajectory.plane(paths)
-    spec, place = RunSpec.model_validate(read.run(store, run, last=1).spec), find_device(device)
+    spec, place = RunSpec.model_validate(runs.find(store, run).spec), find_device(device)
     with exact_arithmetic(place, spec.train.dtype):
         fed = federation(spec, load_setting(spec, data_root), place, Execution())
         try:
@@ -43,7 +43,7 @@ def compute(store: sqlalchemy.Engine, paths: trajectory.Paths, data_root: Path, 
         finally:
             fed.executor.close()
     surface = np.concatenate([at, np.concatenate(found).reshape(*at.shape[:2], 1)], axis=2)
-    observed.keep(store, run, trajectory.surface_name(client), paths.rounds[-1], surface)
+    arrays.keep(store, run, trajectory.surface_name(client), paths.rounds[-1], surface)
 
 
 def _losses(fed: Federation, models: NDArray[np.float64], client: int) -> NDArray[np.float64]:

@@ -15,8 +15,7 @@ from pflbench.site.figures import Group
 from pflbench.site.filters import Missing
 from pflbench.site.runs import Line
 from pflbench.site.tables import TableView
-from pflbench.store import read
-from pflbench.store.read import Result
+from pflbench.store.runs import Result, distinct
 
 PAGES = ("all", "shown", "none")
 MOST = 200  # runs that all have a page unasked
@@ -83,7 +82,7 @@ def _shown(filled: Iterable[TableView], drawn: Iterable[Group]) -> tuple[int, ..
 
 
 def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:
-    if live and not read.distinct(engine, "method"):
+    if live and not distinct(engine, "method"):
         return []
     return filters.matching(engine)
 

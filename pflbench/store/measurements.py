@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Engine, insert, select
 
 from pflbench.errors import UserError
-from pflbench.store.db import friendly, writing
-from pflbench.store.schema import Measurement as Row
+from pflbench.store.database import inserted, reading, writing
+from pflbench.store.schema import MeasurementRow
 
 _NAME_LENGTH = 64
 
@@ -56,14 +56,12 @@ def save(engine: Engine, measurement: Measurement) -> int:
     check_name(measurement.name)
     values = {name: value for name, value in asdict(measurement).items() if name not in ("id", "created_at")}
     with writing(engine) as connection:
-        key = connection.execute(insert(Row).values(values)).inserted_primary_key
-    assert key is not None
-    return int(key[0])
+        return inserted(connection, insert(MeasurementRow).values(values))
 
 
 def find(engine: Engine, which: str) -> Measurement:
     """The measurement of an id, or the newest of a name. Raises UserError if there is none."""
-    wanted = Row.id == int(which) if which.isdecimal() else Row.name == which
+    wanted = MeasurementRow.id == int(which) if which.isdecimal() else MeasurementRow.name == which
     found = _read(engine, wanted, limit=1)
     if not found:
         raise UserError(f"There is no measurement {which}.", "`pflbench bench list` shows all of them.")
@@ -76,9 +74,9 @@ def newest(engine: Engine, limit: int) -> list[Measurement]:
 
 
 def _read(engine: Engine, wanted: Any, limit: int) -> list[Measurement]:
-    query = select(Row.__table__).order_by(Row.id.desc()).limit(limit)
+    query = select(MeasurementRow.__table__).order_by(MeasurementRow.id.desc()).limit(limit)
     if wanted is not None:
         query = query.where(wanted)
-    with friendly(engine.url), engine.connect() as connection:
+    with reading(engine) as connection:
         rows = connection.execute(query).mappings().all()
     return [Measurement(**{**row, "arms": tuple(Arm(**arm) for arm in row["arms"])}) for row in rows]

@@ -10,7 +10,8 @@ from collections.abc import Collection
 
 from sqlalchemy import ColumnElement, Engine, func, select, true
 
-from pflbench.store.schema import Partition, Run
+from pflbench.store.database import reading
+from pflbench.store.schema import PartitionRow, RunRow
 
 _ONLY, _SMOKE = "pflbench_only_runs", "pflbench_smoke"
 SMOKE = "smoke"
@@ -25,7 +26,7 @@ def visible(engine: Engine) -> ColumnElement[bool]:
     """Of runs: whether they are among those that the database is restricted to, if it is; else whether they are no smoke runs."""
     options = engine.get_execution_options()
     if (runs := options.get(_ONLY)) is not None:
-        return Run.id.in_(runs)
+        return RunRow.id.in_(runs)
     return true() if _SMOKE in options else ~is_smoke()
 
 
@@ -39,13 +40,21 @@ def hides_smoke(engine: Engine) -> bool:
     return not {_ONLY, _SMOKE} & set(engine.get_execution_options())
 
 
+def hidden_smoke(engine: Engine) -> int:
+    """How many runs of `reproduce --scale smoke` are not seen."""
+    if not hides_smoke(engine):
+        return 0
+    with reading(engine) as c:
+        return int(c.scalar(select(func.count()).select_from(RunRow).where(is_smoke())) or 0)
+
+
 def is_smoke() -> ColumnElement[bool]:
     """Of runs: whether they were made by `reproduce --scale smoke`."""
-    return func.coalesce(Run.environment["scale"].as_string(), "") == SMOKE
+    return func.coalesce(RunRow.environment["scale"].as_string(), "") == SMOKE
 
 
 def visible_partition(engine: Engine) -> ColumnElement[bool]:
     """Of partitions: whether one of these runs has it."""
     if _ONLY not in engine.get_execution_options():
         return true()
-    return Partition.id.in_(select(Run.partition_id).where(visible(engine)))
+    return PartitionRow.id.in_(select(RunRow.partition_id).where(visible(engine)))

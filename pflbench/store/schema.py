@@ -33,7 +33,7 @@ class Base(DeclarativeBase):
     )
 
 
-class Partition(Base):
+class PartitionRow(Base):
     """Which client holds which samples. `indices` is a compressed .npz (a zip) of train_0, test_0, train_1, ..."""
 
     __tablename__ = "partition"
@@ -53,7 +53,7 @@ class Partition(Base):
     created_at: Mapped[str] = mapped_column(String(20), default=now)
 
 
-class Run(Base):
+class RunRow(Base):
     """One run of one specification. A forced repetition has the same key and the next attempt number."""
 
     __tablename__ = "run"
@@ -92,7 +92,7 @@ class Run(Base):
     finished_at: Mapped[str | None] = mapped_column(String(20))
 
 
-class Round(Base):
+class RoundRow(Base):
     """State after `round` rounds (0 is the initial model), and what round `round` cost. Null: not measured.
 
     accuracy is pooled over the evaluated clients, sum of correct / sum of total (methods.md 2.1), in [0, 1].
@@ -121,7 +121,7 @@ class Round(Base):
     peak_memory: Mapped[int | None] = mapped_column(BigInteger)  # bytes: of the GPU, or the process's resident set on a CPU
 
 
-class ClientRound(Base):
+class ClientRoundRow(Base):
     """One client's test result at E1. A missing row: the client was not evaluated in that round."""
 
     __tablename__ = "client_round"
@@ -135,7 +135,7 @@ class ClientRound(Base):
     loss: Mapped[float]  # summed cross-entropy over the client's test samples
 
 
-class Series(Base):
+class SeriesRow(Base):
     """A second accuracy series of a run, never mixed with the headline: e.g. Ditto's global model."""
 
     __tablename__ = "series"
@@ -148,7 +148,7 @@ class Series(Base):
     test_loss: Mapped[float]
 
 
-class Artifact(Base):
+class ArtifactRow(Base):
     """A named array that a method observed: ALA's epochs, weights. `data` is the zlib-compressed buffer, C order."""
 
     __tablename__ = "artifact"
@@ -163,8 +163,8 @@ class Artifact(Base):
     data: Mapped[bytes] = mapped_column(LargeBinary)
 
 
-class Reference(Base):
-    """A value that a paper prints, as in the package's CSV files, of which `version` is the hash: see `store.reference`."""
+class ReferenceRow(Base):
+    """A value that a paper prints, as in the package's CSV files, of which `version` is the hash: see `pflbench.papers`."""
 
     __tablename__ = "reference"
     __table_args__ = (Index("ix_reference_table", "table"),)
@@ -182,7 +182,7 @@ class Reference(Base):
     version: Mapped[str] = mapped_column(String(16))
 
 
-class ReferenceRun(Base):
+class ReferenceRunRow(Base):
     """A result file of PFLlib: not one of our runs, and its protocol is not known. `times` is its number among repetitions."""
 
     __tablename__ = "reference_run"
@@ -198,7 +198,7 @@ class ReferenceRun(Base):
     created_at: Mapped[str] = mapped_column(String(20), default=now)
 
 
-class ReferenceRound(Base):
+class ReferenceRoundRow(Base):
     """What PFLlib measured after `round` rounds, before training goes on: accuracy and AUC in [0, 1] over all clients' tests."""
 
     __tablename__ = "reference_round"
@@ -213,7 +213,7 @@ class ReferenceRound(Base):
     train_loss: Mapped[float | None]
 
 
-class Measurement(Base):
+class MeasurementRow(Base):
     """What rounds cost on one machine, by `pflbench bench`: see `store.measurements` for what the JSON columns hold."""
 
     __tablename__ = "measurement"

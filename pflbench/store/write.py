@@ -1,18 +1,20 @@
-"""Everything that changes the database. Each function is one transaction; none leaves half of its work behind."""
+"""What a run writes. Each function is one transaction; none leaves half of its work behind."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Engine, delete, func, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from numpy.typing import NDArray
+from sqlalchemy import Engine, delete, func, insert, select, update
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
-from pflbench.store.db import friendly, writing
-from pflbench.store.records import PartitionRecord, RoundRecord, RunRow, pack_array, pack_indices
-from pflbench.store.schema import STATUSES, Artifact, Base, ClientRound, Partition, Round, Run, Series
+from pflbench.store import arrays
+from pflbench.store.database import inserted, writing
+from pflbench.store.schema import STATUSES, ArtifactRow, Base, ClientRoundRow, RoundRow, RunRow, SeriesRow
 
 _MESSAGE_LENGTH = 1000
 _FIXED = {"id", "key", "attempt", "protocol", "spec"}
@@ -22,22 +24,45 @@ _INSERT_ROUND = insert(Base.metadata.tables["round"])
 _INSERT_CLIENTS = insert(Base.metadata.tables["client_round"])
 _INSERT_SERIES = insert(Base.metadata.tables["series"])
 _INSERT_ARTIFACTS = insert(Base.metadata.tables["artifact"])
-_ROUND_COLUMNS = tuple(column.name for column in Round.__table__.columns if column.name != "run_id")
+_ROUND_COLUMNS = tuple(column.name for column in RoundRow.__table__.columns if column.name != "run_id")
 
 
-def find_run(engine: Engine, key: str) -> RunRow | None:
-    """The newest attempt of the run with this key, None if there is none."""
-    last = select(func.max(Round.round)).where(Round.run_id == Run.id).scalar_subquery()
-    columns = [getattr(Run, name) for name in RunRow.__dataclass_fields__ if name != "last_round"]
-    query = select(*columns, last.label("last_round")).where(Run.key == key).order_by(Run.attempt.desc()).limit(1)
-    with friendly(engine.url), engine.connect() as connection:
-        row = connection.execute(query).mappings().first()
-    return RunRow(**row) if row is not None else None
+@dataclass(frozen=True)
+class RoundRecord:
+    """The state after `round` rounds and what round `round` cost; meanings and units as in `schema.RoundRow`.
+
+    None stands for "not measured". `clients`, `correct`, `total` and `loss` are aligned arrays [evaluated clients],
+    int64 but for `loss` (float64, summed cross-entropy over the client's test samples); all four or none of them.
+    """
+
+    round: int
+    accuracy: float | None = None
+    accuracy_mean: float | None = None
+    accuracy_std: float | None = None
+    test_loss: float | None = None
+    train_loss: float | None = None
+    participants: int | None = None
+    seconds_receive: float | None = None
+    seconds_update: float | None = None
+    seconds_evaluate: float | None = None
+    params_up: int | None = None
+    params_down: int | None = None
+    scalars_up: int | None = None
+    scalars_down: int | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    peak_memory: int | None = None
+    clients: NDArray[Any] | None = None
+    correct: NDArray[Any] | None = None
+    total: NDArray[Any] | None = None
+    loss: NDArray[Any] | None = None
+    series: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # name -> accuracy, test loss
+    artifacts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any]) -> int:
     """Stores a run as "queued", as the next attempt of its key; returns its id."""
-    attempt = select(func.coalesce(func.max(Run.attempt), 0) + 1).where(Run.key == spec.key).scalar_subquery()
+    attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == spec.key).scalar_subquery()
     values = {
         "key": spec.key,
         "attempt": attempt,
@@ -55,7 +80,7 @@ def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any]) -> in
         "seed": spec.seed,
     }
     with writing(engine) as connection:
-        return _inserted(connection, insert(Run).values(values))
+        return inserted(connection, insert(RunRow).values(values))
 
 
 def update_run(engine: Engine, run_id: int, /, **columns: Any) -> None:
@@ -65,7 +90,7 @@ def update_run(engine: Engine, run_id: int, /, **columns: Any) -> None:
         ValueError: an unknown or fixed column, an unknown status.
         UserError: no such run.
     """
-    wrong = columns.keys() - (set(Run.__table__.columns.keys()) - _FIXED)
+    wrong = columns.keys() - (set(RunRow.__table__.columns.keys()) - _FIXED)
     if wrong or not columns:
         raise ValueError(f"update_run cannot set {sorted(wrong)}")
     if columns.get("status", STATUSES[0]) not in STATUSES:
@@ -73,37 +98,7 @@ def update_run(engine: Engine, run_id: int, /, **columns: Any) -> None:
     if columns.get("message"):
         columns["message"] = columns["message"][:_MESSAGE_LENGTH]
     with writing(engine) as connection:
-        _require(connection.execute(update(Run).where(Run.id == run_id).values(columns)).rowcount, run_id)
-
-
-def save_partition(engine: Engine, record: PartitionRecord) -> int:
-    """Stores a partition unless one with its hash is there; returns its id. Several processes may do it at once."""
-    found = select(Partition.id).where(Partition.hash == record.hash)
-    train, test = np.asarray(record.train_counts), np.asarray(record.test_counts)
-    values = {
-        "hash": record.hash,
-        "scheme": record.scheme,
-        "label": record.label,
-        "dataset": record.dataset,
-        "spec": dict(record.spec),
-        "clients": len(train),
-        "classes": list(record.classes),
-        "train_counts": train.tolist(),
-        "test_counts": test.tolist(),
-        "indices": pack_indices(record.indices) if record.indices is not None else None,
-        "left_out": record.left_out,
-    }
-    try:
-        with writing(engine) as connection:
-            known = connection.execute(found).scalar()
-            if known is None:
-                return _inserted(connection, insert(Partition).values(values))
-            unknown = update(Partition).where(Partition.id == known, Partition.left_out.is_(None))
-            connection.execute(unknown.values(left_out=record.left_out))
-            return int(known)
-    except IntegrityError:  # a database without SQLite's single writer: another process was faster
-        with writing(engine) as connection:
-            return int(connection.execute(found).scalar_one())
+        _require(connection.execute(update(RunRow).where(RunRow.id == run_id).values(columns)).rowcount, run_id)
 
 
 def write_round(engine: Engine, run_id: int, record: RoundRecord) -> None:
@@ -124,13 +119,14 @@ def write_round(engine: Engine, run_id: int, record: RoundRecord) -> None:
         if record.series:
             connection.execute(_INSERT_SERIES, _series_rows(run_id, record))
         if record.artifacts:
-            connection.execute(_INSERT_ARTIFACTS, _artifact_rows(run_id, record))
+            rows = [arrays.row(run_id, name, record.round, array) for name, array in record.artifacts.items()]
+            connection.execute(_INSERT_ARTIFACTS, rows)
 
 
 def rewind(engine: Engine, run_id: int, last_round: int) -> None:
     """Deletes what was stored after `last_round` (-1: everything), for a run to go on from an older checkpoint."""
     with writing(engine) as connection:
-        for table in (ClientRound, Series, Artifact, Round):
+        for table in (ClientRoundRow, SeriesRow, ArtifactRow, RoundRow):
             connection.execute(delete(table).where(table.run_id == run_id, table.round > last_round))
 
 
@@ -141,22 +137,22 @@ def remove_run(engine: Engine, run_id: int) -> None:
         UserError: no such run.
     """
     with writing(engine) as connection:
-        _require(connection.execute(delete(Run).where(Run.id == run_id)).rowcount, run_id)
+        _require(connection.execute(delete(RunRow).where(RunRow.id == run_id)).rowcount, run_id)
 
 
 def _client_rows(run_id: int, record: RoundRecord) -> list[dict[str, Any]]:
-    arrays = (record.clients, record.correct, record.total, record.loss)
-    if all(array is None for array in arrays):
+    columns = (record.clients, record.correct, record.total, record.loss)
+    if all(array is None for array in columns):
         return []
-    if any(array is None for array in arrays) or len({len(array) for array in arrays if array is not None}) != 1:
+    if any(array is None for array in columns) or len({len(array) for array in columns if array is not None}) != 1:
         raise ValueError(f"round {record.round}: clients, correct, total and loss must be aligned")
     assert record.loss is not None
     if np.isnan(record.loss).any():
         raise ValueError(f"round {record.round}: a client's loss is NaN")
-    columns = [array.tolist() for array in arrays if array is not None]
+    values = [array.tolist() for array in columns if array is not None]
     return [
         {"run_id": run_id, "round": record.round, "client": client, "correct": correct, "total": total, "loss": loss}
-        for client, correct, total, loss in zip(*columns, strict=True)
+        for client, correct, total, loss in zip(*values, strict=True)
     ]
 
 
@@ -165,26 +161,6 @@ def _series_rows(run_id: int, record: RoundRecord) -> list[dict[str, Any]]:
         {"run_id": run_id, "name": name, "round": record.round, "accuracy": accuracy, "test_loss": loss}
         for name, (accuracy, loss) in record.series.items()
     ]
-
-
-def _artifact_rows(run_id: int, record: RoundRecord) -> list[dict[str, Any]]:
-    return [
-        {
-            "run_id": run_id,
-            "round": record.round,
-            "name": name,
-            "dtype": array.dtype.name,
-            "shape": list(array.shape),
-            "data": pack_array(array),
-        }
-        for name, array in record.artifacts.items()
-    ]
-
-
-def _inserted(connection: Connection, statement: Any) -> int:
-    key = connection.execute(statement).inserted_primary_key
-    assert key is not None
-    return int(key[0])
 
 
 def _require(rows: int, run_id: int) -> None:

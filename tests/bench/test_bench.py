@@ -27,7 +27,8 @@ from pflbench.errors import UserError
 from pflbench.partition import Partition
 from pflbench.run.setting import Setting
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
-from pflbench.store import db, measurements
+from pflbench.store import database as db
+from pflbench.store import measurements
 from pflbench.store.measurements import Arm, Measurement
 
 # The paper's CNN on 3 x 32 x 32: multiplications and additions of one sample's forward pass, layer by layer.

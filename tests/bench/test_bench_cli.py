@@ -18,7 +18,7 @@ from pflbench.run.execution import Execution
 from pflbench.run.execution import federation as made
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
-from pflbench.store import db
+from pflbench.store import database as db
 
 
 @pytest.fixture

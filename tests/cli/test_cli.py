@@ -244,12 +244,12 @@ def test_wrong_use_is_told_in_two_lines(shell: Shell) -> None:
 
 
 def test_a_bug_is_told_in_two_lines_and_shown_on_request(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pflbench.store import db
+    from pflbench.store import inspection
 
     def broken(url: str) -> None:
         raise LookupError("of all things")
 
-    monkeypatch.setattr(db, "info", broken)
+    monkeypatch.setattr(inspection, "info", broken)
     done = shell("db", "info")
     assert (done.code, len(done.err.splitlines())) == (1, 2)
     assert "LookupError: of all things" in done.err

@@ -14,7 +14,8 @@ from support.report_database import add_run, spec
 from pflbench.errors import UserError
 from pflbench.report import PLOTS, TABLES
 from pflbench.run.plan import partition_options
-from pflbench.store import db, read
+from pflbench.store import database as db
+from pflbench.store import runs
 
 FEDALA = {"method": "fedala", "dataset": "tiny"}
 
@@ -40,7 +41,7 @@ def test_nothing_yet_says_what_it_takes(command: tuple[str, str], says: str, she
         assert f"{command[1]} --scale smoke|quick|full" in told
         assert "smoke about a minute, the rest not known before a first run" in told
         made = db.connect(db.to_url("pflbench.db"))
-        if not read.distinct(made, "method") and Path("again").exists():
+        if not runs.distinct(made, "method") and Path("again").exists():
             add_run(made, spec("fedavg"), [0.1, 0.2])
         Path("again").touch()
 

@@ -18,7 +18,7 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import labels, looks
 from pflbench.report.figures import ranks as critical_difference
-from pflbench.store import db
+from pflbench.store import database as db
 
 METHODS = ("local", "fedavg", "fedprox", "fedrep", "ditto", "fedamp", "fedala")
 TITLES = {labels.method_title(name) for name in METHODS}

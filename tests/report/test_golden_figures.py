@@ -18,7 +18,7 @@ from support.figure_options import DIR_1, OPTIONS, RANKED
 
 from pflbench.report import PLOTS, labels
 from pflbench.report.style import Drawing
-from pflbench.store import db
+from pflbench.store import database as db
 
 Check = Callable[[Figure, Raw], set[int]]
 CHECKS: dict[str, Check] = {}

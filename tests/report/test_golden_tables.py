@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from pflbench.report import TABLES
 from pflbench.report.grid import Grid
 from pflbench.report.selection import Filters
-from pflbench.store import db
+from pflbench.store import database as db
 
 Cells = dict[tuple[int, ...], dict[str, Any]]
 RANKED = ("fedprox", "fedprox+ala", "ditto", "ditto+ala", "fedrep", "fedrep+ala")

@@ -24,7 +24,7 @@ from pflbench.errors import UserError
 from pflbench.report import PLOTS, layout
 from pflbench.report.figures import ala_convergence, curves, distribution, loss
 from pflbench.report.layout import PrintPage
-from pflbench.store import db
+from pflbench.store import database as db
 
 LEAST = 6  # points that are legible in print
 ALL = {

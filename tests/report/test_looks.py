@@ -14,7 +14,7 @@ from support.report_database import add_run, spec
 from pflbench import methods
 from pflbench.report import interactive, looks
 from pflbench.report.figures import curves
-from pflbench.store import db
+from pflbench.store import database as db
 
 EVERY = [name + plus for name in methods.METHODS for plus in ("", "+ala")]
 

@@ -16,9 +16,10 @@ from pflbench.partition import make
 from pflbench.report import PLOTS, TABLES, papermap
 from pflbench.reproduce.goal import Wanted, goals
 from pflbench.spec import RunSpec
-from pflbench.store import db, write
-from pflbench.store.read import PartitionInfo
-from pflbench.store.records import RoundRecord
+from pflbench.store import database as db
+from pflbench.store import write
+from pflbench.store.partitions import PartitionRecord
+from pflbench.store.write import RoundRecord
 
 
 def wanted(name: str, scale: str = "full") -> list[Wanted]:
@@ -250,7 +251,7 @@ def test_a_printed_figure_of_data_is_drawn_without_runs(shell: Shell, monkeypatc
     held = show.partitions([wanted_of_digits(clients) for clients in (5, 10)], Path("data"), None)
     seen: list[list[str]] = []
 
-    def partitions(specs: list[RunSpec], *_: object) -> list[PartitionInfo]:
+    def partitions(specs: list[RunSpec], *_: object) -> list[PartitionRecord]:
         seen.append([f"{spec.data.label} {spec.partition.clients}" for spec in specs])
         return held
 

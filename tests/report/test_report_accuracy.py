@@ -14,8 +14,8 @@ from pflbench.errors import UserError
 from pflbench.report import TABLES, accuracy, labels, paper
 from pflbench.report.accuracy import Cell, Table, build
 from pflbench.report.selection import Filters
-from pflbench.store import db
-from pflbench.store.read import Select
+from pflbench.store import database as db
+from pflbench.store.runs import Select
 
 SHORT: dict[str, Any] = {"rounds": 20}
 

@@ -18,7 +18,7 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import PLOTS, looks
 from pflbench.report.figures import curves, distribution
-from pflbench.store import db
+from pflbench.store import database as db
 
 pairs = partial(combinations, r=2)
 FEDAVG = [[0.1, 0.5, 0.7], [0.2, 0.6, 0.6]]

@@ -19,7 +19,9 @@ from pflbench.errors import UserError
 from pflbench.report import PLOTS, blocks
 from pflbench.report.figures import ala_convergence, ala_weights, attention, loss
 from pflbench.report.figures.attention import numbers
-from pflbench.store import db, read
+from pflbench.store import arrays, partitions
+from pflbench.store import database as db
+from pflbench.store.partitions import PartitionRecord
 
 
 def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine) -> None:
@@ -96,7 +98,7 @@ def test_the_round_can_be_chosen(engine: Engine) -> None:
 def test_groups_are_those_of_the_partition_else_the_most_frequent_class() -> None:
     def groups(scheme: str, counts: list[list[int]], **of: Any) -> numbers.ClientGroups:
         held = np.array(counts)
-        return numbers.groups(read.PartitionInfo(1, "", scheme, "", "mnist", of, tuple("abcd"), held, 0 * held))
+        return numbers.groups(PartitionRecord("", scheme, "", "mnist", of, tuple("abcd"), held, 0 * held))
 
     made = groups("groups", [[9, 1, 1, 1]] * 3 + [[0, 0, 5, 5]] * 2, groups=2)
     assert (made.of.tolist(), made.names, made.true) == ([0, 0, 0, 1, 1], ("0, 1", "2, 3"), True)
@@ -181,10 +183,10 @@ def test_all_of_it_from_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert "Protocol: MLP, 5 clients, 3 rounds" in caption
         assert "runs 1." in caption or "runs 2." in caption
     engine = db.connect(db.to_url("results.db"))
-    blocks = read.artifact(engine, 1, "ala_blocks")
+    blocks = arrays.read_one(engine, 1, "ala_blocks")
     assert blocks.tolist() == [[0, 64 * 64 + 64, 64 * 64 + 64 + 650], [1, 0, 64 * 64 + 64]]
-    losses = [read.artifact(engine, 1, "ala_objective", t) for t in (1, 2, 3)]
-    samples = read.partition(engine, 1).train.sum(axis=1)
+    losses = [arrays.read_one(engine, 1, "ala_objective", t) for t in (1, 2, 3)]
+    samples = partitions.find(engine, 1).train.sum(axis=1)
     trained = [float(samples @ each[:, 0] / samples.sum()) for each in losses]
     assert trained[2] < trained[0]
     assert (losses[0][:, 1] > losses[0][:, 0]).mean() > 0.5, (

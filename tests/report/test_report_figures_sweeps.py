@@ -13,7 +13,7 @@ from pflbench.report import looks
 from pflbench.report.figures import elastic, fairness, heterogeneity, overhead, scalability
 from pflbench.report.sweep import sweeps
 from pflbench.store import write
-from pflbench.store.records import RoundRecord
+from pflbench.store.write import RoundRecord
 
 
 def test_the_front_is_that_found_by_hand() -> None:

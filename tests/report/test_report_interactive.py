@@ -28,8 +28,9 @@ from pflbench.report.arrangement import Row
 from pflbench.report.figures import attention
 from pflbench.report.interactive import FIGURES, Interactive, build
 from pflbench.report.selection import Filters
-from pflbench.store import db, observed, write
-from pflbench.store.records import RoundRecord
+from pflbench.store import arrays, write
+from pflbench.store import database as db
+from pflbench.store.write import RoundRecord
 
 PAGES = ((1.0, 1.0, 1.0), to_rgb("#14171a"))  # light and dark
 EVERYWHERE = ("fedavg", "ditto", "local")  # in all settings, which ranks need
@@ -393,7 +394,7 @@ def test_the_trajectory_is_in_the_plane_of_an_svd_with_its_surface(engine: Engin
 
     grid = trajectory.plane(trajectory.paths(engine)).grid()
     loss = 10 ** np.linspace(-2, 1, 21 * 21).reshape(21, 21, 1)
-    observed.keep(engine, 1, "surface_4", 3, np.concatenate([grid, loss], axis=2))
+    arrays.keep(engine, 1, "surface_4", 3, np.concatenate([grid, loss], axis=2))
     drawn = only("trajectory", engine)
     contours = drawn.spec["data"][0]
     assert drawn.notes[-1] == "Contours: loss from 0.01 to 10, each 1.78 times the one before."  # 12 steps, 1000 times in all

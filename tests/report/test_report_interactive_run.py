@@ -15,8 +15,9 @@ from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
 from pflbench.report import interactive
-from pflbench.store import db, write
-from pflbench.store.records import RoundRecord
+from pflbench.store import database as db
+from pflbench.store import write
+from pflbench.store.write import RoundRecord
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from pflbench.report.accuracy import Paper
 from pflbench.report.overhead import Cell, Table, build
 from pflbench.report.render import FORMATS, render
 from pflbench.report.tables import METHODS
-from pflbench.store import db, write
-from pflbench.store.records import RoundRecord
+from pflbench.store import database as db
+from pflbench.store import write
+from pflbench.store.write import RoundRecord
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pflbench.report.accuracy import Table, build
 from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.render import FORMATS, render
 from pflbench.report.selection import Filters
-from pflbench.store import db
+from pflbench.store import database as db
 
 CLIENTS_50 = {"scheme": "dirichlet", "beta": 0.1, "clients": 50}
 EXPECTED = {

@@ -13,9 +13,11 @@ from support.command import Shell
 from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import accuracy
+from pflbench.report import accuracy, selection
 from pflbench.report.selection import Filters
-from pflbench.store import db, read
+from pflbench.store import database as db
+from pflbench.store import runs
+from pflbench.store.runs import Select
 
 P = "json_extract(spec, '$.method.hyperparameters.p')"
 
@@ -44,12 +46,12 @@ def test_the_runs_that_are_left(golden: Engine, asked: dict[str, Any], condition
         expected = {row[0] for row in connection.execute(f"select id from run where {condition}")}
         every = connection.execute("select count(*) from run").fetchone()[0]
     assert 0 < len(expected) < every
-    assert {run.id for run in read.results(Filters(**asked).database(golden), read.Select("best"))} == expected
+    assert {run.id for run in runs.results(Filters(**asked).database(golden), Select("best"))} == expected
 
 
 def test_a_run_by_its_key(golden: Engine) -> None:
-    key = read.run(golden, 4).info.key
-    assert [run.id for run in read.results(Filters(runs=[key[:10]]).database(golden), read.Select("best"))] == [4]
+    key = runs.find(golden, 4).key
+    assert [run.id for run in runs.results(Filters(runs=[key[:10]]).database(golden), Select("best"))] == [4]
 
 
 @pytest.mark.parametrize(
@@ -119,3 +121,14 @@ def test_the_suffix_of_a_file_says_its_format(shell: Shell, tmp_path: Path) -> N
         assert words in shell.refused("table", *wrong)
     assert "Unknown figure format '.tex'" in shell.refused("plot", "curves", "-o", "y.tex")
     assert not list(tmp_path.glob("y*"))
+
+
+@pytest.mark.parametrize("text", ["", "Best", "first", "mean-last", "mean-last:", "mean-last:0", "mean-last:-1", "last:3"])
+def test_a_wrong_selection_names_the_valid_ones(text: str) -> None:
+    with pytest.raises(UserError, match="best, last, mean-last:K"):
+        selection.parse(text)
+
+
+@pytest.mark.parametrize("select", [Select("best"), Select("last"), Select("mean-last", 7)])
+def test_a_selection_reads_as_it_is_written(select: Select) -> None:
+    assert selection.parse(str(select)) == select

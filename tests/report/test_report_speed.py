@@ -19,7 +19,7 @@ from pflbench.cli import table as table_command
 from pflbench.cli.reports import uncollected
 from pflbench.report import layout
 from pflbench.report.figures import curves, distribution
-from pflbench.store import db
+from pflbench.store import database as db
 
 AXES = 4  # two of each of the two figures
 COMMANDS = ("table accuracy", "plot curves", "plot distribution")

@@ -20,8 +20,9 @@ from pflbench.report.cell import Cell
 from pflbench.report.render import FORMATS, render
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import Wanted, compare, deviation, holm, interval, least_p, paired
-from pflbench.store import db, write
-from pflbench.store.records import RoundRecord
+from pflbench.store import database as db
+from pflbench.store import write
+from pflbench.store.write import RoundRecord
 
 HYPERPARAMETERS = {**HYPERPARAMETERS, "local": {}, "fedprox": {"mu": 0.001}}
 

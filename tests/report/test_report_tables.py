@@ -28,10 +28,9 @@ from pflbench.report.tables import TABLES as DECLARED
 from pflbench.report.tables import Planned
 from pflbench.run.plan import Wish, plan
 from pflbench.spec import RunSpec
-from pflbench.store import db
-from pflbench.store.read import Select
-from pflbench.store.records import RoundRecord
-from pflbench.store.write import create_run, update_run, write_round
+from pflbench.store import database as db
+from pflbench.store.runs import Select
+from pflbench.store.write import RoundRecord, create_run, update_run, write_round
 
 SHOWN = [name for name in DECLARED if name not in ("accuracy", "overhead")]
 EVERY = [planned for table in DECLARED.values() for planned in table.needed]

@@ -13,7 +13,7 @@ from support.report_database import add_run, spec
 from pflbench.cli.console import duration
 from pflbench.reproduce import forecast
 from pflbench.run.plan import Wish, plan
-from pflbench.store import db
+from pflbench.store import database as db
 
 RUN = ("run", "-m", "fedala", "-d", "digits", "--rounds", "3")
 

@@ -33,8 +33,8 @@ from pflbench.reproduce.standing import Standing
 from pflbench.run import pack as packing
 from pflbench.run.plan import plan
 from pflbench.spec import RunSpec
-from pflbench.store import db
-from pflbench.store.attempts import speeds
+from pflbench.store import database as db
+from pflbench.store.rounds import speeds
 
 NAMES = list(dict.fromkeys((*TABLES, *PLOTS)))
 

@@ -35,8 +35,8 @@ from pflbench.spec import (
     Spec,
     TrainSpec,
 )
-from pflbench.store import db
-from pflbench.store.read import Select
+from pflbench.store import database as db
+from pflbench.store.runs import Select
 
 SCHEMES: dict[str, PartitionSpec] = {
     "dirichlet": Dirichlet(clients=4, beta=1.0, central_test=True),

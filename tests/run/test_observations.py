@@ -11,7 +11,8 @@ from sqlalchemy import Engine
 from support.command import Shell
 
 from pflbench.engine.ledger import COUNTERS
-from pflbench.store import db, read
+from pflbench.store import arrays, rounds
+from pflbench.store import database as db
 
 RUN = "run -m fedala -d digits --clients 5 --rounds 4 --lr 0.05 --batch-size 32 --join-ratio 0.6 --quiet"
 
@@ -34,7 +35,7 @@ def succeeds(shell: Shell, command: str) -> str:
 
 
 def held() -> dict[str, list[int]]:
-    found = read.run(stored(), "1").artifacts
+    found = arrays.infos(stored(), 1)
     return {name: [a.round for a in found if a.name == name] for name in {a.name for a in found}}
 
 
@@ -43,7 +44,7 @@ def test_large_observations_are_kept_in_the_chosen_rounds_only(shell: Shell) -> 
     assert held()["ala_weights"] == [2, 4]
     assert held()["ala_losses"] == [2, 4]
     assert held()["traffic"] == [1, 2, 3, 4]
-    losses = read.artifact(stored(), 1, "ala_losses", 4)
+    losses = arrays.read_one(stored(), 1, "ala_losses", 4)
     assert losses.shape == (5, 2)
     took_part = ~np.isnan(losses[:, 0])
     assert 1 <= took_part.sum() <= 3
@@ -58,8 +59,8 @@ def test_by_default_only_what_costs_nothing_is_kept(shell: Shell) -> None:
 def test_traffic_by_client_adds_up_to_the_rounds(shell: Shell) -> None:
     succeeds(shell, RUN)
     engine = stored()
-    for row in read.run(engine, "1", last=4).last_rounds:
-        traffic = read.artifact(engine, 1, "traffic", row["round"])
+    for row in rounds.newest_rows(engine, 1, 4):
+        traffic = arrays.read_one(engine, 1, "traffic", row["round"])
         assert traffic.shape == (5, 4)
         assert {name: row[name] for name in COUNTERS} == dict(zip(COUNTERS, traffic.sum(axis=0).tolist(), strict=True))
         assert (traffic[:, 0] > 0).sum() == (traffic[:, 1] > 0).sum() == 3, "three of five clients join"

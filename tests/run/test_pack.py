@@ -26,7 +26,7 @@ from pflbench.run.footprint import Footprint
 from pflbench.run.loop import execute
 from pflbench.run.pack import Step, execute_pack, packs
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
-from pflbench.store import db
+from pflbench.store import database as db
 
 BATCHED = Execution(engine="batched", pack=None)
 QUERIES = (

@@ -17,7 +17,7 @@ from pflbench.errors import UserError
 from pflbench.methods import METHODS
 from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
-from pflbench.store import read, write
+from pflbench.store import runs, write
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -68,7 +68,7 @@ from pathlib import Path
 from support.runs import spec
 from pflbench.run.execution import Execution, federation
 from pflbench.run.loop import execute
-from pflbench.store import db
+from pflbench.store import database as db
 store = db.connect(sys.argv[1])
 for step in execute(spec("ditto", rounds=40, batch_size=64), store, Path("data"), Execution(workers=2), checkpoint_every=0.05):
     print(step.round, flush=True)
@@ -90,7 +90,7 @@ def test_kill_9_and_resume(store, tmp_path):
     child.wait()
     status, last = rows(store, "SELECT status, (SELECT MAX(round) FROM round) FROM run")[0]
     assert status == "running"
-    assert [info.status for info in read.runs(store)] == ["interrupted"]
+    assert [info.status for info in runs.listed(store)] == ["interrupted"]
     assert reached <= last < 40
     resumed = run(spec("ditto", rounds=40, batch_size=64), store)
     assert resumed[0].kind == "resumed"

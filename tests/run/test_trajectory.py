@@ -20,7 +20,8 @@ from pflbench.report.figures.trajectory import numbers
 from pflbench.run.follow import parse
 from pflbench.run.setting import load_setting
 from pflbench.spec import MethodSpec, RunSpec
-from pflbench.store import db, read
+from pflbench.store import arrays, runs
+from pflbench.store import database as db
 
 RUN = (
     "run -m fedavg -m fedala --set fedala.start_round=5 -d digits --partition pathological --clients 5 --rounds 6 --lr 0.05 "
@@ -44,11 +45,11 @@ def engine(shell: Shell) -> Engine:
 
 
 def models(engine: Engine, run: int) -> np.ndarray:
-    return np.stack([read.artifact(engine, run, "trajectory_2", t) for t in (3, 4, 5, 6)])
+    return np.stack([arrays.read_one(engine, run, "trajectory_2", t) for t in (3, 4, 5, 6)])
 
 
 def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
-    kept = [a.round for a in read.run(engine, 1).artifacts if a.name == "trajectory_2"]
+    kept = [a.round for a in arrays.infos(engine, 1) if a.name == "trajectory_2"]
     assert kept == [3, 4, 5, 6]
     fedavg, fedala = models(engine, 1), models(engine, 2)
     np.testing.assert_array_equal(fedavg[:2], fedala[:2], err_msg="until ALA begins, FedALA is FedAvg")
@@ -63,9 +64,9 @@ def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
     assert "Contours" in caption
     assert "from runs 1, 2." in caption
 
-    surface = read.artifact(engine, 1, "surface_2", 6)
+    surface = arrays.read_one(engine, 1, "surface_2", 6)
     plane = numbers.plane(numbers.paths(engine, client=2))
-    spec = RunSpec.model_validate(read.run(engine, 1).spec)
+    spec = RunSpec.model_validate(runs.find(engine, 1).spec)
     setting = load_setting(spec, Path("data"))
     mine = setting.partition.train[2]
     module = build("mlp", tuple(setting.arrays.x.shape[1:]), 10)

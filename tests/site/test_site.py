@@ -32,8 +32,9 @@ from pflbench.report.selection import Filters
 from pflbench.site import html, page, runs, serve
 from pflbench.site.page import Page, build
 from pflbench.site.tables import Group, sort_value, view
-from pflbench.store import db, write
-from pflbench.store.records import RoundRecord
+from pflbench.store import database as db
+from pflbench.store import write
+from pflbench.store.write import RoundRecord
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from support.site_database import MADE, RUNNING, SNEAKY, fill
 from pflbench.report.selection import Filters
 from pflbench.site import html, runs, serve
 from pflbench.site.page import build
-from pflbench.store import db, write
-from pflbench.store.records import RoundRecord
+from pflbench.store import database as db
+from pflbench.store import write
+from pflbench.store.write import RoundRecord
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from support.store_samples import make_partition, make_record, make_spec
 
 from alembic import command
 from pflbench.cli import main
-from pflbench.store import db, files, write
+from pflbench.store import database as db
+from pflbench.store import files, inspection, partitions, runs, write
 from pflbench.store.exchange import export
 
 Row = tuple[Any, ...]
@@ -35,7 +36,7 @@ def connect(path: Path | str) -> Engine:
 def add_run(engine: Engine, spec: Any, rounds: int, status: str = "finished", **last: Any) -> int:
     """A run with records 0 ... rounds; `last` are columns of the last one. Each has a series and an array."""
     run = write.create_run(engine, spec, {"commit": "abc"})
-    write.update_run(engine, run, status=status, partition_id=write.save_partition(engine, make_partition()))
+    write.update_run(engine, run, status=status, partition_id=partitions.save(engine, make_partition()))
     for t in range(rounds + 1):
         more = {"series": {"global": (0.5, t / 8)}, "artifacts": {"traffic": make_record(t).total}}
         write.write_round(engine, run, make_record(t, **more, **(last if t == rounds else {})))
@@ -246,7 +247,7 @@ def test_two_databases_of_real_runs_become_one(real: Path, shell: Shell, tmp_pat
     ((name,),) = ask("a.db", "SELECT json_extract(environment, '$.imported_from') FROM run WHERE id = 2")
     assert name == "b.db, run 2"
     assert ask("a.db", "SELECT count(*) FROM partition") == [(1,)]
-    assert db.check(db.to_url("a.db")) == []
+    assert inspection.check(db.to_url("a.db")) == []
 
     before = content("a.db")
     (again,) = json.loads(shell("import", "b.db", "--db", "a.db", "--json").out)
@@ -304,7 +305,7 @@ def test_a_finished_run_is_added_to_an_unfinished_one(mine: Engine, other: Engin
     add_run(mine, make_spec(seed=1), 1, status=status)
     add_run(other, make_spec(seed=1), 3)
     assert shell("import", "other.db").out == "other.db: 1 run as the next attempt of a key\n"
-    newest = write.find_run(mine, make_spec(seed=1).key)
+    newest = runs.newest(mine, make_spec(seed=1).key)
     assert newest is not None
     assert (newest.attempt, newest.status, newest.last_round) == (2, "finished", 3)
     assert shell("import", "other.db").out == "other.db: 1 run here already\n"

@@ -15,8 +15,9 @@ import pytest
 from support.command import Shell
 from support.report_database import add_partition, add_run, at_work, spec
 
-from pflbench.store import db, write
-from pflbench.store.records import RoundRecord
+from pflbench.store import database as db
+from pflbench.store import write
+from pflbench.store.write import RoundRecord
 
 GOOD = "what was there before"
 

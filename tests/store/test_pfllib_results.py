@@ -15,8 +15,8 @@ from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
 from pflbench.report.figures import curves
-from pflbench.store import db
-from pflbench.store.exchange import pfllib as pfllib_results
+from pflbench.store import database as db
+from pflbench.store.exchange import pfllib as result_files
 
 ACCURACY = [0.125, 0.5, 0.75, 0.625]
 
@@ -103,7 +103,7 @@ def test_what_the_name_does_not_say(engine: Engine, shell: Shell) -> None:
     ],
 )
 def test_pfllibs_names(shell: Shell, name: str, dataset: str, method: str, goal: str) -> None:
-    found = pfllib_results.load(pfllib(f"{name}.h5"))
+    found = result_files.load(pfllib(f"{name}.h5"))
     assert (found.dataset, found.method, found.goal) == (dataset, method, goal)
     assert found.times == int(name.rpartition("_")[2])
 

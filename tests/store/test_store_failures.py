@@ -19,7 +19,8 @@ from sqlalchemy import event
 from support.store_samples import ROOT, finish, make_partition, make_record, make_spec, python
 
 from pflbench.errors import UserError
-from pflbench.store import db, failures, write
+from pflbench.store import database as db
+from pflbench.store import failures, inspection, partitions, runs, write
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def filled(path: Path) -> Path:
     """A database with one finished run of rounds 0 to 3."""
     engine = db.connect(db.to_url(str(path)))
     run_id = write.create_run(engine, make_spec(rounds=3), {})
-    partition_id = write.save_partition(engine, make_partition())
+    partition_id = partitions.save(engine, make_partition())
     for t in range(4):
         write.write_round(engine, run_id, make_record(t, artifacts={"weights": np.eye(2)}))
     write.update_run(engine, run_id, status="finished", partition_id=partition_id)
@@ -89,24 +90,24 @@ def test_settings_of_sqlite(path: Path) -> None:
 
 
 def test_alembic_is_imported_for_upgrades_only(filled: Path) -> None:
-    code = "import sys; from pflbench.store import db; db.connect(sys.argv[1]); print('alembic' in sys.modules)"
+    code = "import sys; from pflbench.store import database; database.connect(sys.argv[1]); print('alembic' in sys.modules)"
     assert finish(python(code, url_of(filled))) == "False\n"
 
 
 def test_missing_database_is_not_made_by_reading(path: Path) -> None:
-    for use in (lambda url: db.connect(url, create=False), db.info, db.check):
+    for use in (lambda url: db.connect(url, create=False), inspection.info, inspection.check):
         assert "pflbench run" in refused("No results yet", use, url_of(path)).hint
     assert not path.exists()
     path.touch()
     refused("No results yet", db.connect, url_of(path), create=False)
     db.connect(url_of(path)).dispose()
-    assert db.check(url_of(path)) == []
+    assert inspection.check(url_of(path)) == []
 
 
 @pytest.mark.parametrize("content", [b"x", b"accuracy,round\n" * 1000, b"SQLite format 3\0 and no more"], ids=len)
 def test_file_that_is_no_database(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    for use in (db.connect, db.upgrade, db.info, db.check):
+    for use in (db.connect, db.upgrade, inspection.info, inspection.check):
         refused(r"not a SQLite database|damaged", use, url_of(path))
     assert path.read_bytes() == content
 
@@ -117,7 +118,7 @@ def test_database_of_another_program(path: Path) -> None:
         connection.execute("CREATE TABLE run (name)")
         connection.execute(f"INSERT INTO alembic_version VALUES ('{db.head()}')")
     content = path.read_bytes()
-    for use in (db.connect, db.upgrade, db.info, db.check):
+    for use in (db.connect, db.upgrade, inspection.info, inspection.check):
         refused("another program's database: it has the tables alembic_version, run", use, url_of(path))
     assert path.read_bytes() == content
 
@@ -142,7 +143,7 @@ def test_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 AS_ANOTHER_USER = """
 import os, sys
 from pflbench.errors import UserError
-from pflbench.store import db, write
+from pflbench.store import database as db, write
 from support.store_samples import make_spec
 db.open_engine(sys.argv[1])  # imports what another user may not be allowed to read
 if os.getuid() == 0:
@@ -195,17 +196,17 @@ def test_full_disk_keeps_what_is_committed(filled: Path) -> None:
 
     refused("disk is full", fill)
     engine.dispose()
-    found = write.find_run(db.connect(url_of(filled)), make_spec(seed=1).key)
+    found = runs.newest(db.connect(url_of(filled)), make_spec(seed=1).key)
     assert found is not None
     assert found.last_round == stored > 0
     write.write_round(db.connect(url_of(filled)), run_id, make_record(stored + 1, clients=20))
-    assert db.check(url_of(filled)) == []
+    assert inspection.check(url_of(filled)) == []
 
 
 LIMITED = """
 import resource, sys
 from pflbench.errors import UserError
-from pflbench.store import db, write
+from pflbench.store import database as db, write
 from support.store_samples import make_record, make_spec
 engine = db.connect(sys.argv[1])
 run_id = write.create_run(engine, make_spec(seed=1), {})
@@ -221,10 +222,10 @@ except UserError as error:
 def test_file_size_limit_keeps_what_is_committed(filled: Path) -> None:
     out = finish(child(LIMITED, url_of(filled)))
     assert "quota or file size limit" in out
-    found = write.find_run(db.connect(url_of(filled)), make_spec(seed=1).key)
+    found = runs.newest(db.connect(url_of(filled)), make_spec(seed=1).key)
     assert found is not None
     assert found.last_round == int(out.split()[0]) - 1 > 0
-    assert db.check(url_of(filled)) == []
+    assert inspection.check(url_of(filled)) == []
 
 
 def test_locked_database(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +247,7 @@ def test_damaged_database(filled: Path) -> None:
     with filled.open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xee" * size)
-    assert any("damaged" in problem for problem in db.check(url_of(filled)))
+    assert any("damaged" in problem for problem in inspection.check(url_of(filled)))
     refused("is damaged", write.remove_run, db.connect(url_of(filled)), 1)
 
 
@@ -273,7 +274,7 @@ def test_server_that_does_not_answer_is_a_user_error() -> None:
 
 def test_info_counts(filled: Path) -> None:
     write.create_run(db.connect(url_of(filled)), make_spec(seed=1), {})
-    found = db.info(url_of(filled))
+    found = inspection.info(url_of(filled))
     assert (found["database"], found["kind"], found["schema"]) == (str(filled), "sqlite", db.head())
     assert found["runs"] == {"finished": 1, "queued": 1}
     assert (found["rounds"], found["partitions"], found["artifacts"]) == (4, 1, 4)
@@ -293,8 +294,8 @@ def test_info_counts(filled: Path) -> None:
     ],
 )
 def test_check_finds_what_does_not_fit(filled: Path, damage: str, problem: str) -> None:
-    assert db.check(url_of(filled)) == []
+    assert inspection.check(url_of(filled)) == []
     with sqlite3.connect(filled) as connection:  # its foreign keys are off
         connection.execute(damage)
     connection.close()
-    assert any(problem in found for found in db.check(url_of(filled)))
+    assert any(problem in found for found in inspection.check(url_of(filled)))

@@ -20,7 +20,8 @@ from support.store_samples import ROOT, finish, python
 
 from alembic import command
 from pflbench.errors import UserError
-from pflbench.store import db, schema
+from pflbench.store import database as db
+from pflbench.store import inspection, schema
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -223,7 +224,7 @@ def test_newer_database_is_refused(engine: Engine, add_migration: Callable[..., 
     monkeypatch.setattr(db, "scripts", lambda: known)
     db.revisions.cache_clear()
     content = Path(str(engine.url.database)).read_bytes()
-    for use in (db.connect, db.upgrade, db.info, db.check):
+    for use in (db.connect, db.upgrade, inspection.info, inspection.check):
         with pytest.raises(UserError, match="9999") as told:
             use(url)
         assert db.head() in told.value.message
@@ -235,7 +236,7 @@ def test_newer_database_is_refused(engine: Engine, add_migration: Callable[..., 
 CONNECT = """
 import sys
 from pathlib import Path
-from pflbench.store import db
+from pflbench.store import database as db
 db.scripts = lambda: Path(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -273,7 +274,7 @@ def test_migrations_are_found_in_an_installed_package(tmp_path: Path) -> None:
     for file in ("__init__.py", "errors.py", "spec.py"):
         shutil.copy(package / file, site / "pflbench" / file)
     shutil.copytree(db.scripts(), site / "pflbench" / "alembic")
-    code = "import sys; from pflbench.store import db; print(db.upgrade(sys.argv[1]), db.scripts())"
+    code = "import sys; from pflbench.store import database as db; print(db.upgrade(sys.argv[1]), db.scripts())"
     url = db.to_url(str(tmp_path / "results.db"))
     out = finish(python(code, url, path=site, cwd=tmp_path))
     assert out == f"{(None, db.head())} {site / 'pflbench' / 'alembic'}\n"
@@ -285,4 +286,4 @@ def test_alembic_command_works_for_developers(tmp_path: Path) -> None:
     code = "import sys; from alembic.config import main; main(['upgrade', 'head']); main(['check'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert db.info(db.to_url(str(path)))["schema"] == db.head()
+    assert inspection.info(db.to_url(str(path)))["schema"] == db.head()

@@ -13,12 +13,12 @@ from support.report_database import add_run, spec
 from support.store_samples import ROOT
 
 from alembic import command
-from pflbench.store import db, reference
-from pflbench.store.read import Result, Select, results
-from pflbench.store.records import RoundRecord
-from pflbench.store.schema import Reference, Run
-from pflbench.store.scores import by_series
-from pflbench.store.write import create_run, write_round
+from pflbench import papers
+from pflbench.store import database as db
+from pflbench.store.rounds import by_series
+from pflbench.store.runs import Result, Select, results
+from pflbench.store.schema import ReferenceRow, RunRow
+from pflbench.store.write import RoundRecord, create_run, write_round
 
 FILES = sorted((ROOT / "pflbench" / "papers").glob("*.csv"))
 
@@ -46,8 +46,8 @@ def test_a_new_database_holds_every_row_of_the_files(url: str) -> None:
         assert row[1] == line["table"]
         assert row[3:7] == (line["dataset"], line["backbone"], line["method"], line["metric"])
         assert row[7:9] == tuple(float(line[key]) if line[key] else None for key in ("mean", "std"))
-    assert {row[0] for row in rows} == {reference.FEDALA, reference.ELASTIC}
-    assert {row[9] for row in rows} == {reference.version()}
+    assert {row[0] for row in rows} == {papers.FEDALA, papers.ELASTIC}
+    assert {row[9] for row in rows} == {papers.version()}
 
 
 def test_an_old_database_gets_them_and_keeps_its_runs(url: str) -> None:
@@ -58,8 +58,8 @@ def test_an_old_database_gets_them_and_keeps_its_runs(url: str) -> None:
     engine.dispose()
     opened = db.connect(url, create=False)
     with opened.connect() as connection:
-        assert connection.execute(select(Run.id, Run.method)).all() == [(run, "fedala")]
-        assert connection.scalar(select(func.count()).select_from(Reference)) == len(lines())
+        assert connection.execute(select(RunRow.id, RunRow.method)).all() == [(run, "fedala")]
+        assert connection.scalar(select(func.count()).select_from(ReferenceRow)) == len(lines())
     opened.dispose()
 
 
@@ -77,8 +77,8 @@ def test_filling_again_changes_nothing(url: str) -> None:
 def test_other_files_replace_the_rows(url: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     db.connect(url).dispose()
     before = stored(url)
-    monkeypatch.setattr(reference, "version", lambda: "newer")
-    monkeypatch.setattr(reference, "values", lambda: of[:3])
+    monkeypatch.setattr(papers, "version", lambda: "newer")
+    monkeypatch.setattr(papers, "values", lambda: of[:3])
     db.connect(url, create=False).dispose()
     assert stored(url) == before, "a command that only reads does not write"
     db.upgrade(url) if way == "upgrade" else db.connect(url).dispose()
@@ -86,7 +86,7 @@ def test_other_files_replace_the_rows(url: str, way: str, monkeypatch: pytest.Mo
     assert {row[9] for row in stored(url)} == {"newer"}
 
 
-of = reference.values()
+of = papers.values()
 
 
 @pytest.fixture

@@ -21,8 +21,11 @@ from support.store_samples import finish, make_partition, make_record, make_spec
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
-from pflbench.store import db, schema, write
-from pflbench.store.records import RoundRecord, unpack_array, unpack_indices
+from pflbench.store import database as db
+from pflbench.store import inspection, partitions, runs, schema, write
+from pflbench.store.arrays import unpack_array
+from pflbench.store.partitions import unpack_indices
+from pflbench.store.write import RoundRecord
 
 # The URL of an empty database on a server, e.g. PostgreSQL: these tests are then run on it, too, and leave it empty.
 SERVER = os.environ.get("PFLBENCH_TEST_URL")
@@ -55,7 +58,7 @@ def new_run(engine: Engine, **spec: Any) -> int:
 
 def test_round_record_has_every_column_of_the_table() -> None:
     fields = {field.name for field in dataclasses.fields(RoundRecord)}
-    columns = {column.name for column in schema.Round.__table__.columns}
+    columns = {column.name for column in schema.RoundRow.__table__.columns}
     beside = {"clients", "correct", "total", "loss", "series", "artifacts"}
     assert fields - beside == columns - {"run_id"}
 
@@ -106,7 +109,7 @@ def test_artifact_is_stored_as_given(engine: Engine, array: np.ndarray) -> None:
     run_id = new_run(engine)
     write.write_round(engine, run_id, make_record(1, artifacts={"ala.weights": array}))
     with engine.connect() as connection:
-        stored = connection.execute(sa.select(schema.Artifact)).one()
+        stored = connection.execute(sa.select(schema.ArtifactRow)).one()
     independent = np.frombuffer(zlib.decompress(stored.data), dtype=stored.dtype).reshape(stored.shape)
     for read in (independent, unpack_array(stored.data, stored.dtype, stored.shape)):
         np.testing.assert_array_equal(read, array)
@@ -142,7 +145,7 @@ def test_wrong_values_are_refused(engine: Engine, columns: dict[str, Any], messa
 def test_run_keeps_its_specification(engine: Engine) -> None:
     spec = make_spec(seed=3, rounds=7, method="ditto")
     run_id = write.create_run(engine, spec, {"commit": "abc", "versions": {"numpy": "2"}})
-    found = write.find_run(engine, spec.key)
+    found = runs.newest(engine, spec.key)
     assert found is not None
     assert (found.id, found.status, found.attempt, found.last_round) == (run_id, "queued", 1, None)
     assert RunSpec.model_validate(found.spec) == spec
@@ -158,10 +161,10 @@ def test_newest_attempt_is_found(engine: Engine) -> None:
         write.write_round(engine, first, make_record(t))
     write.write_round(engine, second, make_record(0))
     write.write_round(engine, other, make_record(2))
-    found = write.find_run(engine, make_spec().key)
+    found = runs.newest(engine, make_spec().key)
     assert found is not None
     assert (found.id, found.attempt, found.last_round) == (second, 2, 0)
-    assert write.find_run(engine, "0" * 16) is None
+    assert runs.newest(engine, "0" * 16) is None
 
 
 def test_attempts_are_numbered_while_others_start_the_same_run(tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_attempts_are_numbered_while_others_start_the_same_run(tmp_path: Path) -
 
 def test_run_is_updated(engine: Engine) -> None:
     run_id, other = new_run(engine), new_run(engine, seed=1)
-    partition_id = write.save_partition(engine, make_partition())
+    partition_id = partitions.save(engine, make_partition())
     write.update_run(engine, run_id, status="failed", message="x" * 5000, engine="loop", partition_id=partition_id)
     query = "SELECT status, message, engine, partition_id FROM run WHERE id = :run"
     assert rows(engine, query, run=run_id) == [("failed", "x" * 1000, "loop", partition_id)]
@@ -196,11 +199,11 @@ def test_missing_run_is_named(engine: Engine) -> None:
 
 
 def test_partition_is_stored_once(engine: Engine) -> None:
-    first = write.save_partition(engine, make_partition())
-    assert write.save_partition(engine, make_partition(label="the same")) == first
-    assert write.save_partition(engine, make_partition(hash="e" * 64, indices=None)) != first
+    first = partitions.save(engine, make_partition())
+    assert partitions.save(engine, make_partition(label="the same")) == first
+    assert partitions.save(engine, make_partition(hash="e" * 64, indices=None)) != first
     with engine.connect() as connection:
-        stored = connection.execute(sa.select(schema.Partition).order_by(schema.Partition.id)).all()
+        stored = connection.execute(sa.select(schema.PartitionRow).order_by(schema.PartitionRow.id)).all()
     assert [(row.label, row.clients) for row in stored] == [("Dir(0.1)", 2)] * 2
     assert stored[0].train_counts == [[3, 0], [1, 2]]
     assert stored[1].indices is None
@@ -215,7 +218,7 @@ def test_partition_is_stored_once(engine: Engine) -> None:
 
 def test_partition_is_stored_once_by_many(engine: Engine) -> None:
     with ThreadPoolExecutor(8) as pool:
-        ids = set(pool.map(lambda _: write.save_partition(engine, make_partition()), range(16)))
+        ids = set(pool.map(lambda _: partitions.save(engine, make_partition()), range(16)))
     assert len(ids) == count(engine, "partition") == 1
 
 
@@ -235,7 +238,7 @@ def test_rewind_deletes_later_rows_of_that_run_only(engine: Engine) -> None:
 
 def test_removed_run_takes_its_rounds_along(engine: Engine) -> None:
     run_id, other = new_run(engine), new_run(engine, seed=1)
-    partition_id = write.save_partition(engine, make_partition())
+    partition_id = partitions.save(engine, make_partition())
     for run in (run_id, other):
         write.update_run(engine, run, partition_id=partition_id)
         write.write_round(engine, run, make_record(0, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
@@ -247,7 +250,7 @@ def test_removed_run_takes_its_rounds_along(engine: Engine) -> None:
 
 WRITE_ROUNDS = """
 import sys
-from pflbench.store import db, write
+from pflbench.store import database as db, write
 from support.store_samples import make_record, make_spec
 engine = db.connect(db.to_url(sys.argv[1]))
 run_id = write.create_run(engine, make_spec(seed=int(sys.argv[2])), {})
@@ -268,7 +271,7 @@ def test_killed_writer_leaves_all_committed_rounds(tmp_path: Path) -> None:
     last = 60 + len(process.stdout.readlines())
     assert process.wait() == -signal.SIGKILL
 
-    assert db.check(db.to_url(str(path))) == []
+    assert inspection.check(db.to_url(str(path))) == []
     connection = sqlite3.connect(path)
     rounds = [t for (t,) in connection.execute("SELECT round FROM round ORDER BY round")]
     assert rounds in (list(range(last + 1)), list(range(last + 2)))  # one may be committed, but not yet announced

@@ -8,8 +8,9 @@ import numpy as np
 from sqlalchemy import Engine
 from support.report_database import spec
 
-from pflbench.store import write
-from pflbench.store.records import PartitionRecord, RoundRecord
+from pflbench.store import partitions, write
+from pflbench.store.partitions import PartitionRecord
+from pflbench.store.write import RoundRecord
 
 NAN = np.nan
 
@@ -41,4 +42,4 @@ def pathological(engine: Engine) -> int:
     """Clients 0 and 2 hold classes 0 and 1, clients 1 and 3 classes 2 and 3."""
     counts = np.array([[8, 2, 0, 0], [0, 0, 5, 5], [4, 6, 0, 0], [0, 0, 1, 9]])
     record = PartitionRecord("a" * 64, "pathological", "Pathological(2)", "mnist", PATHOLOGICAL, list("abcd"), counts, 0 * counts)
-    return write.save_partition(engine, record)
+    return partitions.save(engine, record)

@@ -9,9 +9,10 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.spec import RunSpec
-from pflbench.store import locks, read, write
+from pflbench.store import locks, partitions, runs, write
 from pflbench.store.failures import sqlite_path
-from pflbench.store.records import PartitionRecord, RoundRecord
+from pflbench.store.partitions import PartitionRecord
+from pflbench.store.write import RoundRecord
 
 HYPERPARAMETERS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -55,10 +56,10 @@ def add_partition(engine: Engine, hash: str = "a" * 64, *, dataset: str = "mnist
         dataset=dataset,
         spec={"scheme": "dirichlet", "beta": 0.1},
         classes=[f"class {k}" for k in range(counts.shape[1])],
-        train_counts=counts - counts // 3,
-        test_counts=counts // 3,
+        train=counts - counts // 3,
+        test=counts // 3,
     )
-    return write.save_partition(engine, record)
+    return partitions.save(engine, record)
 
 
 def add_run(
@@ -86,4 +87,4 @@ def add_run(
 
 def at_work(engine: Engine, run: int) -> AbstractContextManager[None]:
     """As if this process were at the run."""
-    return locks.locked(locks.folder(sqlite_path(engine.url)), read.run(engine, run).info.key)
+    return locks.locked(locks.folder(sqlite_path(engine.url)), runs.find(engine, run).key)

@@ -28,7 +28,7 @@ from pflbench.contract.small import federation
 from pflbench.engine.packed.threads import Turn
 from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
-from pflbench.store import db
+from pflbench.store import database as db
 
 WORKERS = (1, 2, 4)
 INTERRUPTED = 4  # workers

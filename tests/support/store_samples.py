@@ -12,7 +12,8 @@ import numpy as np
 
 import pflbench
 from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
-from pflbench.store.records import PartitionRecord, RoundRecord
+from pflbench.store.partitions import PartitionRecord
+from pflbench.store.write import RoundRecord
 
 ROOT = Path(pflbench.__file__).parents[1]
 
@@ -46,8 +47,8 @@ def make_partition(**columns: Any) -> PartitionRecord:
         "dataset": "digits",
         "spec": {"scheme": "dirichlet", "beta": 0.1},
         "classes": ["zero", "one"],
-        "train_counts": np.array([[3, 0], [1, 2]]),
-        "test_counts": np.array([[1, 0], [0, 1]]),
+        "train": np.array([[3, 0], [1, 2]]),
+        "test": np.array([[1, 0], [0, 1]]),
         "indices": {"train_0": np.array([4, 2, 7]), "test_0": np.array([1]), "train_1": np.array([3, 5, 6])},
     }
     return PartitionRecord(**values | columns)

@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 from support.report_database import spec
 
 from pflbench.store import write
-from pflbench.store.records import RoundRecord
+from pflbench.store.write import RoundRecord
 
 SENT = dict.fromkeys(("params_up", "params_down", "bytes_up", "bytes_down"), 1) | {
     "participants": 2,

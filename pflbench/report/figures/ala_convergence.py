@@ -21,8 +21,8 @@ from pflbench.report.layout import Sheet, lettered
 from pflbench.report.looks import MARKERS
 from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
 from pflbench.report.web import Interactive
-from pflbench.store import observed
-from pflbench.store.read import Floats
+from pflbench.store import arrays
+from pflbench.store.arrays import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ def panel(engine: Engine, of: Observed, client: int) -> LearningPanel:
     losses = {}
     if client < of.setting.spec["partition"]["clients"]:
         rows = sorted({*of.rounds[:2], *spread(of.rounds, ROUNDS - 1)})
-        for t, array in observed.arrays(engine, of.run.id, of.name, rows).items():
+        for t, array in arrays.read(engine, of.run.id, of.name, rows).items():
             mine = array[client]
             if len(mine := mine[~np.isnan(mine)]):
                 losses[t + 1] = mine.astype(np.float64)

@@ -17,8 +17,8 @@ from pflbench.report.arrangement import protocol
 from pflbench.report.layout import COLUMN, PAGE, Sheet, lettered
 from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
 from pflbench.report.web import Interactive
-from pflbench.store import observed
-from pflbench.store.read import Floats
+from pflbench.store import arrays
+from pflbench.store.arrays import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,8 +74,8 @@ def caption(seen: Sequence[Observed]) -> str:
 def panels(engine: Engine, of: Observed) -> list[LayerPanel]:
     """The layers of a run from the top, in at most five of its rounds. Raises UserError where it kept no weights."""
     rows = spread(of.rounds, ROUNDS)
-    weights = observed.arrays(engine, of.run.id, "ala_weights", rows)
-    spans = observed.arrays(engine, of.run.id, "ala_blocks", rows[:1])[rows[0]]
+    weights = arrays.read(engine, of.run.id, "ala_weights", rows)
+    spans = arrays.read(engine, of.run.id, "ala_blocks", rows[:1])[rows[0]]
     if not weights:
         raise UserError(f"Run {of.run.id} kept no ala_weights.", f"Make one that does: {COMMAND}.")
     return [

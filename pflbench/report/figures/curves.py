@@ -18,8 +18,9 @@ from pflbench.report.layout import Sheet, lettered
 from pflbench.report.references import ReferenceLine
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, Json
-from pflbench.store import read
-from pflbench.store.read import Curve, Floats
+from pflbench.store import rounds
+from pflbench.store.arrays import Floats
+from pflbench.store.rounds import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +110,7 @@ def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int, seco
 def _panel(engine: Engine, found: Arranged, column: int, x: X, band: Band, seconds: bool) -> CurvesPanel:
     cells = {i: [run.id for run in runs] for (i, j), runs in sorted(found.cells.items()) if j == column}
     ids = [run for runs in cells.values() for run in runs]
-    curves = read.curves(engine, ids, points=POINTS, seconds=seconds)
+    curves = rounds.curves(engine, ids, points=POINTS, seconds=seconds)
     setting = found.settings[column]
     if x == "seconds" and not any(curve.seconds is not None and curve.seconds[-1] > 0 for curve in curves.values()):
         raise UserError(f"The runs of {setting.title} have no recorded times.", "Draw them over rounds: --x round.")

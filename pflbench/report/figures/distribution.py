@@ -14,8 +14,7 @@ from pflbench.report.layout import DPI, PAGE, Sheet, lettered
 from pflbench.report.looks import COLOURS
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, Json
-from pflbench.store import read
-from pflbench.store.read import PartitionInfo
+from pflbench.store.partitions import PartitionRecord, find, stored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +37,7 @@ def plot(engine: Engine, *, datasets: Iterable[str] = (), partitions: Iterable[s
     return drawing(chosen, style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED)
 
 
-def drawing(chosen: Sequence[PartitionInfo], most: int = style.PANELS_CHOSEN) -> style.Drawing:
+def drawing(chosen: Sequence[PartitionRecord], most: int = style.PANELS_CHOSEN) -> style.Drawing:
     """A panel per partition, of at most so many: they need not be in a database."""
     notes: tuple[str, ...] = ()
     if len(chosen) > most:
@@ -48,33 +47,33 @@ def drawing(chosen: Sequence[PartitionInfo], most: int = style.PANELS_CHOSEN) ->
         return style.Drawing(_draw(chosen), caption(chosen), notes)
 
 
-def choose(engine: Engine, datasets: Sequence[str], partitions: Sequence[str]) -> list[PartitionInfo]:
+def choose(engine: Engine, datasets: Sequence[str], partitions: Sequence[str]) -> list[PartitionRecord]:
     """The partitions meant by these filters, all for none. Raises UserError if there are no such partitions."""
-    stored = read.partitions(engine)
-    if not stored:
+    there = stored(engine)
+    if not there:
         raise NothingYet(
             "There are no partitions in this database yet.",
             "A run stores its partition: pflbench run -m fedavg -d digits",
         )
     if datasets:
-        names = {p.dataset: {name.casefold() for name in labels.names(p.dataset)} for p in stored}
+        names = {p.dataset: {name.casefold() for name in labels.names(p.dataset)} for p in there}
         wanted = {d.casefold() for d in datasets}
-        stored = [p for p in stored if names[p.dataset] & wanted]
-        if not stored:
+        there = [p for p in there if names[p.dataset] & wanted]
+        if not there:
             raise UserError(
                 f"No partition of {', '.join(datasets)} in this database.",
                 f"There are partitions of: {', '.join(sorted(names))}.",
             )
     if not partitions:
-        return stored
-    found: dict[int, PartitionInfo] = {}
+        return there
+    found: dict[str, PartitionRecord] = {}
     for text in partitions:
-        labelled = [p for p in stored if p.label.casefold() == text.casefold()]
-        found |= {p.id: p for p in labelled or [read.partition(engine, text)]}
+        labelled = [p for p in there if p.label.casefold() == text.casefold()]
+        found |= {p.hash: p for p in labelled or [find(engine, text)]}
     return list(found.values())
 
 
-def _draw(chosen: Sequence[PartitionInfo]) -> Figure:
+def _draw(chosen: Sequence[PartitionRecord]) -> Figure:
     columns = min(len(chosen), 2)
     most = [max(places) for places in zip(*(p.train.shape for p in chosen), strict=True)]
     many = max(most) > MANY
@@ -94,7 +93,7 @@ def _draw(chosen: Sequence[PartitionInfo]) -> Figure:
     return figure
 
 
-def _circles(ax: Axes, partition: PartitionInfo) -> None:
+def _circles(ax: Axes, partition: PartitionRecord) -> None:
     counts = partition.train + partition.test
     client, label = counts.nonzero()
     box = ax.get_window_extent()
@@ -114,7 +113,7 @@ def diameter(width: float, height: float, places: tuple[int, ...]) -> float:
     return max(DIAMETER * room, min(LEAST, 2 * DIAMETER * room))
 
 
-def caption(chosen: Sequence[PartitionInfo]) -> str:
+def caption(chosen: Sequence[PartitionRecord]) -> str:
     named = lettered([f"{labels.label_title(p.dataset)} {p.label}, {len(p.train)} clients ({p.hash[:8]})" for p in chosen])
     missing = "".join(
         f" {p.left_out:,} samples of {labels.label_title(p.dataset)} {p.label} are left out." for p in chosen if p.left_out
@@ -127,7 +126,7 @@ def page(engine: Engine, filters: Filters) -> list[Interactive]:
     return [_page(partition) for partition in choose(engine, filters.datasets, filters.partitions)]
 
 
-def _page(partition: PartitionInfo) -> Interactive:
+def _page(partition: PartitionRecord) -> Interactive:
     title = f"{labels.label_title(partition.dataset)}, {partition.label}, {len(partition.train)} clients"
     clients, classes = partition.train.shape
     across, up = (
@@ -142,7 +141,7 @@ def _page(partition: PartitionInfo) -> Interactive:
     )
 
 
-def _trace(partition: PartitionInfo) -> Json:
+def _trace(partition: PartitionRecord) -> Json:
     counts = partition.train + partition.test
     client, label = counts.nonzero()
     held = counts[client, label]

@@ -17,9 +17,8 @@ from pflbench.report.layout import lettered
 from pflbench.report.selection import Filters
 from pflbench.report.sweep import Measure, Sweep
 from pflbench.report.web import Interactive
-from pflbench.store import read
-from pflbench.store.read import Result, Select
-from pflbench.store.scores import CENTRAL, by_series
+from pflbench.store.rounds import CENTRAL, by_series
+from pflbench.store.runs import Result, Select, distinct
 
 METHOD, BASELINE = "elastic", "fedavg"
 COMMAND = "pflbench run -m fedavg -m elastic --local-epochs 1, and again with --local-epochs 5"
@@ -73,7 +72,7 @@ def plot(
 def collected(engine: Engine, filters: Filters) -> Arranged:
     """The runs that the filters name; of the methods, if none is named, Elastic Aggregation and FedAvg."""
     if not filters.methods:
-        there = [name for name in (BASELINE, METHOD) if name in read.distinct(engine, "method")]
+        there = [name for name in (BASELINE, METHOD) if name in distinct(engine, "method")]
         if METHOD not in there:
             raise NothingYet("There are no runs of Elastic Aggregation in this database yet.", f"Make some: {COMMAND}.")
         filters = replace(filters, methods=there)

@@ -18,8 +18,9 @@ from pflbench.report.arrangement import Arranged, Row, SharedSetting, busiest, p
 from pflbench.report.layout import Sheet, lettered, scale
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, Json
-from pflbench.store import read
-from pflbench.store.read import Floats, Integers, Result
+from pflbench.store import rounds
+from pflbench.store.arrays import Floats, Integers
+from pflbench.store.runs import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,10 +104,10 @@ def _group(engine: Engine, row: Row, cell: Sequence[Result]) -> MethodClients:
     return MethodClients(row, np.concatenate(each), np.concatenate([clients.client for clients in tested]), of, median, low, runs)
 
 
-def _tested(engine: Engine, run: Result) -> read.Clients:
+def _tested(engine: Engine, run: Result) -> rounds.Clients:
     if run.round is None:
         raise UserError(f"Run {run.id} has no evaluated round.", "Leave it out with --method or --status.")
-    return read.clients(engine, run.id, run.round)
+    return rounds.clients(engine, run.id, run.round)
 
 
 def _draw(drawn: Sequence[FairnessPanel]) -> Figure:

@@ -16,8 +16,8 @@ from pflbench.report.arrangement import protocol
 from pflbench.report.layout import Sheet, lettered
 from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
 from pflbench.report.web import Interactive
-from pflbench.store import observed, read
-from pflbench.store.read import Floats
+from pflbench.store import arrays, partitions
+from pflbench.store.arrays import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,8 +80,8 @@ def panel(engine: Engine, of: Observed) -> ObjectivePanel:
     """Raises UserError for a run without a partition."""
     if of.run.partition is None:
         raise UserError(f"Run {of.run.id} has no partition, and so no numbers of samples.", "Leave it out with --method.")
-    samples = read.partition(engine, of.run.partition).train.sum(axis=1)
-    terms = observed.arrays(engine, of.run.id, of.name, spread(of.rounds, POINTS))
+    samples = partitions.find(engine, of.run.partition).train.sum(axis=1)
+    terms = arrays.read(engine, of.run.id, of.name, spread(of.rounds, POINTS))
     trained, initialised = np.array([_mean(losses, samples) for losses in terms.values()]).T
     return ObjectivePanel(of, tuple(terms), trained, initialised)
 

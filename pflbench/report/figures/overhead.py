@@ -17,7 +17,7 @@ from pflbench.report.layout import Sheet, lettered
 from pflbench.report.scales import CostScale
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, Json
-from pflbench.store.costs import costs
+from pflbench.store.rounds import costs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

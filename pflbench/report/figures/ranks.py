@@ -19,7 +19,7 @@ from pflbench.report.ranks import Ranks
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL
 from pflbench.report.web import Interactive, Json
-from pflbench.store.read import Select
+from pflbench.store.runs import Select
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from pflbench.report import style, sweep
 from pflbench.report.arrangement import Arranged
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
-from pflbench.store.costs import costs
-from pflbench.store.read import Result
+from pflbench.store.rounds import costs
+from pflbench.store.runs import Result
 
 KEY = "partition.clients"
 X = "Clients"

@@ -11,9 +11,10 @@ from pflbench.errors import UserError
 from pflbench.report import looks, web
 from pflbench.report.figures.curves import POINTS
 from pflbench.report.web import Interactive, Json
-from pflbench.store import read
-from pflbench.store.history import History, Second, history, method, second_series
-from pflbench.store.read import Clients, Floats, Integers
+from pflbench.store import partitions, rounds
+from pflbench.store.arrays import Floats, Integers
+from pflbench.store.rounds import Clients, History, SecondSeries, history
+from pflbench.store.runs import find
 
 HEADLINE = "as deployed"
 PHASES = ("local initialisation", "training and aggregation", "evaluation")
@@ -26,13 +27,13 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
 
     Raises UserError where there is no such run.
     """
-    name, found = method(engine, run_id), history(engine, run_id)
+    name, found = find(engine, run_id).method, history(engine, run_id)
     if found.best is None:
         return None
     t, best = int(found.round[found.best]), 100 * found.accuracy[found.best]
     colour = web.colour_of(name)
     others = [other for other in looks.COLOURS if web.COLOURS.get(other, other) == other != colour]
-    second = second_series(engine, run_id)
+    second = rounds.second_series(engine, run_id)
     series = [
         _accuracy(HEADLINE, found.round, found.accuracy, found.test_loss, colour, "solid"),
         *(_second(of, others[k % len(others)]) for k, of in enumerate(second)),
@@ -46,25 +47,24 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
 
 def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
     """Accuracy of each client after the best round. Raises UserError where there is no such run."""
-    name, found = method(engine, run_id), history(engine, run_id)
+    run, found = find(engine, run_id), history(engine, run_id)
     if found.best is None:
         return None
     try:
-        clients = read.clients(engine, run_id, int(found.round[found.best]))
+        clients = rounds.clients(engine, run_id, int(found.round[found.best]))
     except UserError as error:
         web.unless_absent(error)
         return None
-    partition = read.run(engine, run_id, last=1).partition
-    trained = None if partition is None else partition.train.sum(axis=1)
+    trained = None if run.partition is None else partitions.find(engine, run.partition).train.sum(axis=1)
     layout = web.layout(web.whole("Client", len(clients.client)), web.axis("Test accuracy (%)", range=[0, 100]))
     caption = f"Accuracy of each client on its own test data after round {clients.round}, the run's best."
-    bars = _clients(clients, trained, web.colour_of(name))
+    bars = _clients(clients, trained, web.colour_of(run.method))
     return web.make(f"run-{run_id}", "Accuracy by client", caption, [bars], layout, runs=[run_id])
 
 
 def train_loss(engine: Engine, run_id: int) -> Interactive | None:
     """Training loss over rounds. Raises UserError where there is no such run."""
-    name, found = method(engine, run_id), history(engine, run_id)
+    name, found = find(engine, run_id).method, history(engine, run_id)
     (there,) = np.nonzero(~np.isnan(found.train_loss))
     if not len(there):
         return None
@@ -84,7 +84,7 @@ def train_loss(engine: Engine, run_id: int) -> Interactive | None:
 
 def phases(engine: Engine, run_id: int) -> Interactive | None:
     """Seconds of each phase of a round. Raises UserError where there is no such run."""
-    method(engine, run_id)
+    find(engine, run_id)
     found = history(engine, run_id)
     spent = np.stack([found.receive, found.update, found.evaluate])
     (there,) = np.nonzero(~np.isnan(spent).all(axis=0))
@@ -124,7 +124,7 @@ def _accuracy(name: str, rounds: Integers, accuracy: Floats, loss: Floats, colou
     }
 
 
-def _second(of: Second, colour: str) -> Json:
+def _second(of: SecondSeries, colour: str) -> Json:
     return _accuracy(of.name, of.round, of.accuracy, of.test_loss, colour, "dash")
 
 

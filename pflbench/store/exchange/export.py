@@ -12,13 +12,13 @@ from typing import IO, Any
 
 from sqlalchemy import JSON, Double, Engine, func, select, type_coerce
 
-from pflbench.store.read import reading
-from pflbench.store.schema import ClientRound, Partition, Round, Run
+from pflbench.store.database import reading
+from pflbench.store.schema import ClientRoundRow, PartitionRow, RoundRow, RunRow
 
 CHUNK = 50_000  # rows: some 20 MB
 Values = Sequence[Any]
 
-_IDENTITY = (Run.id.label("run"), Run.method, Run.dataset, Run.partition_label.label("partition"), Run.seed)
+_IDENTITY = (RunRow.id.label("run"), RunRow.method, RunRow.dataset, RunRow.partition_label.label("partition"), RunRow.seed)
 _ROUND_FIRST = (
     "round",
     "accuracy",
@@ -43,7 +43,7 @@ def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chun
     """The rows of a kind, one of KINDS, of these runs (None: all), by run, round and client; read as they are asked for."""
     query = KINDS[kind]()
     if runs is not None:
-        query = query.where(Run.id.in_(runs))
+        query = query.where(RunRow.id.in_(runs))
     columns = {c.name: dict if isinstance(c.type, JSON) else c.type.python_type for c in query.selected_columns}
     return Rows(columns, _chunks(engine, query, chunk))
 
@@ -63,59 +63,59 @@ def write(found: Rows, format: str, out: IO[bytes]) -> int:
 
 
 def _runs() -> Any:
-    best = select(func.max(Round.accuracy)).where(Round.run_id == Run.id).correlate(Run).scalar_subquery()
-    earliest = select(func.min(Round.round)).where(Round.run_id == Run.id, Round.accuracy == best).correlate(Run)
-    last = select(func.max(Round.round)).where(Round.run_id == Run.id).scalar_subquery()
+    best = select(func.max(RoundRow.accuracy)).where(RoundRow.run_id == RunRow.id).correlate(RunRow).scalar_subquery()
+    earliest = select(func.min(RoundRow.round)).where(RoundRow.run_id == RunRow.id, RoundRow.accuracy == best).correlate(RunRow)
+    last = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
     return (
         select(
             *_IDENTITY,
-            Run.key,
-            Run.attempt,
-            Run.protocol,
-            Run.status,
-            Run.message,
-            Run.spec["method"]["version"].as_integer().label("version"),
-            Run.spec["method"]["hyperparameters"].label("hyperparameters"),
-            Run.model,
-            Run.parameters,
-            Partition.hash.label("partition_hash"),
-            Run.clients,
-            Run.join_ratio,
-            Run.rounds,
+            RunRow.key,
+            RunRow.attempt,
+            RunRow.protocol,
+            RunRow.status,
+            RunRow.message,
+            RunRow.spec["method"]["version"].as_integer().label("version"),
+            RunRow.spec["method"]["hyperparameters"].label("hyperparameters"),
+            RunRow.model,
+            RunRow.parameters,
+            PartitionRow.hash.label("partition_hash"),
+            RunRow.clients,
+            RunRow.join_ratio,
+            RunRow.rounds,
             last.label("last_round"),
             best.label("best_accuracy"),
             earliest.scalar_subquery().label("best_round"),
-            Run.engine,
-            Run.device,
-            Run.environment["commit"].as_string().label("commit"),
-            Run.created_at,
-            Run.started_at,
-            Run.finished_at,
-            Run.spec,
+            RunRow.engine,
+            RunRow.device,
+            RunRow.environment["commit"].as_string().label("commit"),
+            RunRow.created_at,
+            RunRow.started_at,
+            RunRow.finished_at,
+            RunRow.spec,
         )
-        .join(Partition, Run.partition_id == Partition.id, isouter=True)
-        .order_by(Run.id)
+        .join(PartitionRow, RunRow.partition_id == PartitionRow.id, isouter=True)
+        .order_by(RunRow.id)
     )
 
 
 def _rounds() -> Any:
-    rest = [column.name for column in Round.__table__.columns if column.name not in ("run_id", *_ROUND_FIRST)]
-    columns = [getattr(Round, name) for name in (*_ROUND_FIRST, *rest)]
-    return select(*_IDENTITY, *columns).join(Round, Round.run_id == Run.id).order_by(Run.id, Round.round)
+    rest = [column.name for column in RoundRow.__table__.columns if column.name not in ("run_id", *_ROUND_FIRST)]
+    columns = [getattr(RoundRow, name) for name in (*_ROUND_FIRST, *rest)]
+    return select(*_IDENTITY, *columns).join(RoundRow, RoundRow.run_id == RunRow.id).order_by(RunRow.id, RoundRow.round)
 
 
 def _clients() -> Any:
-    accuracy = type_coerce(ClientRound.correct * 1.0 / func.nullif(ClientRound.total, 0), Double)
+    accuracy = type_coerce(ClientRoundRow.correct * 1.0 / func.nullif(ClientRoundRow.total, 0), Double)
     columns = (
-        ClientRound.round,
-        ClientRound.client,
-        ClientRound.correct,
-        ClientRound.total,
+        ClientRoundRow.round,
+        ClientRoundRow.client,
+        ClientRoundRow.correct,
+        ClientRoundRow.total,
         accuracy.label("accuracy"),
-        ClientRound.loss,
+        ClientRoundRow.loss,
     )
-    order = (Run.id, ClientRound.round, ClientRound.client)
-    return select(*_IDENTITY, *columns).join(ClientRound, ClientRound.run_id == Run.id).order_by(*order)
+    order = (RunRow.id, ClientRoundRow.round, ClientRoundRow.client)
+    return select(*_IDENTITY, *columns).join(ClientRoundRow, ClientRoundRow.run_id == RunRow.id).order_by(*order)
 
 
 def _chunks(engine: Engine, query: Any, size: int) -> Iterator[list[Values]]:

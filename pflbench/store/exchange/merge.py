@@ -18,41 +18,22 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Engine, Table, func, insert, select
 
 from pflbench.errors import UserError
-from pflbench.store import db
+from pflbench.store.database import connect_read_only, head, inserted, open_engine, reading, revision, to_url, upgrade, writing
 from pflbench.store.failures import friendly, sqlite_path
-from pflbench.store.read import reading
-from pflbench.store.schema import Artifact, Base, ClientRound, Partition, Round, Run, Series
+from pflbench.store.runs import Run, attempts, stored
+from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, PartitionRow, RoundRow, RunRow, SeriesRow
 
 ON_CONFLICT = ("skip", "attempt")
 # new: copied. attempt: copied beside an earlier attempt here. same: here already. behind: an unfinished run that got further
 # than the unfinished one here, which alone has a checkpoint. conflict: other numbers than here; not copied.
 What = Literal["new", "attempt", "same", "behind", "conflict"]
 
-_ENDED = ("finished", "diverged")
 _MAGIC = b"SQLite format 3\0"
 _ROWS = 10_000
 # Rows at a time: an array can have many megabytes.
-_COPIED = {Round: _ROWS, ClientRound: _ROWS, Series: _ROWS, Artifact: 1}
-_COMPARED = (Round, ClientRound, Series)
+_COPIED = {RoundRow: _ROWS, ClientRoundRow: _ROWS, SeriesRow: _ROWS, ArtifactRow: 1}
+_COMPARED = (RoundRow, ClientRoundRow, SeriesRow)
 _MAY_DIFFER = {"run_id", "seconds_receive", "seconds_update", "seconds_evaluate", "peak_memory"}
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A run of either database, as it is listed. `last`: its newest round, -1 without one."""
-
-    id: int
-    key: str
-    status: str
-    method: str
-    dataset: str
-    partition: str
-    seed: int
-    last: int
-
-    @property
-    def ended(self) -> bool:
-        return self.status in _ENDED
 
 
 @dataclass(frozen=True)
@@ -69,11 +50,16 @@ class Difference:
 class Outcome:
     """What became of a run. compared: the run here that decided it. here: the number of its copy, if there is one."""
 
-    run: Stored
+    run: Run
     what: What
     compared: int | None = None
     difference: Difference | None = None
     here: int | None = None
+
+    @property
+    def last(self) -> int:
+        """The newest round of the run, -1 without one."""
+        return _last(self.run)
 
 
 @dataclass(frozen=True)
@@ -82,7 +68,7 @@ class Other:
 
     engine: Engine
     name: str
-    runs: tuple[Stored, ...]
+    runs: tuple[Run, ...]
 
 
 @contextmanager
@@ -93,13 +79,13 @@ def opened(path: Path, engine: Engine) -> Iterator[Other]:
         UserError: no pflbench database, a newer schema, damaged, or the database of `engine` itself.
     """
     _require_database(path, sqlite_path(engine.url))
-    url = db.to_url(str(path))
+    url = to_url(str(path))
     with TemporaryDirectory() as folder:
         if _is_old(url):
             url = _upgraded(path, Path(folder) / path.name)
-        other = db.connect_read_only(url)
+        other = connect_read_only(url)
         try:
-            yield Other(other, path.name, tuple(_attempts(other)))
+            yield Other(other, path.name, tuple(stored(other)))
         finally:
             other.dispose()
 
@@ -109,10 +95,10 @@ def runs(engine: Engine, other: Other, *, on_conflict: str = "skip", dry_run: bo
 
     on_conflict="attempt" copies a run with other numbers, too, as the next attempt of its key. dry_run copies nothing.
     """
-    before: dict[str, list[Stored]] = {}
+    before: dict[str, list[Run]] = {}
     for run in other.runs:
         if run.key not in before:
-            before[run.key] = list(_attempts(engine, run.key))
+            before[run.key] = attempts(engine, [run.key]).get(run.key, [])
         outcome = _decide(engine, other, run, before[run.key])
         if outcome.what == "conflict" and on_conflict == "attempt":
             outcome = replace(outcome, what="attempt")
@@ -133,21 +119,21 @@ def _require_database(path: Path, here: Path | None) -> None:
 
 def _is_old(url: str) -> bool:
     """Whether the database needs an upgrade; an empty, newer or another program's database is a UserError."""
-    engine = db.open_engine(url, read_only=True)
+    engine = open_engine(url, read_only=True)
     try:
         with friendly(url), engine.connect() as connection:
-            found = db.revision(connection)
+            found = revision(connection)
     finally:
         engine.dispose()
     if found is None:
         raise UserError(f"{sqlite_path(engine.url)} is an empty database.", "There is nothing to import.")
-    return found != db.head()
+    return found != head()
 
 
 def _upgraded(path: Path, copy: Path) -> str:
     """The URL of a copy with the newest schema."""
-    url = db.to_url(str(copy))
-    with friendly(db.to_url(str(path))):
+    url = to_url(str(copy))
+    with friendly(to_url(str(path))):
         source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         target = sqlite3.connect(copy)
         try:
@@ -155,21 +141,11 @@ def _upgraded(path: Path, copy: Path) -> str:
         finally:
             source.close()
             target.close()
-    db.upgrade(url)
+    upgrade(url)
     return url
 
 
-def _attempts(engine: Engine, key: str | None = None) -> Iterator[Stored]:
-    """All runs by number, or those of a key by attempt."""
-    last = select(func.max(Round.round)).where(Round.run_id == Run.id).scalar_subquery()
-    columns = (Run.id, Run.key, Run.status, Run.method, Run.dataset, Run.partition_label, Run.seed)
-    query = select(*columns, func.coalesce(last, -1))
-    query = query.order_by(Run.id) if key is None else query.where(Run.key == key).order_by(Run.attempt)
-    with reading(engine) as c:
-        yield from (Stored(*row) for row in c.execute(query).all())
-
-
-def _decide(engine: Engine, other: Other, run: Stored, present: Sequence[Stored]) -> Outcome:
+def _decide(engine: Engine, other: Other, run: Run, present: Sequence[Run]) -> Outcome:
     """What is to become of a run, given the attempts of its key that were here before, oldest first."""
     if not present:
         return Outcome(run, "new")
@@ -177,18 +153,19 @@ def _decide(engine: Engine, other: Other, run: Stored, present: Sequence[Stored]
     if not rivals:
         return Outcome(run, "attempt")
     with reading(engine) as here, reading(other.engine) as there:
-        found = {mine: _difference(here, there, mine, run) for mine in rivals}
-    equal = [mine for mine, difference in found.items() if difference is None]
+        found = [(mine, _difference(here, there, mine, run)) for mine in rivals]
+    equal = [mine for mine, difference in found if difference is None]
     if not equal:
-        return Outcome(run, "conflict", rivals[-1].id, found[rivals[-1]])
-    furthest = max(equal, key=lambda mine: (mine.ended, mine.last))
-    behind = not furthest.ended and furthest.last < run.last
+        newest, difference = found[-1]
+        return Outcome(run, "conflict", newest.id, difference)
+    furthest = max(equal, key=lambda mine: (mine.ended, _last(mine)))
+    behind = not furthest.ended and _last(furthest) < _last(run)
     return Outcome(run, "behind" if behind else "same", furthest.id)
 
 
-def _difference(here: Connection, there: Connection, mine: Stored, run: Stored) -> Difference | None:
+def _difference(here: Connection, there: Connection, mine: Run, run: Run) -> Difference | None:
     """Of runs that have both ended, over all rounds; else over those that both have."""
-    until = max(mine.last, run.last) if mine.ended and run.ended else min(mine.last, run.last)
+    until = (max if mine.ended and run.ended else min)(_last(mine), _last(run))
     found = [_first_difference(model.__table__, here, there, mine.id, run.id, until) for model in _COMPARED]  # type: ignore[arg-type]
     return min((one for one in found if one is not None), key=lambda one: one.round, default=None)
 
@@ -216,22 +193,27 @@ def _described(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None, more: Seque
     return Difference(first[0], values[at].replace("_", " ") + of, ours[at], theirs[at])
 
 
-def _copy(engine: Engine, other: Other, run: Stored) -> int:
+def _copy(engine: Engine, other: Other, run: Run) -> int:
     """The run with all its rows as the next attempt of its key; returns its new number. One that was running is not, here."""
-    row = _row(other, Run, run.id)
-    partition = None if row["partition_id"] is None else _row(other, Partition, row["partition_id"])
-    attempt = select(func.coalesce(func.max(Run.attempt), 0) + 1).where(Run.key == run.key).scalar_subquery()
-    with db.writing(engine) as here:
+    row = _row(other, RunRow, run.id)
+    partition = None if row["partition_id"] is None else _row(other, PartitionRow, row["partition_id"])
+    attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == run.key).scalar_subquery()
+    with writing(engine) as here:
         row |= {
             "attempt": attempt,
             "partition_id": None if partition is None else _kept_partition(here, partition),
             "environment": {**row["environment"], "imported_from": f"{other.name}, run {run.id}"},
             "status": "interrupted" if run.status in ("queued", "running") else run.status,
         }
-        copied = _insert(here, Run, row)
+        copied = inserted(here, insert(RunRow).values(row))
         for model, at_once in _COPIED.items():
             _copy_rows(here, other, model, run.id, copied, at_once)
     return copied
+
+
+def _last(run: Run) -> int:
+    """Its newest round, -1 without one."""
+    return -1 if run.last_round is None else run.last_round
 
 
 def _row(other: Other, model: type[Base], number: int) -> dict[str, Any]:
@@ -243,8 +225,8 @@ def _row(other: Other, model: type[Base], number: int) -> dict[str, Any]:
 
 def _kept_partition(here: Connection, row: dict[str, Any]) -> int:
     """The number here of a partition, which is stored once."""
-    known = here.scalar(select(Partition.id).where(Partition.hash == row["hash"]))
-    return known if known is not None else _insert(here, Partition, row)
+    known = here.scalar(select(PartitionRow.id).where(PartitionRow.hash == row["hash"]))
+    return known if known is not None else inserted(here, insert(PartitionRow).values(row))
 
 
 def _copy_rows(here: Connection, other: Other, model: type[Base], run: int, copied: int, at_once: int) -> None:
@@ -259,9 +241,3 @@ def _chunks(other: Other, query: Any, at_once: int) -> Iterator[Sequence[Any]]:
     """A connection of its own: what fails in here is the other database, and is called so."""
     with reading(other.engine) as there:
         yield from there.execute(query).mappings().partitions(at_once)
-
-
-def _insert(here: Connection, model: type[Base], row: dict[str, Any]) -> int:
-    key = here.execute(insert(model).values(row)).inserted_primary_key
-    assert key is not None
-    return int(key[0])

@@ -11,8 +11,9 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report.selection import Observed
-from pflbench.store import observed, read
-from pflbench.store.read import Floats, Integers, PartitionInfo
+from pflbench.store import arrays, partitions
+from pflbench.store.arrays import Floats, Integers
+from pflbench.store.partitions import PartitionRecord
 
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -71,7 +72,7 @@ def _without_own(weights: Matrix) -> Matrix:
     return others
 
 
-def groups(partition: PartitionInfo) -> ClientGroups:
+def groups(partition: PartitionRecord) -> ClientGroups:
     """By the partition's own groups or sets of classes; where it has none, by each client's most frequent class."""
     counts = partition.train + partition.test
     clients, classes = counts.shape
@@ -96,8 +97,8 @@ def panel(engine: Engine, of: Observed, t: int | None = None) -> AttentionPanel:
     """The run's matrix after t rounds, by default the last that was kept. Raises UserError for a run without a partition."""
     if of.run.partition is None:
         raise UserError(f"Run {of.run.id} has no partition to order its clients by.", "Leave it out with --method.")
-    partition, t = read.partition(engine, of.run.partition), of.rounds[-1] if t is None else t
-    weights = observed.arrays(engine, of.run.id, of.name, [t])[t]
+    partition, t = partitions.find(engine, of.run.partition), of.rounds[-1] if t is None else t
+    weights = arrays.read(engine, of.run.id, of.name, [t])[t]
     held, made = groups(partition), shares(weights)
     others = np.where(np.eye(len(weights), dtype=bool), 0, np.abs(weights))
     total = float(np.nanmedian(others.sum(axis=1)))

@@ -21,7 +21,7 @@ from pflbench.report.figures.trajectory.numbers import CLIENT, Matrix, Paths, Pl
 from pflbench.report.layout import Sheet, small
 from pflbench.report.selection import Filters, Observed, spread
 from pflbench.report.web import Interactive, Json
-from pflbench.store import observed
+from pflbench.store import arrays
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,7 +164,7 @@ def page(engine: Engine, filters: Filters) -> list[Interactive]:
 def _followed(engine: Engine, found: Arranged) -> list[tuple[list[Observed], int]]:
     """Runs that are drawn together, and the client."""
     runs = [run.id for cell in found.cells.values() for run in cell]
-    kept = observed.names(engine, runs, numbers.PREFIX)
+    kept = arrays.names(engine, runs, numbers.PREFIX)
     clients = sorted(int(name.removeprefix(numbers.PREFIX)) for name in kept)
     return [(seen, client) for client in clients for seen in numbers.together(engine, found, client)]
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report.arrangement import Arranged
 from pflbench.report.selection import Filters, Observed, with_arrays
-from pflbench.store import observed
+from pflbench.store import arrays
 
 Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -95,7 +95,7 @@ def load(engine: Engine, seen: Sequence[Observed], client: int) -> Paths:
     rounds = sorted(set.intersection(*(set(one.rounds) for one in seen)))
     if not rounds:
         raise UserError("These runs kept no round in common.", f"Make them with one command: {COMMAND.format(client)}.")
-    held = [observed.arrays(engine, one.run.id, array_name(client), rounds) for one in seen]
+    held = [arrays.read(engine, one.run.id, array_name(client), rounds) for one in seen]
     return Paths(tuple(seen), client, tuple(rounds), np.stack([np.stack(list(of.values())) for of in held]))
 
 
@@ -133,7 +133,7 @@ def surface_name(client: int) -> str:
 def stored_surface(engine: Engine, found: Paths, flat: Plane) -> Matrix | None:
     """The stored surface, if it is that of this plane: with other runs or rounds the plane is another."""
     t = found.rounds[-1]
-    stored = observed.arrays(engine, found.runs[0], surface_name(found.client), [t]).get(t)
+    stored = arrays.read(engine, found.runs[0], surface_name(found.client), [t]).get(t)
     grid = flat.grid()
     if stored is None or stored.shape[:2] != grid.shape[:2]:
         return None

@@ -1,20 +1,12 @@
-"""The values that papers print: the package's CSV files, and their copy in the table `reference`, for queries beside runs.
-
-The files are the source. Reports read them; the table is brought up to date where a database is made, upgraded or written to.
-"""
+"""The values that papers print: the CSV files beside this one, as they stand. Reports read them, and the database has a copy."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from sqlalchemy import Connection, delete, insert, select
-
-from pflbench.store.schema import Reference
 
 FEDALA = "FedALA (Zhang et al., AAAI 2023, arXiv:2212.01197)"
 ELASTIC = "Elastic Aggregation (Chen et al., CVPR 2023), poster"
@@ -43,27 +35,13 @@ def values() -> tuple[Value, ...]:
 
 @cache
 def version() -> str:
-    """Of the files' content: 16 hexadecimal digits."""
+    """Names the files' content by the beginning of its SHA-256: 16 hexadecimal digits."""
     return hashlib.sha256("".join(_texts()).encode()).hexdigest()[:16]
-
-
-def is_current(connection: Connection) -> bool:
-    """Whether the table holds what the files hold."""
-    return connection.scalars(select(Reference.version).distinct()).all() == [version()]
-
-
-def fill(connection: Connection) -> None:
-    """Replaces the table's rows unless they are current."""
-    if not is_current(connection):
-        rows: list[dict[str, Any]] = [asdict(value) | {"version": version()} for value in values()]
-        connection.execute(delete(Reference))
-        connection.execute(insert(Reference), rows)
 
 
 @cache
 def _texts() -> tuple[str, ...]:
-    folder = Path(__file__).parents[1] / "papers"
-    return tuple(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.csv")))
+    return tuple(file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.csv")))
 
 
 def _value(row: dict[str, str]) -> Value:

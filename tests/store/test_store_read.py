@@ -1,4 +1,4 @@
-"""The reading side: what was written comes back, and the three rules of selection equal plain Python over the same numbers."""
+"""What was written comes back, and the three rules of selection equal plain Python over the same numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sqlalchemy import Engine, event
 from support.report_database import add_partition, add_run, at_work, spec
 
 from pflbench.errors import UserError
-from pflbench.report import selection
-from pflbench.store import db, read
-from pflbench.store.read import Select
+from pflbench.store import arrays, partitions, rounds, runs
+from pflbench.store import database as db
+from pflbench.store.runs import Result, Select
 
 ACCURACIES = [0.10, 0.50, None, 0.575, 0.575, 0.55]
 
@@ -22,20 +22,20 @@ def engine(tmp_path: Path) -> Engine:
     return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
 
 
-def one(engine: Engine, rule: str) -> read.Result:
-    (result,) = read.results(engine, selection.parse(rule))
+def one(engine: Engine, rule: Select) -> Result:
+    (result,) = runs.results(engine, rule)
     return result
 
 
 def test_best_is_the_earliest_round_with_the_highest_accuracy(engine: Engine) -> None:
     add_run(engine, spec(), ACCURACIES)
-    result = one(engine, "best")
+    result = one(engine, Select("best"))
     assert (result.value, result.round, result.used) == (0.575, 3, 1)
 
 
 def test_last_is_the_last_evaluated_round(engine: Engine) -> None:
     add_run(engine, spec(), [*ACCURACIES, None])
-    result = one(engine, "last")
+    result = one(engine, Select("last"))
     assert (result.value, result.round, result.used) == (0.55, 5, 1)
 
 
@@ -44,35 +44,24 @@ def test_mean_last_counts_evaluated_rounds_only(engine: Engine, k: int) -> None:
     add_run(engine, spec(), [0.9] * 3, status="running")
     add_run(engine, spec(seed=1), ACCURACIES)
     expected = [a for a in ACCURACIES if a is not None][-k:]
-    result = read.results(engine, selection.parse(f"mean-last:{k}"))[1]
+    result = runs.results(engine, Select("mean-last", k))[1]
     assert result.value == pytest.approx(np.mean(expected), abs=1e-15)
     assert result.used == len(expected)
 
 
-@pytest.mark.parametrize("rule", ["best", "last", "mean-last:3"])
-def test_a_run_without_evaluation_has_no_value(engine: Engine, rule: str) -> None:
+@pytest.mark.parametrize("rule", [Select("best"), Select("last"), Select("mean-last", 3)])
+def test_a_run_without_evaluation_has_no_value(engine: Engine, rule: Select) -> None:
     add_run(engine, spec(), [])
     result = one(engine, rule)
     assert (result.value, result.round) == (None, None)
-
-
-@pytest.mark.parametrize("text", ["", "Best", "first", "mean-last", "mean-last:", "mean-last:0", "mean-last:-1", "last:3"])
-def test_a_wrong_selection_names_the_valid_ones(text: str) -> None:
-    with pytest.raises(UserError, match="best, last, mean-last:K"):
-        selection.parse(text)
-
-
-@pytest.mark.parametrize("select", [Select("best"), Select("last"), Select("mean-last", 7)])
-def test_a_selection_reads_as_it_is_written(select: Select) -> None:
-    assert selection.parse(str(select)) == select
 
 
 def test_results_are_found_along_indexes(engine: Engine) -> None:
     """No statement of a table scans `round`: with 2,000,000 of them a scan would take the whole second by itself."""
     statements: list[tuple[str, object]] = []
     event.listen(engine, "before_cursor_execute", lambda c, cur, sql, values, *_: statements.append((sql, values)))
-    for rule in ("best", "last", "mean-last:10"):
-        read.results(engine, selection.parse(rule))
+    for rule in (Select("best"), Select("last"), Select("mean-last", 10)):
+        runs.results(engine, rule)
     listed = [s for s in statements if s[0].startswith("SELECT")]
     assert len(listed) == 3
     with engine.connect() as c:
@@ -86,21 +75,21 @@ def test_results_are_found_along_indexes(engine: Engine) -> None:
 def test_runs_are_listed_newest_first_and_filtered(engine: Engine) -> None:
     first = add_run(engine, spec(), [0.1, 0.3, 0.2])
     second = add_run(engine, spec("ditto", dataset="cifar10"), [0.4], status="running")
-    assert [r.id for r in read.runs(engine)] == [second, first]
-    assert [r.id for r in read.runs(engine, limit=1)] == [second]
-    assert [r.id for r in read.runs(engine, method="fedavg")] == [first]
-    assert [r.id for r in read.runs(engine, dataset="cifar10", status="interrupted")] == [second], "no process is at it"
+    assert [r.id for r in runs.listed(engine)] == [second, first]
+    assert [r.id for r in runs.listed(engine, limit=1)] == [second]
+    assert [r.id for r in runs.listed(engine, method="fedavg")] == [first]
+    assert [r.id for r in runs.listed(engine, dataset="cifar10", status="interrupted")] == [second], "no process is at it"
     with at_work(engine, second):
-        assert [r.id for r in read.runs(engine, dataset="cifar10", status="running")] == [second]
-        assert read.runs(engine, status="interrupted") == []
-        assert read.run(engine, second).info.status == "running"
-    assert read.runs(engine, status="running") == []
-    assert [r.id for r in read.runs(engine, key=spec().key[:6])] == [first]
-    assert read.runs(engine, key="%") == []
-    info = read.runs(engine, method="fedavg")[0]
-    assert (info.best, info.last_round, info.partition, info.rounds) == (0.3, 2, "Dir(0.1)", 2000)
+        assert [r.id for r in runs.listed(engine, dataset="cifar10", status="running")] == [second]
+        assert runs.listed(engine, status="interrupted") == []
+        assert runs.find(engine, second).status == "running"
+    assert runs.listed(engine, status="running") == []
+    assert [r.id for r in runs.listed(engine, key=spec().key[:6])] == [first]
+    assert runs.listed(engine, key="%") == []
+    info = runs.listed(engine, method="fedavg")[0]
+    assert (info.best, info.last_round, info.partition_label, info.rounds) == (0.3, 2, "Dir(0.1)", 2000)
     with pytest.raises(UserError, match="Did you mean 'finished'"):
-        read.runs(engine, status="finshed")
+        runs.listed(engine, status="finshed")
 
 
 def test_a_run_is_found_by_number_key_and_beginning_of_the_key(engine: Engine) -> None:
@@ -108,12 +97,12 @@ def test_a_run_is_found_by_number_key_and_beginning_of_the_key(engine: Engine) -
     newest = add_run(engine, spec(), [0.1, 0.2])
     other = add_run(engine, spec(seed=1), [0.1])
     key = spec().key
-    assert [read.run(engine, text).info.id for text in (newest, str(newest), key, key.upper(), key[:8])] == [newest] * 5
-    assert read.run(engine, 1).info.attempt == 1
-    assert read.run(engine, other).spec == spec(seed=1).model_dump(mode="json")
+    assert [runs.find(engine, text).id for text in (newest, str(newest), key, key.upper(), key[:8])] == [newest] * 5
+    assert runs.find(engine, 1).attempt == 1
+    assert runs.find(engine, other).spec == spec(seed=1).model_dump(mode="json")
     for missing in ("99", "zzz", ""):
         with pytest.raises(UserError, match="No run"):
-            read.run(engine, missing)
+            runs.find(engine, missing)
 
 
 def test_a_beginning_of_several_keys_is_refused(engine: Engine) -> None:
@@ -124,7 +113,7 @@ def test_a_beginning_of_several_keys_is_refused(engine: Engine) -> None:
         seen[first] = seen.get(first, 0) + 1
     digit = next(d for d, count in seen.items() if count > 1 and not d.isdigit())
     with pytest.raises(UserError, match=f"{seen[digit]} runs begin with '{digit}'"):
-        read.run(engine, digit)
+        runs.find(engine, digit)
 
 
 def test_a_run_shows_partition_rounds_series_and_artifacts(engine: Engine) -> None:
@@ -135,26 +124,26 @@ def test_a_run_shows_partition_rounds_series_and_artifacts(engine: Engine) -> No
         series={"global": (0.25, 1.5)}, artifacts={"W": weights},
         clients=np.array([0, 3]), correct=np.array([8, 15]), total=np.array([10, 30]), loss=np.array([1.5, 2.5]),
     )  # fmt: skip
-    detail = read.run(engine, run, last=2)
-    assert [row["round"] for row in detail.last_rounds] == [1, 2]
-    assert [row["accuracy"] for row in detail.last_rounds] == [0.2, 0.3]
-    assert detail.series == ("global",)
-    assert [(a.name, a.round, a.shape) for a in detail.artifacts] == [("W", 2, (2, 3))]
-    assert detail.partition is not None
-    np.testing.assert_array_equal(detail.partition.train + detail.partition.test, [[9, 0], [3, 6]])
-    np.testing.assert_array_equal(read.artifact(engine, run, "W"), weights)
-    curve = read.series(engine, run, "global")
-    assert (curve.round.tolist(), curve.accuracy.tolist()) == ([2], [0.25])
-    clients = read.clients(engine, run)
+    newest = rounds.newest_rows(engine, run, 2)
+    assert [row["round"] for row in newest] == [1, 2]
+    assert [row["accuracy"] for row in newest] == [0.2, 0.3]
+    assert rounds.series_names(engine, [run]) == {run: ("global",)}
+    assert [(a.name, a.round, a.shape) for a in arrays.infos(engine, run)] == [("W", 2, (2, 3))]
+    found = partitions.find(engine, str(runs.find(engine, run).partition))
+    assert found.id == partition
+    np.testing.assert_array_equal(found.train + found.test, [[9, 0], [3, 6]])
+    np.testing.assert_array_equal(arrays.read_one(engine, run, "W"), weights)
+    (series,) = rounds.second_series(engine, run)
+    assert (series.name, series.round.tolist(), series.accuracy.tolist()) == ("global", [2], [0.25])
+    clients = rounds.clients(engine, run)
     assert (clients.round, clients.client.tolist(), clients.total.tolist()) == (2, [0, 3], [10, 30])
     assert clients.correct.sum() / clients.total.sum() == 0.575  # methods.md 2.1
     for wrong in (
-        lambda: read.artifact(engine, run, "V"),
-        lambda: read.artifact(engine, run, "W", 1),
-        lambda: read.series(engine, run, "local"),
-        lambda: read.clients(engine, run, 1),
-        lambda: read.partition(engine, "f00"),
-        lambda: read.partition(engine, 7),
+        lambda: arrays.read_one(engine, run, "V"),
+        lambda: arrays.read_one(engine, run, "W", 1),
+        lambda: rounds.clients(engine, run, 1),
+        lambda: partitions.find(engine, "f00"),
+        lambda: partitions.find(engine, 7),
     ):
         with pytest.raises(UserError):
             wrong()
@@ -162,7 +151,7 @@ def test_a_run_shows_partition_rounds_series_and_artifacts(engine: Engine) -> No
 
 def test_curves_hold_the_evaluated_rounds_and_the_training_time(engine: Engine) -> None:
     run = add_run(engine, spec(), ACCURACIES, seconds=2.0)
-    curve = read.curves(engine, [run], seconds=True)[run]
+    curve = rounds.curves(engine, [run], seconds=True)[run]
     assert curve.round.tolist() == [0, 1, 3, 4, 5]
     assert curve.accuracy.tolist() == [a for a in ACCURACIES if a is not None]
     assert curve.seconds is not None
@@ -172,7 +161,7 @@ def test_curves_hold_the_evaluated_rounds_and_the_training_time(engine: Engine) 
 def test_thinned_curves_are_true_points_with_first_and_last(engine: Engine) -> None:
     values = np.random.default_rng(0).random(101).tolist()
     long, short = add_run(engine, spec(), values), add_run(engine, spec(seed=1), values[:40])
-    curves = read.curves(engine, [long, short], points=11)
+    curves = rounds.curves(engine, [long, short], points=11)
     assert curves[long].round.tolist() == list(range(0, 101, 10))
     assert curves[short].round.tolist() == [0, 10, 20, 30]
     assert curves[long].accuracy.tolist() == [values[t] for t in range(0, 101, 10)]
@@ -180,8 +169,8 @@ def test_thinned_curves_are_true_points_with_first_and_last(engine: Engine) -> N
 
 def test_curves_of_runs_without_rounds_are_left_out(engine: Engine) -> None:
     empty, run = add_run(engine, spec(), []), add_run(engine, spec(seed=1), [0.5])
-    assert list(read.curves(engine, [empty, run])) == [run]
-    assert read.curves(engine, [empty]) == {}
+    assert list(rounds.curves(engine, [empty, run])) == [run]
+    assert rounds.curves(engine, [empty]) == {}
 
 
 def test_a_damaged_file_is_told_in_words(tmp_path: Path) -> None:
@@ -193,4 +182,4 @@ def test_a_damaged_file_is_told_in_words(tmp_path: Path) -> None:
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
     with pytest.raises(UserError, match="damaged"):
-        read.results(db.open_engine(f"sqlite:///{path}"), Select("best"))
+        runs.results(db.open_engine(f"sqlite:///{path}"), Select("best"))

@@ -1,4 +1,4 @@
-"""Opening the database: where it is, its schema's revision, upgrades and checks.
+"""Opening the database: where it is, its schema's revision, upgrades, and one transaction after the other.
 
 SQLite runs in WAL mode with synchronous=NORMAL: a committed round survives the death of the process, though a power
 failure may take the last ones. An engine must not be carried over a fork: each process connects by itself.
@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sqlite3
+import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event
-from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from pflbench import papers
 from pflbench.errors import NothingYet, UserError
-from pflbench.store import readonly, reference
-from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, place, sqlite_path
-from pflbench.store.failures import friendly as friendly
-from pflbench.store.schema import Base
+from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, place, sqlite_path
+from pflbench.store.schema import ReferenceRow
 
 VERSION_TABLE = "pflbench_version"  # a name of our own: other programs' databases have an alembic_version, too
 _SMALLEST = 512  # bytes of an SQLite database; it would take the first bytes of a smaller file for a new one
@@ -56,7 +57,7 @@ def connect(url: str, *, create: bool = True) -> Engine:
         UserError: no such file or folder, not a database, another program's database, a newer schema, no permission.
     """
     engine = open_engine(url)
-    if not create and readonly.needed(engine.url):
+    if not create and _is_write_protected(engine.url):
         return connect_read_only(url)
     try:
         with friendly(url):
@@ -112,36 +113,29 @@ def upgrade(url: str) -> tuple[str | None, str]:
         engine.dispose()
 
 
-def info(url: str) -> dict[str, Any]:
-    """What is in the database; an old schema is read as it is. `bytes` is None where it is not a file."""
-    with _as_it_is(url) as (connection, found):
-        engine = connection.engine
-        path = sqlite_path(engine.url)
-        runs = connection.exec_driver_sql("SELECT status, count(*) FROM run GROUP BY status ORDER BY status").all()
-        return {
-            "database": place(engine.url),
-            "kind": engine.dialect.name,
-            "bytes": path.stat().st_size if path else None,
-            "schema": found,
-            "newest_schema": head(),
-            "runs": {str(status): int(count) for status, count in runs},
-            **{f"{table}s": _count(connection, table) for table in ("round", "partition", "artifact")},
-        }
+@contextmanager
+def as_it_is(url: str) -> Iterator[tuple[Connection, str]]:
+    """Connects to an existing database and gives its revision with the connection; upgrades nothing."""
+    engine = open_engine(url)
+    if _is_write_protected(engine.url):
+        engine = open_engine(url, read_only=True)
+    try:
+        with friendly(url):
+            _require_place(engine.url, create=False)
+            with engine.connect() as connection:
+                found = revision(connection)
+                if found is None:
+                    raise _missing(engine.url)
+                yield connection, found
+    finally:
+        engine.dispose()
 
 
-def check(url: str) -> list[str]:
-    """Problems of the database, in words; an empty list means a sound one. Reads every row."""
-    with _as_it_is(url) as (connection, found):
-        problems = []
-        if connection.engine.dialect.name == "sqlite":
-            damage = _damage(connection)
-            if damage:
-                return damage
-            lost = Counter((row[0], row[2]) for row in connection.exec_driver_sql("PRAGMA foreign_key_check"))
-            problems += [f"{n} rows of {table} belong to no {parent}" for (table, parent), n in lost.items()]
-        if found != head():
-            return [*problems, f"the schema is {found}, not {head()}: `pflbench db upgrade`"]
-        return problems + _differences(connection) + _contradictions(connection)
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A connection; what the user can mend (damaged or locked file) becomes a UserError."""
+    with friendly(engine.url), engine.connect() as connection:
+        yield connection
 
 
 @contextmanager
@@ -153,6 +147,13 @@ def writing(engine: Engine) -> Iterator[Connection]:
         connection.execution_options(immediate=True)
         with connection.begin():
             yield connection
+
+
+def inserted(connection: Connection, statement: Any) -> int:
+    """Inserts a row; returns its number."""
+    key = connection.execute(statement).inserted_primary_key
+    assert key is not None
+    return int(key[0])
 
 
 def revision(connection: Connection) -> str | None:
@@ -205,7 +206,7 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
     try:
         target = sa.make_url(url)
         if read_only:
-            engine = sa.create_engine(target, creator=readonly.reader(target))
+            engine = sa.create_engine(target, creator=_reader(target))
         elif target.get_backend_name() != "sqlite":
             return sa.create_engine(target)
         else:
@@ -255,75 +256,6 @@ def alembic_config(connection: Connection) -> Any:
     return config
 
 
-@contextmanager
-def _as_it_is(url: str) -> Iterator[tuple[Connection, str]]:
-    """A connection to an existing database and its revision, upgrading nothing."""
-    engine = open_engine(url)
-    if readonly.needed(engine.url):
-        engine = open_engine(url, read_only=True)
-    try:
-        with friendly(url):
-            _require_place(engine.url, create=False)
-            with engine.connect() as connection:
-                found = revision(connection)
-                if found is None:
-                    raise _missing(engine.url)
-                yield connection, found
-    finally:
-        engine.dispose()
-
-
-def _count(connection: Connection, table: str) -> int:
-    return int(connection.exec_driver_sql(f'SELECT count(*) FROM "{table}"').scalar_one())
-
-
-def _damage(connection: Connection) -> list[str]:
-    """What SQLite's own check of the file says, as far as it gets."""
-    try:
-        lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
-    except OperationalError:  # locked, say: the file may be sound
-        raise
-    except DatabaseError as error:
-        return [f"damaged: {error.orig}"]
-    return [f"damaged: {line}" for line in lines if line != "ok"]
-
-
-def _differences(connection: Connection) -> list[str]:
-    """Where the tables are not those of the models."""
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    return [f"not the tables of schema {head()}: {change}" for change in compare_metadata(context, Base.metadata)]
-
-
-def _contradictions(connection: Connection) -> list[str]:
-    """Rows that contradict each other: each rule is checked in one pass over a table."""
-    problems = []
-    for what, query in _RULES.items():
-        runs = connection.exec_driver_sql(query).scalars().all()
-        if runs:
-            problems.append(f"{what}: run {', '.join(map(str, runs[:10]))}{' and more' if len(runs) > 10 else ''}")
-    return problems
-
-
-_RULES = {
-    "clients' results without their round": """
-        SELECT DISTINCT c.run_id FROM client_round c LEFT JOIN round r ON r.run_id = c.run_id AND r.round = c.round
-        WHERE r.run_id IS NULL ORDER BY 1""",
-    "accuracy that is not that of the round's clients": """
-        SELECT DISTINCT r.run_id FROM round r JOIN
-        (SELECT run_id, round, 1.0 * sum(correct) / sum(total) AS pooled FROM client_round GROUP BY run_id, round
-         HAVING sum(total) > 0) c
-        ON c.run_id = r.run_id AND c.round = r.round WHERE abs(r.accuracy - c.pooled) > 1e-6 ORDER BY 1""",
-    "more correct predictions than test samples": """
-        SELECT DISTINCT run_id FROM client_round WHERE correct < 0 OR correct > total ORDER BY 1""",
-    "finished, but rounds are missing": """
-        SELECT id FROM run WHERE status = 'finished'
-        AND (SELECT count(*) FROM round WHERE run_id = run.id) != run.rounds + 1 ORDER BY 1""",
-}
-
-
 def _migrate(engine: Engine) -> str | None:
     with migrating(engine) as connection:
         found = revision(connection)  # again: another process may have been faster
@@ -335,12 +267,14 @@ def _migrate(engine: Engine) -> str | None:
 
 
 def _refresh(engine: Engine) -> None:
-    """The table of the papers' values, should the package have others by now."""
+    """Replaces the copy of the papers' values, should the package have others by now."""
+    version = papers.version()
     with engine.connect() as connection:
-        current = reference.is_current(connection)
+        current = connection.scalars(sa.select(ReferenceRow.version).distinct()).all() == [version]
     if not current:
         with writing(engine) as connection:
-            reference.fill(connection)
+            connection.execute(sa.delete(ReferenceRow))
+            connection.execute(sa.insert(ReferenceRow), [asdict(value) | {"version": version} for value in papers.values()])
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
@@ -364,6 +298,39 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
+
+
+def _is_write_protected(url: URL) -> bool:
+    """Whether there is such a file and it, or its folder, cannot be written, as on a read-only file system."""
+    path = sqlite_path(url)
+    return path is not None and path.is_file() and not all(os.access(each, os.W_OK) for each in (path, path.absolute().parent))
+
+
+def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
+    """Makes connections that SQLite itself holds to reading. Raises UserError for what is no SQLite file."""
+    path = sqlite_path(url)
+    if path is None:
+        raise UserError(f"{place(url)} is no SQLite file.", "Only a file can be opened read-only.")
+    path, options, copy = path.absolute(), "mode=ro", None
+    if path.is_file() and not os.access(path.parent, os.W_OK):
+        # Readers of a write-ahead log need an index of it beside the file, which they cannot make there.
+        logged = Path(f"{path}-wal")
+        if not logged.exists() or not logged.stat().st_size:
+            options += "&immutable=1"
+        elif not Path(f"{path}-shm").exists():
+            copy = tempfile.TemporaryDirectory(prefix="pflbench-")
+            path = _copied(path, logged, Path(copy.name))
+
+    def connect(_kept: object = copy) -> sqlite3.Connection:  # the copy is there as long as the function is
+        return sqlite3.connect(f"{path.as_uri()}?{options}", uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+
+    return connect
+
+
+def _copied(database: Path, logged: Path, folder: Path) -> Path:
+    for each in (database, logged):
+        shutil.copyfile(each, folder / each.name)
+    return folder / database.name
 
 
 def _require_place(url: URL, create: bool) -> None:

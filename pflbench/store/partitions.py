@@ -1,0 +1,115 @@
+"""Partitions in the database: each is stored once, under its hash."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Engine, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from pflbench.errors import UserError
+from pflbench.store.arrays import Counts
+from pflbench.store.database import inserted, reading, writing
+from pflbench.store.only import visible_partition
+from pflbench.store.schema import PartitionRow
+
+
+@dataclass(frozen=True)
+class PartitionRecord:
+    """Which client holds which samples: `train` and `test` are sample counts [clients, classes].
+
+    left_out: samples that were to be dealt out, but no client holds; None: not known. indices: the arrays train_0, test_0, ...,
+    which are not read again. id: None until it is stored.
+    """
+
+    hash: str
+    scheme: str
+    label: str
+    dataset: str
+    spec: Mapping[str, Any]
+    classes: Sequence[str]
+    train: Counts
+    test: Counts
+    left_out: int | None = None
+    indices: Mapping[str, NDArray[Any]] | None = None
+    id: int | None = None
+
+
+def save(engine: Engine, record: PartitionRecord) -> int:
+    """Stores a partition unless one with its hash is there; returns its id. Several processes may do it at once."""
+    found = select(PartitionRow.id).where(PartitionRow.hash == record.hash)
+    values = {
+        "hash": record.hash,
+        "scheme": record.scheme,
+        "label": record.label,
+        "dataset": record.dataset,
+        "spec": dict(record.spec),
+        "clients": len(record.train),
+        "classes": list(record.classes),
+        "train_counts": record.train.tolist(),
+        "test_counts": record.test.tolist(),
+        "indices": pack_indices(record.indices) if record.indices is not None else None,
+        "left_out": record.left_out,
+    }
+    try:
+        with writing(engine) as connection:
+            known = connection.execute(found).scalar()
+            if known is None:
+                return inserted(connection, insert(PartitionRow).values(values))
+            unknown = update(PartitionRow).where(PartitionRow.id == known, PartitionRow.left_out.is_(None))
+            connection.execute(unknown.values(left_out=record.left_out))
+            return int(known)
+    except IntegrityError:  # a database without SQLite's single writer: another process was faster
+        with writing(engine) as connection:
+            return int(connection.execute(found).scalar_one())
+
+
+def stored(engine: Engine) -> list[PartitionRecord]:
+    """The stored partitions in the order in which they were stored."""
+    with reading(engine) as c:
+        return [_record(row) for row in c.execute(_query().where(visible_partition(engine)).order_by(PartitionRow.id))]
+
+
+def find(engine: Engine, hash_or_id: int | str) -> PartitionRecord:
+    """One partition by number or by (the beginning of) its hash. Raises UserError if none or several fit."""
+    text = str(hash_or_id)
+    number = isinstance(hash_or_id, int) or (text.isdigit() and len(text) < 8)
+    wanted = PartitionRow.id == int(text) if number else PartitionRow.hash.startswith(text, autoescape=True)
+    with reading(engine) as c:
+        rows = c.execute(_query().where(wanted)).all()
+    if len(rows) == 1:
+        return _record(rows[0])
+    if rows:
+        raise UserError(f"The hashes of {len(rows)} partitions begin with '{text}'.", "Give more digits of the hash.")
+    raise UserError(f"No partition '{text}' in this database.", "`pflbench runs show RUN` names the partition of a run.")
+
+
+def pack_indices(indices: Mapping[str, NDArray[Any]]) -> bytes:
+    """The arrays as a compressed .npz."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **dict(indices))
+    return buffer.getvalue()
+
+
+def unpack_indices(data: bytes) -> dict[str, NDArray[Any]]:
+    """The inverse of `pack_indices`."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def _query() -> Any:
+    return select(
+        PartitionRow.id, PartitionRow.hash, PartitionRow.scheme, PartitionRow.label, PartitionRow.dataset, PartitionRow.spec,
+        PartitionRow.classes, PartitionRow.train_counts, PartitionRow.test_counts, PartitionRow.left_out,
+    )  # fmt: skip
+
+
+def _record(row: Any) -> PartitionRecord:
+    id, hash, scheme, label, dataset, spec, classes, *counts, left_out = row
+    train, test = (np.array(side, dtype=np.int64).reshape(-1, len(classes)) for side in counts)
+    return PartitionRecord(hash, scheme, label, dataset, spec, tuple(classes), train, test, left_out, id=id)

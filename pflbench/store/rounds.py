@@ -1,0 +1,335 @@
+"""What is read of runs' rounds: curves, histories, second series, clients' results, costs. Accuracies are fractions in [0, 1]."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from sqlalchemy import ColumnElement, Connection, Engine, func, literal, select
+
+from pflbench.errors import UserError
+from pflbench.store import runs
+from pflbench.store.arrays import Floats, Integers
+from pflbench.store.database import reading
+from pflbench.store.runs import Result, Select
+from pflbench.store.schema import ArtifactRow, ClientRoundRow, RoundRow, RunRow, SeriesRow
+
+CENTRAL = "central"  # the second series of the global model on the central test set
+ROUNDS_READ = 50  # enough for a median; reading every round of a thousand runs would take seconds
+
+# Training alone: evaluation is the benchmark's time, not the method's.
+_SPENT: ColumnElement[float] = func.coalesce(RoundRow.seconds_receive, 0.0) + func.coalesce(RoundRow.seconds_update, 0.0)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy at the evaluated rounds; `seconds` is the training time up to each (receive + update), if asked for."""
+
+    round: Integers
+    accuracy: Floats
+    seconds: Floats | None = None
+
+
+@dataclass(frozen=True)
+class History:
+    """Every round of a run, ascending, all arrays of one length; NaN where something was not measured.
+
+    accuracy is a fraction; receive, update and evaluate are the seconds that each phase of the round took.
+    """
+
+    round: Integers
+    accuracy: Floats
+    test_loss: Floats
+    train_loss: Floats
+    receive: Floats
+    update: Floats
+    evaluate: Floats
+
+    @property
+    def best(self) -> int | None:
+        """The place in the arrays of the first round with the highest accuracy; None without an evaluated round."""
+        return None if np.isnan(self.accuracy).all() else int(np.nanargmax(self.accuracy))
+
+
+@dataclass(frozen=True)
+class SecondSeries:
+    """A second accuracy series of a run, e.g. of Ditto's global model, with its mean loss over the test samples."""
+
+    name: str
+    round: Integers
+    accuracy: Floats
+    test_loss: Floats
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Test results per evaluated client after `round` rounds. `loss` is summed over the client's test samples."""
+
+    round: int
+    client: Integers
+    correct: Integers
+    total: Integers
+    loss: Floats
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Costs of one run. Seconds are those of reception and update together, evaluation apart.
+
+    converged: the first evaluated round within the tolerance of the best. seconds_total: up to it. seconds_initial: of that, what
+    the receptions with ALA's initial stage took. seconds_round and seconds_evaluate: medians. parameters, scalars, bytes: per
+    participant and round, both ways together; multiple: parameters in units of the model's size.
+    """
+
+    best: float
+    converged: int
+    seconds_total: float
+    seconds_initial: float
+    seconds_round: float
+    seconds_evaluate: float
+    parameters: float
+    scalars: float
+    bytes: float
+    multiple: float | None
+    peak_memory: int | None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds that a round of one run took: medians of training and of evaluation, together. clients: those that join a round.
+
+    epochs: of each of them.
+    """
+
+    method: str
+    dataset: str
+    model: str
+    clients: int
+    epochs: int
+    seconds: float
+
+
+def curves(engine: Engine, run_ids: Collection[int], *, points: int | None = None, seconds: bool = False) -> dict[int, Curve]:
+    """The curves of runs of *one* protocol by run; runs without an evaluated round are left out.
+
+    With `points`, at most about that many evaluated rounds are read, evenly spaced, first and last included: then
+    reading is a seek for each instead of a scan of thousands. All curves share these rounds as far as they get.
+    """
+    at = _evaluated(engine, run_ids)
+    if points is not None and len(at) > points:
+        at = at[_spread(0, len(at) - 1, points)]
+    so_far = func.sum(_SPENT).over(partition_by=RoundRow.run_id, order_by=RoundRow.round, rows=(None, 0))
+    spent = so_far if seconds else literal(0.0)
+    all_rounds = select(RoundRow.run_id, RoundRow.round, RoundRow.accuracy, spent.label("seconds"))
+    r = all_rounds.where(RoundRow.run_id.in_(run_ids)).subquery().c
+    query = select(r.run_id, r.round, r.accuracy, r.seconds).where(r.round.in_(at.tolist()), r.accuracy.is_not(None))
+    with reading(engine) as c:
+        rows = floats(c.execute(query.order_by(r.run_id, r.round)).all(), 4)
+    return {run: Curve(of[:, 0].astype(np.int64), of[:, 1], of[:, 2] if seconds else None) for run, of in _by_run(rows)}
+
+
+def history(engine: Engine, run_id: int) -> History:
+    """Empty arrays for a run without rounds."""
+    columns = (RoundRow.accuracy, RoundRow.test_loss, RoundRow.train_loss)
+    seconds = (RoundRow.seconds_receive, RoundRow.seconds_update, RoundRow.seconds_evaluate)
+    query = select(RoundRow.round, *columns, *seconds).where(RoundRow.run_id == run_id).order_by(RoundRow.round)
+    with reading(engine) as c:
+        rows = floats(c.execute(query).all(), 7)
+    return History(rows[:, 0].astype(np.int64), *rows[:, 1:].T)
+
+
+def newest_rows(engine: Engine, run_id: int, last: int) -> tuple[dict[str, Any], ...]:
+    """The `last` last rows of a run in the table `round`, oldest first."""
+    query = select(RoundRow.__table__).where(RoundRow.run_id == run_id).order_by(RoundRow.round.desc()).limit(last)
+    with reading(engine) as c:
+        return tuple(dict(row) for row in reversed(c.execute(query).mappings().all()))
+
+
+def series_names(engine: Engine, run_ids: Collection[int]) -> dict[int, tuple[str, ...]]:
+    """By run the names of its second series, sorted; runs without any are left out."""
+    query = select(SeriesRow.run_id, SeriesRow.name).where(SeriesRow.run_id.in_(run_ids)).distinct()
+    found: dict[int, tuple[str, ...]] = defaultdict(tuple)
+    with reading(engine) as c:
+        for run, name in c.execute(query.order_by(SeriesRow.name)):
+            found[run] += (name,)
+    return dict(found)
+
+
+def second_series(engine: Engine, run_id: int) -> tuple[SecondSeries, ...]:
+    """The second series of a run, by name."""
+    query = select(SeriesRow.name, SeriesRow.round, SeriesRow.accuracy, SeriesRow.test_loss)
+    query = query.where(SeriesRow.run_id == run_id).order_by(SeriesRow.name, SeriesRow.round)
+    with reading(engine) as c:
+        found = [(name, floats([row[1:] for row in rows], 3)) for name, rows in groupby(c.execute(query), key=lambda row: row[0])]
+    return tuple(SecondSeries(name, of[:, 0].astype(np.int64), of[:, 1], of[:, 2]) for name, of in found)
+
+
+def by_series(engine: Engine, results: Sequence[Result], name: str, selection: Select) -> list[Result]:
+    """The results with value, round and `used` by the named series, under the same rule; those without it are left out."""
+    query = select(SeriesRow.run_id, SeriesRow.round, SeriesRow.accuracy).where(SeriesRow.name == name)
+    query = query.where(SeriesRow.run_id.in_([result.id for result in results])).order_by(SeriesRow.run_id, SeriesRow.round)
+    with reading(engine) as c:
+        found = {run: [(t, value) for _, t, value in rows] for run, rows in groupby(c.execute(query), key=lambda row: row[0])}
+    return [_scored(result, found[result.id], selection) for result in results if result.id in found]
+
+
+def clients(engine: Engine, run_id: int, round: int | None = None) -> Clients:
+    """The clients' results after `round` rounds (default: the last evaluated). Raises UserError if none are stored."""
+    with reading(engine) as c:
+        if round is None:
+            round = c.scalar(select(func.max(ClientRoundRow.round)).where(ClientRoundRow.run_id == run_id))
+        query = select(ClientRoundRow.client, ClientRoundRow.correct, ClientRoundRow.total, ClientRoundRow.loss)
+        query = query.where(ClientRoundRow.run_id == run_id, ClientRoundRow.round == round).order_by(ClientRoundRow.client)
+        rows = c.execute(query).all()
+    if not rows or round is None:
+        where = "" if round is None else f" after round {round}"
+        raise UserError(f"Run {run_id} has no client results{where}.", "`pflbench runs show RUN` shows which rounds it has.")
+    *counts, loss = zip(*rows, strict=True)
+    client, correct, total = (np.array(column, dtype=np.int64) for column in counts)
+    return Clients(round, client, correct, total, np.array(loss, dtype=np.float64))
+
+
+def by_client(engine: Engine, run: int, round: int, last: int = 1) -> dict[int, float]:
+    """By client its accuracy on its own test data, the mean over the `last` evaluated rounds up to `round`; in [0, 1].
+
+    Clients that were not tested there, or have no test data, are missing.
+    """
+    evaluated = select(RoundRow.round).where(RoundRow.run_id == run, RoundRow.round <= round, RoundRow.accuracy.is_not(None))
+    rounds = evaluated.order_by(RoundRow.round.desc()).limit(last)
+    query = select(ClientRoundRow.client, ClientRoundRow.correct, ClientRoundRow.total).where(
+        ClientRoundRow.run_id == run, ClientRoundRow.round.in_(rounds), ClientRoundRow.total > 0
+    )
+    found: dict[int, list[float]] = defaultdict(list)
+    with reading(engine) as c:
+        for client, correct, total in c.execute(query.order_by(ClientRoundRow.client, ClientRoundRow.round)):
+            found[client].append(correct / total)
+    return {client: sum(values) / len(values) for client, values in found.items()}
+
+
+def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[int, Cost]:
+    """By run; runs without a trained and evaluated round are left out. tolerance: of accuracy, a fraction."""
+    found = {}
+    with reading(engine) as c:
+        totals = {row.id: row for row in c.execute(_totals(run_ids, tolerance))}
+        for run, rounds in _sampled(c, {run: row.last for run, row in totals.items()}):
+            row = totals[run]
+            spent, evaluated, *sent = (float(value) for value in np.median(rounds[:, :-1], axis=0))
+            peak = rounds[:, -1].max()
+            found[run] = Cost(
+                best=row.best,
+                converged=row.converged,
+                seconds_total=row.total or 0.0,
+                seconds_initial=row.initial or 0.0,
+                seconds_round=spent,
+                seconds_evaluate=evaluated,
+                parameters=sent[0],
+                scalars=sent[1],
+                bytes=sent[2],
+                multiple=sent[0] / row.parameters if row.parameters else None,
+                peak_memory=None if np.isnan(peak) else int(peak),
+            )
+    return found
+
+
+def speeds(engine: Engine, methods: Collection[str]) -> list[Speed]:
+    """One per run of these methods that has a trained round, whatever became of it."""
+    of = {run.id: run for run in runs.stored(engine, RunRow.method.in_(methods))}
+    spent = costs(engine, list(of), 0.0)
+    return [
+        Speed(
+            run.method,
+            run.dataset,
+            run.model,
+            int(run.clients * run.join_ratio),
+            run.spec["train"]["local_epochs"],
+            spent[id].seconds_round + spent[id].seconds_evaluate,
+        )
+        for id, run in of.items()
+        if id in spent
+    ]
+
+
+def floats(rows: Sequence[Any], width: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Rows of numbers as an array [rows, width]; NaN for what is null."""
+    # NumPy takes 50 times as long over SQLAlchemy's rows as over tuples.
+    return np.array([tuple(row) for row in rows], dtype=np.float64).reshape(-1, width)
+
+
+def _by_run(rows: np.ndarray[Any, np.dtype[np.float64]]) -> Iterator[tuple[int, np.ndarray[Any, np.dtype[np.float64]]]]:
+    """The rows of each run, of which the first column is the number; they come sorted by it."""
+    ids, starts = np.unique(rows[:, 0], return_index=True)
+    for run, block in zip(ids, np.split(rows, starts[1:]), strict=False):  # of no rows, `split` makes one block
+        yield int(run), block[:, 1:]
+
+
+def _spread(first: int, last: int, most: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """At most so many whole numbers, evenly spaced, first and last among them."""
+    return np.unique(np.linspace(first, last, most).round().astype(int))
+
+
+def _evaluated(engine: Engine, run_ids: Collection[int]) -> Integers:
+    """The evaluated rounds of the run that got furthest."""
+    last = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
+    furthest = select(RunRow.id).where(RunRow.id.in_(run_ids)).order_by(func.coalesce(last, -1).desc(), RunRow.id).limit(1)
+    with reading(engine) as c:
+        longest = c.scalar(furthest)
+        query = select(RoundRow.round).where(RoundRow.run_id == longest, RoundRow.accuracy.is_not(None)).order_by(RoundRow.round)
+        return np.array(c.scalars(query).all(), dtype=np.int64)
+
+
+def _scored(result: Result, series: Sequence[tuple[int, float]], selection: Select) -> Result:
+    if selection.rule == "best":
+        t, value = max(series, key=lambda point: (point[1], -point[0]))
+        return replace(result, value=value, round=t, used=1)
+    tail = series[-selection.last :]
+    return replace(result, value=sum(value for _, value in tail) / len(tail), round=tail[-1][0], used=len(tail))
+
+
+def _totals(run_ids: Collection[int], tolerance: float) -> Any:
+    """One row per run: what needs a look at all rounds, each a seek or a short scan along an index."""
+    mine = RoundRow.run_id == RunRow.id
+    best = select(func.max(RoundRow.accuracy)).where(mine).scalar_subquery()
+    last = select(func.max(RoundRow.round)).where(mine).scalar_subquery()
+    base = (
+        select(RunRow.id, RunRow.parameters, best.label("best"), last.label("last")).where(
+            RunRow.id.in_(run_ids), best.is_not(None), last > 0
+        )
+    ).subquery()
+    mine = RoundRow.run_id == base.c.id
+    converged = select(func.min(RoundRow.round)).where(mine, RoundRow.accuracy >= base.c.best - tolerance).scalar_subquery()
+    reached = select(base, converged.label("converged")).subquery()
+    mine = (RoundRow.run_id == reached.c.id) & (RoundRow.round > 0)
+    within = mine & (RoundRow.round <= reached.c.converged)
+    # Row t shows the reception of round t + 1 and row t + 1 has its cost.
+    stages = select(ArtifactRow.round + 1).where(ArtifactRow.run_id == reached.c.id, ArtifactRow.name == "ala_init_epochs")
+    stages = stages.correlate(reached)  # left to itself it would take the stages of all runs
+    return select(
+        reached,
+        select(func.sum(_SPENT)).where(within).scalar_subquery().label("total"),
+        select(func.sum(RoundRow.seconds_receive)).where(within, RoundRow.round.in_(stages)).scalar_subquery().label("initial"),
+    )
+
+
+def _sampled(c: Connection, last: dict[int, int]) -> Iterator[tuple[int, np.ndarray[Any, np.dtype[np.float64]]]]:
+    """By run, of rounds evenly spaced: seconds, seconds of evaluation; parameters, scalars, bytes per participant; memory."""
+    columns = select(
+        RoundRow.run_id,
+        _SPENT,
+        func.coalesce(RoundRow.seconds_evaluate, 0.0),
+        (RoundRow.params_up + RoundRow.params_down) * 1.0 / RoundRow.participants,
+        (RoundRow.scalars_up + RoundRow.scalars_down) * 1.0 / RoundRow.participants,
+        (RoundRow.bytes_up + RoundRow.bytes_down) * 1.0 / RoundRow.participants,
+        # A maximum so far, which begins anew where a run is resumed.
+        RoundRow.peak_memory,
+    )
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for run, length in last.items():
+        by_length[length].append(run)
+    for length, ids in by_length.items():
+        at = _spread(1, length, min(length, ROUNDS_READ)).tolist()
+        sampled = columns.where(RoundRow.run_id.in_(ids), RoundRow.round.in_(at), RoundRow.participants > 0)
+        yield from _by_run(floats(c.execute(sampled.order_by(RoundRow.run_id)).all(), 7))

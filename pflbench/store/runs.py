@@ -1,0 +1,198 @@
+"""Runs as they stand in the database: found, listed, and what each counts for. Accuracies are fractions in [0, 1], as stored."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Engine, func, literal, select
+from sqlalchemy.orm import InstrumentedAttribute
+
+from pflbench.errors import UserError, unknown
+from pflbench.spec import OTHER_CONTENT
+from pflbench.store.database import reading
+from pflbench.store.locks import UNDER_WAY, present
+from pflbench.store.only import visible
+from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow
+
+
+@dataclass(frozen=True)
+class Select:
+    """A run's result (methods.md 2.1): its best evaluated round, its last, or the mean of its `last` last ones."""
+
+    rule: Literal["best", "last", "mean-last"] = "best"
+    last: int = 1
+
+    def __str__(self) -> str:
+        return f"mean-last:{self.last}" if self.rule == "mean-last" else self.rule
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt at a run: a row of the table `run`, whose columns these are, and how far it got.
+
+    partition: its hash. last_round, best: the newest stored round and the highest accuracy of any, None before there is one.
+    """
+
+    id: int
+    key: str
+    attempt: int
+    protocol: str
+    status: str
+    message: str | None
+    method: str
+    dataset: str
+    model: str
+    partition_label: str  # "Dir(0.1)"
+    partition: str | None
+    clients: int
+    join_ratio: float
+    rounds: int
+    seed: int
+    spec: dict[str, Any]
+    environment: dict[str, Any]
+    parameters: int | None  # of one model
+    engine: str | None
+    device: str | None
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    last_round: int | None
+    best: float | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it never goes on."""
+        return self.status in ("finished", "diverged")
+
+
+@dataclass(frozen=True)
+class Result(Run):
+    """What a run counts for: the mean of `used` rounds up to `round`; None without an evaluated round."""
+
+    value: float | None
+    round: int | None
+    used: int
+
+
+_LAST = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
+_BEST = select(func.max(RoundRow.accuracy)).where(RoundRow.run_id == RunRow.id).correlate(RunRow).scalar_subquery()
+_OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": _BEST}
+_COLUMNS: list[Any] = [_OTHERS.get(name, getattr(RunRow, name, None)) for name in Run.__dataclass_fields__]
+
+
+def stored(engine: Engine, *where: ColumnElement[bool]) -> list[Run]:
+    """Runs as they were written down, by number. where: conditions on the table."""
+    with reading(engine) as c:
+        return [Run(*row) for row in c.execute(_query().where(*where).order_by(RunRow.id))]
+
+
+def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Run]]:
+    """Key -> its attempts, oldest first; keys without any are left out."""
+    found: dict[str, list[Run]] = defaultdict(list)
+    for run in sorted(stored(engine, RunRow.key.in_(keys)), key=lambda run: run.attempt):
+        found[run.key].append(run)
+    return dict(found)
+
+
+def newest(engine: Engine, key: str) -> Run | None:
+    """The newest attempt of a key, as it was written down; None if there is none."""
+    return attempts(engine, [key]).get(key, [None])[-1]
+
+
+def find(engine: Engine, id_or_key: int | str) -> Run:
+    """One run by number, or the newest attempt of a key or of a key's beginning, with its status as it is now.
+
+    Raises UserError if none or several fit.
+    """
+    text = str(id_or_key)
+    found = stored(engine, RunRow.id == int(text)) if text.isdigit() and len(text) < 16 else []
+    if text and not found and not isinstance(id_or_key, int):
+        found = stored(engine, RunRow.key.startswith(text.lower(), autoescape=True))
+        found.sort(key=lambda run: run.attempt)
+    keys = {run.key for run in found}
+    if not keys:
+        raise UserError(f"No run '{text}' in this database.", "`pflbench runs list` shows the numbers and keys of all runs.")
+    if len(keys) > 1:
+        raise UserError(f"The keys of {len(keys)} runs begin with '{text}'.", "Give more digits of the key.")
+    return as_it_is_now(engine, found[-1])
+
+
+def listed(
+    engine: Engine,
+    *,
+    method: str | None = None,
+    dataset: str | None = None,
+    status: str | None = None,
+    key: str | None = None,
+    limit: int | None = None,
+) -> list[Run]:
+    """Runs, newest first, each with its status as it is now; none is an empty list.
+
+    `key` may be the beginning of one, `dataset` a label or its name alone.
+    """
+    if status is not None and status not in STATUSES:
+        raise unknown("status", status, STATUSES)
+    query = _query().order_by(RunRow.id.desc())
+    if method is not None:
+        query = query.where(RunRow.method == method)
+    if dataset is not None:
+        query = query.where((RunRow.dataset == dataset) | RunRow.dataset.startswith(dataset + OTHER_CONTENT, autoescape=True))
+    if key is not None:
+        query = query.where(RunRow.key.startswith(key, autoescape=True))
+    if status is not None:
+        query = query.where(RunRow.status.in_({status, *(UNDER_WAY if status == "interrupted" else ())}))
+    with reading(engine) as c:
+        found = (as_it_is_now(engine, Run(*row)) for row in c.execute(query))
+        return list(islice((run for run in found if status in (None, run.status)), limit))
+
+
+def as_it_is_now(engine: Engine, run: Run) -> Run:
+    """The run; one under way that no process is at is interrupted, though it could not write that down."""
+    return replace(run, status=present(engine.url, run.key, run.status))
+
+
+def distinct(engine: Engine, column: Literal["method", "dataset"]) -> list[str]:
+    """The methods or datasets for which there are runs, sorted."""
+    named: InstrumentedAttribute[str] = getattr(RunRow, column)
+    with reading(engine) as c:
+        return list(c.scalars(select(named).where(visible(engine)).distinct().order_by(named)))
+
+
+def results(
+    engine: Engine,
+    selection: Select,
+    *,
+    methods: Collection[str] | None = None,
+    datasets: Collection[str] | None = None,
+) -> list[Result]:
+    """One Result per run of any status, as it was written down, ordered by run.
+
+    The rule is applied by the database, along its indexes.
+    """
+    query = _query(*_result_columns(selection)).where(visible(engine))
+    for column, wanted in ((RunRow.method, methods), (RunRow.dataset, datasets)):
+        if wanted is not None:
+            query = query.where(column.in_(wanted))
+    with reading(engine) as c:
+        return [Result(*row) for row in c.execute(query.order_by(RunRow.id))]
+
+
+def _query(*more: Any) -> Any:
+    return select(*_COLUMNS, *more).join(PartitionRow, RunRow.partition_id == PartitionRow.id, isouter=True)
+
+
+def _result_columns(selection: Select) -> tuple[Any, Any, Any]:
+    """Correlated subqueries (value, round, rounds used): each a seek in an index, none a scan of all rounds."""
+    if selection.rule == "best":
+        earliest = select(func.min(RoundRow.round)).where(RoundRow.run_id == RunRow.id, RoundRow.accuracy == _BEST)
+        return _BEST, earliest.correlate(RunRow).scalar_subquery(), literal(1)
+    # One row too many would change the mean: the limit must be inside, hence a subquery in the subquery.
+    mine = (RoundRow.run_id == RunRow.id, RoundRow.accuracy.is_not(None))
+    tail = select(RoundRow.accuracy, RoundRow.round).where(*mine).order_by(RoundRow.round.desc()).limit(selection.last)
+    t = tail.correlate(RunRow).subquery().c
+    value, at, used = (select(of).scalar_subquery() for of in (func.avg(t.accuracy), func.max(t.round), func.count(t.round)))
+    return value, at, used
