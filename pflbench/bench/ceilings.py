@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from pflbench.engine import devices
-from pflbench.engine.loop import cores
 
 TRIES = 7
 SECONDS = 0.5  # of tries at least: a machine that has other work shows its speed only now and then
@@ -71,7 +70,7 @@ def _best(what: Callable[[], object], device: torch.device) -> float:
 @contextmanager
 def _all_cores() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(cores())
+    torch.set_num_threads(devices.cores())
     try:
         yield
     finally:

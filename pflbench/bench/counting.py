@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.flat import Entry, Flat
+from pflbench.engine.flat import Flat, Span
 from pflbench.engine.requests import ALL, Direct, Evaluate, Evaluated, Head, HeadAlone, Sgd, Shared, Trained, Walk, Walked, unwrap
 from pflbench.engine.samples import Samples
 
@@ -223,7 +223,7 @@ class Counter(Direct):
         return stop - start + sum(min(tokens, table.shape[0]) * table.shape[1] - table.shape.numel() for table in tables)
 
 
-def _tables(flat: Flat) -> tuple[Entry, ...]:
+def _tables(flat: Flat) -> tuple[Span, ...]:
     """Of parameters: those of embeddings, [tokens, width]."""
     embeddings = {f"{name}.weight" for name, module in flat.module.named_modules() if isinstance(module, nn.Embedding)}
     return tuple(entry for entry in flat.parameters if entry.name in embeddings)

@@ -1,15 +1,21 @@
-"""What is asked of a device, whichever it is: what it is called, when its work is done, how much of its memory was in use.
+"""What is asked of a device, whichever it is: its name, when its work is done, how much of its memory was in use, its cores.
 
 Beside the executors' own tricks (streams, graphs) and engine.memory, this is the place that knows devices by their kind.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from pflbench import environment
+
+_here = threading.local()
 
 
 def name(device: torch.device) -> str:
@@ -45,3 +51,37 @@ def reset_peak(device: torch.device) -> None:
 def peak(device: torch.device) -> int:
     """Bytes, the most since `reset_peak`."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else environment.peak_resident_memory()
+
+
+def cores() -> int:
+    """Cores this process may use: in a container often fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def begin_thread() -> None:
+    """To be called at the start of a thread that computes: with `one_thread` for as long as it lives."""
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread to each operation on a CPU, in the calling thread.
+
+    What an operation adds up is then added up in the same order, whatever else the machine does. PyTorch keeps the number of
+    threads for each of the program's own threads, and a new one begins with that of the machine until its first large operation:
+    how many threads a product has there, and so its last digits, would depend on what came before. One is also the number that
+    does not depend on the cores at hand. Clients side by side are what keeps several cores busy.
+
+    Of several that overlap, the last to end gives back what there was before the first.
+    """
+    depth = getattr(_here, "depth", 0)
+    if depth == 0:
+        _here.before = torch.get_num_threads()
+    _here.depth = depth + 1
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        _here.depth -= 1
+        if _here.depth == 0:
+            torch.set_num_threads(_here.before)

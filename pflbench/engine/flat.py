@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Entry:
+class Span:
     """One tensor's place in the row."""
 
     name: str
@@ -20,15 +20,15 @@ class Entry:
     stop: int
 
 
-def _layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:
+def _layout(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Span, ...]:
     entries, start = [], 0
     for name, tensor in tensors:
-        entries.append(Entry(name, tensor.shape, start, start + tensor.numel()))
+        entries.append(Span(name, tensor.shape, start, start + tensor.numel()))
         start += tensor.numel()
     return tuple(entries)
 
 
-def _view(rows: Tensor, entry: Entry) -> Tensor:
+def _view(rows: Tensor, entry: Span) -> Tensor:
     # Splitting one dimension never copies, whatever the strides of the others are.
     return rows[..., entry.start : entry.stop].view((*rows.shape[:-1], *entry.shape))
 
@@ -83,7 +83,7 @@ class Flat:
         """Buffer rows [..., B] as named tensors that share their memory."""
         return {e.name: _view(rows, e) for e in self.buffers}
 
-    def within(self, columns: slice) -> tuple[Entry, ...]:
+    def within(self, columns: slice) -> tuple[Span, ...]:
         """The parameter tensors of a range of columns."""
         start, stop, _ = columns.indices(self.size)
         return tuple(e for e in self.parameters if start <= e.start and e.stop <= stop)
@@ -107,3 +107,13 @@ class Flat:
         """Columns of ALA's blocks, top first."""
         blocks: tuple[tuple[str, ...], ...] = self.module.blocks  # type: ignore[assignment]
         return tuple(self.columns(names) for names in blocks)
+
+
+def take(everyone: Tensor, S: Tensor) -> Tensor:
+    """The rows of S, ascending positions: [c, ...]. Where these are all, nothing is copied: matrices of models are large."""
+    return everyone if len(S) == len(everyone) else everyone[S]
+
+
+def put(everyone: Tensor, S: Tensor, rows: Tensor) -> Tensor:
+    """Everyone's rows [N, ...] with new ones for S, ascending positions."""
+    return rows if len(S) == len(everyone) else everyone.index_copy(0, S, rows)

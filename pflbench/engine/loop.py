@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pflbench.engine import threads
+from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.factored import Factored
 from pflbench.engine.flat import Flat
@@ -152,17 +151,12 @@ class _Worker:
             reference.module.train()
 
 
-def cores() -> int:
-    """Cores this process may use: in a container often fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class LoopExecutor(Direct):
     name = "loop"
 
     def __init__(self, flat: Flat, samples: Samples, workers: int | None = None, loss: Loss = F.cross_entropy) -> None:
         on_cpu = samples.device.type == "cpu"
-        count = (workers or cores()) if on_cpu else 1
+        count = (workers or devices.cores()) if on_cpu else 1
         self.device = samples.device
         self.flat = flat
         self.samples = samples
@@ -171,7 +165,7 @@ class LoopExecutor(Direct):
         self._workers: SimpleQueue[_Worker] = SimpleQueue()
         for _ in range(count):
             self._workers.put(_Worker(flat, samples, loss))
-        self._pool = ThreadPoolExecutor(count, initializer=threads.begin) if count > 1 else None
+        self._pool = ThreadPoolExecutor(count, initializer=devices.begin_thread) if count > 1 else None
 
     def close(self) -> None:
         if self._pool is not None:
@@ -190,7 +184,7 @@ class LoopExecutor(Direct):
 
         order = np.argsort([-int(s.sum()) for s in plan.sizes], kind="stable").tolist()
         if self._pool is None:
-            with threads.one_thread():
+            with devices.one_thread():
                 for position in order:
                     run(position)
             return

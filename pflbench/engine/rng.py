@@ -25,3 +25,16 @@ def cohort(seed: int, t: int, candidates: np.ndarray, size: int) -> np.ndarray:
     if size >= len(candidates):
         return candidates
     return np.sort(stream(seed, "cohort", t).choice(candidates, size, replace=False))
+
+
+def subset(seed: int, t: int, client: int, samples: np.ndarray, percent: float, contiguous: bool) -> np.ndarray:
+    """D^{s,t}: max(1, int(s / 100 * n)) of a client's samples (methods.md 1.14).
+
+    Random without replacement, or one contiguous slice of the given order with a uniformly random start.
+    """
+    count = max(1, int(percent / 100 * len(samples)))
+    draw = stream(seed, "subset", t, client)
+    if contiguous:
+        start = int(draw.integers(len(samples) - count + 1))
+        return samples[start : start + count]
+    return draw.permutation(samples)[:count]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put, take
 from pflbench.engine.requests import ALL, Grad
-from pflbench.engine.rows import put, take
 from pflbench.errors import UserError
 from pflbench.methods.base import hyper, method
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.rows import put, take
+from pflbench.engine.flat import put, take
 from pflbench.methods.ala import ALA, AlaState
 from pflbench.methods.base import method
 from pflbench.methods.fedavg import FedAvg

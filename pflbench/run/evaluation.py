@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import Federation
-from pflbench.engine.scores import Scores
 from pflbench.methods.base import Method
 
 HEADLINE = ""

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pflbench.engine import rng, threads
+from pflbench.engine import devices, rng
 from pflbench.engine.batched import convolution
 from pflbench.engine.batched.capture import capture
 from pflbench.engine.batched.chunks import Chunks
@@ -41,7 +41,9 @@ class Execution:
     chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
     pack: int | None = 1  # batched: runs that differ in the seed alone, made together; None: as many as there is memory for
     capture: Literal["auto", "graph", "compile", "none"] = "auto"  # batched: how steps become programs
-    convolution: Literal["auto", "grouped", "unfolded"] = "auto"  # batched: see engine.convolution; auto: measured on a GPU
+    convolution: Literal["auto", "grouped", "unfolded"] = (
+        "auto"  # batched: see engine.batched.convolution; auto: measured on a GPU
+    )
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
     scale: str | None = None  # of the reproduction that a run is made for, if it is
@@ -119,7 +121,7 @@ def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, 
 
 
 def faster_convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str:
-    """Of engine.convolution.CONVOLUTIONS the clearly faster one, measured with this model and as many clients."""
+    """Of engine.batched.convolution.CONVOLUTIONS the clearly faster one, measured with this model and as many clients."""
     clients = min(how.chunk or spec.partition.clients, spec.partition.clients, MEASURED)
     batch = np.concatenate(setting.partition.train)[: spec.train.batch_size]
     plan = Plan((np.tile(batch, STEPS),) * clients, (np.full(STEPS, len(batch)),) * clients)
@@ -167,7 +169,7 @@ def exact_arithmetic(device: torch.device, dtype: str = "float32") -> Iterator[N
     require_arithmetic(device, dtype)
     tf32 = dtype == "tf32"
     if device.type == "cpu":
-        with threads.one_thread():
+        with devices.one_thread():
             yield
         return
     before = torch.get_float32_matmul_precision()

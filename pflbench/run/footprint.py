@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflbench import methods
-from pflbench.engine import memory
+from pflbench.engine import devices, memory
 from pflbench.engine.batched.capture import makes_programs
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.executor import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT, BatchedExecutor
 from pflbench.engine.batched.programs import COPIES
-from pflbench.engine.federation import EVALUATION_BATCH, Federation
+from pflbench.engine.evaluation import EVALUATION_BATCH
+from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
-from pflbench.engine.loop import cores
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.models import build
@@ -69,12 +69,11 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
         device = None
     place = how.device if device is None else str(device)
     engine = how.engine_on(place)
-    fed = _federation(spec, setting)
+    fed, samples = _federation(spec, setting)
     kept = _kept(spec, fed)
     if kept is None:
         return None
-    row, samples = fed.dtype.itemsize * fed.flat.size, fed.executor.samples  # type: ignore[attr-defined]
-    cohort = len(fed.cohort(1))
+    row, cohort = fed.dtype.itemsize * fed.flat.size, len(fed.cohort(1))
     step = _step(fed, samples)
     # Model and gradient, and what a captured step keeps of them.
     copies = 2 + (COPIES if engine == "batched" and makes_programs(how.capture, place) else 0)
@@ -84,7 +83,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     data, held = samples.x.nbytes + samples.y.nbytes, states * kept + 2 * cohort * row
     buffers = states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size
     if engine == "loop":
-        clients = min(cohort, (how.workers or cores()) if place == "cpu" else 1)
+        clients = min(cohort, (how.workers or devices.cores()) if place == "cpu" else 1)
     else:
         clients = min(cohort, how.chunk or _fitting(room, data + held + buffers, step + (copies - 1) * row))
     tested = _tested(fed, engine, clients)
@@ -104,17 +103,17 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
 
 def require_possible(spec: RunSpec, setting: Setting) -> None:
     """Raises UserError where the method does not go with the model or the protocol."""
-    _kept(spec, _federation(spec, setting))
+    _kept(spec, _federation(spec, setting)[0])
 
 
-def _federation(spec: RunSpec, setting: Setting) -> Federation:
-    """All of it on the device "meta"."""
+def _federation(spec: RunSpec, setting: Setting) -> tuple[Federation, Samples]:
+    """With its samples, all on the device "meta"."""
     with torch.device("meta"):
         arrays = setting.arrays
         module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
     dtype, partition = getattr(torch, spec.train.floats), setting.partition
     flat, samples = Flat(module), Samples(setting.arrays.x, setting.arrays.y, dtype, torch.device("meta"))
-    return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed)
+    return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed), samples
 
 
 def _kept(spec: RunSpec, fed: Federation) -> int | None:
@@ -128,7 +127,7 @@ def _kept(spec: RunSpec, fed: Federation) -> int | None:
     return sum(value.nbytes for value in tensors(state).values())
 
 
-def _batch(fed: Federation, samples: Samples, size: int) -> tuple[Tensor, Tensor]:
+def _batch(samples: Samples, size: int) -> tuple[Tensor, Tensor]:
     return samples.batch(torch.zeros(size, dtype=torch.int64, device="meta"))
 
 
@@ -137,7 +136,7 @@ def _step(fed: Federation, samples: Samples) -> int:
     largest = max(map(len, fed.train_indices))
     module = fed.flat.module.to(fed.dtype).train()
     with memory.Peak() as peak, torch.enable_grad():
-        x, y = _batch(fed, samples, max(2, min(fed.train.batch_size, largest)))
+        x, y = _batch(samples, max(2, min(fed.train.batch_size, largest)))
         torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
     return int(peak.most)
 
@@ -146,7 +145,7 @@ def _forward(fed: Federation, samples: Samples, count: int) -> int:
     """Bytes that evaluation of so many samples at once takes."""
     module = fed.flat.module.to(fed.dtype).eval()
     with memory.Peak() as peak, torch.no_grad():
-        module(_batch(fed, samples, count)[0])
+        module(_batch(samples, count)[0])
     return int(peak.most)
 
 

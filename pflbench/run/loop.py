@@ -15,9 +15,8 @@ import torch
 
 from pflbench import environment, methods
 from pflbench.engine import devices
-from pflbench.engine.federation import Federation
-from pflbench.engine.ledger import COUNTERS
-from pflbench.engine.scores import Scores
+from pflbench.engine.evaluation import Scores
+from pflbench.engine.federation import COUNTERS, Federation
 from pflbench.errors import Diverged, UserError
 from pflbench.methods.base import Method
 from pflbench.run import central, evaluation

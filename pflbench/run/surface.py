@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.federation import EVALUATION_BATCH, Federation
+from pflbench.engine.evaluation import EVALUATION_BATCH
+from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluate
 from pflbench.errors import UserError
 from pflbench.report.figures.trajectory import numbers as trajectory

@@ -93,7 +93,7 @@ def test_what_one_client_is_said_to_take_is_what_the_allocator_gives(model, capt
     fed = batched(Chunks(fitting=True), model, n=(10,) * 6, batch_size=5)
     fed.executor.programs.capture = capture
     S = fed.nobody_left_out()
-    asked = Sgd(fed.batches(S, 1), fed.everyone(fed.initial()), fed._buffers("model"), 0.1)
+    asked = Sgd(fed.batches(S, 1), fed.everyone(fed.initial()), fed.buffers_of("model"), 0.1)
     need = fed.executor._need(asked, 5)()
     if capture is None:  # else what is kept from the first time would be missing
         fed.executor.do(asked)
@@ -251,7 +251,7 @@ def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
 def test_running_out_counts_no_loss_twice(monkeypatch):
     fed = batched()
     S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
-    steps, buffers = fed.batches(S, 1), fed._buffers("model")
+    steps, buffers = fed.batches(S, 1), fed.buffers_of("model")
 
     def step(grad, w):
         return {"w": w - 0.1 * grad(w)}

@@ -140,7 +140,7 @@ def test_a_step_copies_no_images_and_normalises_once(model, layers):
     fed = federation(model, "batched", n=(BATCH,) * CLIENTS, batch_size=BATCH)
     rows, index = fed.everyone(fed.initial()), torch.arange(CLIENTS * BATCH).view(CLIENTS, BATCH)
     with Operations() as made:
-        fed.executor.gradients.make()(rows, fed._buffers("model"), index)
+        fed.executor.gradients.make()(rows, fed.buffers_of("model"), index)
     names = [name for name, _ in made.seen]
     copied = [tuple(r.shape) for name, r in made.seen if name in ("clone", "copy_") and r.dim() > 3 and BATCH in r.shape]
     assert copied == []

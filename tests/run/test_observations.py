@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 from support.command import Shell
 
-from pflbench.engine.ledger import COUNTERS
+from pflbench.engine.federation import COUNTERS
 from pflbench.store import arrays, rounds
 from pflbench.store import database as db
 

@@ -115,17 +115,17 @@ def test_batch_norm_buffers(rule):
     from pflbench.contract.small import federation
 
     fed = federation("batchnorm", bn_buffers=rule, join_ratio=0.5)
-    before = fed._buffers("model").clone()
-    fed._buffers("model")[:] += 1.0
+    before = fed.buffers_of("model").clone()
+    fed.buffers_of("model")[:] += 1.0
     now = fed.at(1)
     S = now.cohort(1)
     outside = [i for i in range(fed.size) if i not in S.tolist()]
     now.reset_buffers(S, ("model",))
-    after_reset = fed._buffers("model").clone()
+    after_reset = fed.buffers_of("model").clone()
     now.sgd(fed.initial().expand(len(S), -1), S)
-    trained = fed._buffers("model").clone()
+    trained = fed.buffers_of("model").clone()
     now.average_buffers(S, ("model",))
-    after = fed._buffers("model")
+    after = fed.buffers_of("model")
     assert torch.equal(after_reset[S], before[S] if rule == "reset" else before[S] + 1)
     assert torch.equal(after_reset[outside], before[outside] + 1)
     if rule == "average":

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.command import ROOT, TESTS, environment
 
-from pflbench.engine.threads import one_thread
+from pflbench.engine.devices import one_thread
 from pflbench.methods import names
 
 PROGRAM = TESTS / "support" / "same_bits.py"

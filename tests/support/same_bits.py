@@ -25,7 +25,7 @@ from sqlalchemy import Engine
 from support.runs import numbers, spec
 
 from pflbench.contract.small import federation
-from pflbench.engine.packed.threads import Turn
+from pflbench.engine.packed.threads import RunThread
 from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
 from pflbench.store import database as db
@@ -74,9 +74,9 @@ def products() -> dict[str, torch.Tensor]:
     def run() -> Iterator[torch.Tensor]:
         yield a @ b
 
-    turn = Turn(run(), lambda: None)
-    found["pack"] = turn.go_on().item
-    turn.stop(KeyboardInterrupt())
+    thread = RunThread(run(), lambda: None)
+    found["pack"] = thread.go_on().item
+    thread.stop(KeyboardInterrupt())
     return found
 
 

@@ -57,9 +57,9 @@ MODELS, BUFFERS, LOSS, LAST, FEATURES = (
 
 
 class BatchedExecutor(Direct):
-    """capture: how steps become programs (engine.capture); None: they are made as they are, as on a CPU.
+    """capture: how steps become programs (engine.batched.capture); None: they are made as they are, as on a CPU.
 
-    convolution: one of engine.convolution.CONVOLUTIONS.
+    convolution: one of engine.batched.convolution.CONVOLUTIONS.
     """
 
     name = "batched"

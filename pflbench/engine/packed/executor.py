@@ -18,7 +18,7 @@ from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Shortage
 from pflbench.engine.packed.join import joinable, joined, split
-from pflbench.engine.packed.threads import Asked, Ended, Said, Turn
+from pflbench.engine.packed.threads import Asked, Ended, RunThread, Said
 from pflbench.engine.requests import Executor, HeadAlone, R, Request, Walk
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Pack:
         self.executors = [PackedExecutor(self, run, inner) for run in range(runs)]
         self._settle = partial(devices.synchronise, inner.device)
         self._progress = [_Progress() for _ in range(runs)]
-        self._turns: list[Turn] = []
+        self._threads: list[RunThread] = []
         self._waiting: dict[int, Waiting] = {}
         self._replies: dict[int, Any] = {}
 
@@ -41,9 +41,9 @@ class Pack:
 
         An error of one ends the others as Ctrl-C does, and passes on.
         """
-        self._turns = [Turn(work, self._settle) for work in works]
+        self._threads = [RunThread(work, self._settle) for work in works]
         try:
-            while live := [run for run, turn in enumerate(self._turns) if not turn.over]:
+            while live := [run for run, thread in enumerate(self._threads) if not thread.over]:
                 for run in live:
                     if run not in self._waiting:
                         yield from self._until_it_asks(run)
@@ -53,9 +53,9 @@ class Pack:
             self._stop()
 
     def _until_it_asks(self, run: int) -> Iterator[tuple[int, Any]]:
-        """Only then, or when it has ended, is it another's turn."""
+        """Only then, or when it has ended, does another go on."""
         while True:
-            message = self._turns[run].go_on(self._replies.pop(run, None))
+            message = self._threads[run].go_on(self._replies.pop(run, None))
             if isinstance(message, Said):
                 yield run, message.item
             elif isinstance(message, Asked):
@@ -88,7 +88,7 @@ class Pack:
         share = (time.perf_counter() - begun) / len(runs)
         for run, one, result in zip(runs, waiting, results, strict=True):
             self._progress[run].note(one, alone)
-            self._turns[run].seconds += share
+            self._threads[run].seconds += share
             self._replies[run] = result
 
     def _results(self, runs: Sequence[int], waiting: Sequence[Waiting]) -> list[Any]:
@@ -108,19 +108,19 @@ class Pack:
 
     def _stop(self) -> None:
         self._waiting.clear()
-        for run, turn in enumerate(self._turns):
+        for run, thread in enumerate(self._threads):
             reply = self._replies.pop(run, None)
-            turn.stop(reply if isinstance(reply, Exception) else KeyboardInterrupt())
+            thread.stop(reply if isinstance(reply, Exception) else KeyboardInterrupt())
 
     # -- for the executors ----------------------------------------------------------------------------------------------
 
     def ask(self, run: int, asked: Waiting) -> Any:
         self._settle()
-        return self._turns[run].ask(asked)
+        return self._threads[run].ask(asked)
 
     def clock(self, run: int) -> float:
         self._settle()
-        return self._turns[run].clock()
+        return self._threads[run].clock()
 
     def begin_round(self, run: int, t: int) -> None:
         self._progress[run].begin_round(t)

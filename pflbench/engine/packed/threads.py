@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from pflbench.engine import threads
+from pflbench.engine import devices
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Ended:
     error: BaseException | None = None
 
 
-class Turn:
+class RunThread:
     """A generator that goes on only while `go_on` waits for it. settle: ends what it has left under way on the device.
 
     seconds: what it has taken so far. Waiting is not counted; what others did for it is, as far as it is charged.
@@ -105,7 +105,7 @@ class Turn:
             self._change.notify_all()
 
     def _run(self) -> None:
-        threads.begin()
+        devices.begin_thread()
         error: BaseException | None = None
         try:
             with closing(self._work):

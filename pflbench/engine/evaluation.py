@@ -1,0 +1,100 @@
+"""Tests of clients' models, on their own data or on samples that nobody holds. The functions are methods of `Federation`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflbench.engine.batches import Plan
+from pflbench.engine.requests import Evaluate
+
+if TYPE_CHECKING:
+    from pflbench.engine.federation import Federation
+
+EVALUATION_BATCH = 128  # larger ones leave the cache of a CPU core and are slower; a GPU gets those of all clients at once
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Test results of some clients: correct [c], total [c], summed cross-entropy [c]."""
+
+    clients: np.ndarray
+    correct: np.ndarray
+    total: np.ndarray
+    loss: np.ndarray
+
+    @classmethod
+    def joined(cls, groups: Sequence[Scores]) -> Scores:
+        """Of several groups of clients, ascending."""
+        if len(groups) == 1:
+            return groups[0]
+        order = np.argsort(np.concatenate([group.clients for group in groups]))
+        return cls(*(np.concatenate(values)[order] for values in zip(*(vars(group).values() for group in groups), strict=True)))
+
+    def __bool__(self) -> bool:
+        """Whether there was anything to test on."""
+        return len(self.clients) > 0
+
+    @property
+    def accuracy(self) -> float:
+        """Pooled over the clients: sum of correct / sum of total (methods.md 2.1)."""
+        return float(self.correct.sum() / self.total.sum())
+
+    @property
+    def mean_loss(self) -> float:
+        return float(self.loss.sum() / self.total.sum())
+
+
+def evaluate(fed: Federation, models: Tensor, S: Tensor, slot: str = "model") -> Scores:
+    """Each client of S on its whole own test set; models is [P] (one for all) or [N, P].
+
+    Clients without test data are left out.
+    """
+    with_test = np.array([len(fed.test_indices[c]) > 0 for c in S.tolist()], dtype=bool)
+    clients = S[torch.from_numpy(with_test).to(fed.device)]
+    if models.dim() == 1:
+        rows = models.expand(len(clients), -1)
+    elif len(clients) == fed.size:
+        rows = models
+    else:
+        rows = models[clients]
+    plan = Plan.through((fed.test_indices[c] for c in clients.tolist()), EVALUATION_BATCH)
+    found = fed.executor.do(Evaluate(plan, rows, fed.buffers_of(slot)[clients]))
+    total = np.array([len(mine) for mine in plan.order], dtype=np.int64)
+    return Scores(clients.cpu().numpy(), found.correct.cpu().numpy(), total, found.loss.cpu().numpy())
+
+
+def evaluate_central(fed: Federation, model: Tensor, samples: np.ndarray, slot: str = "model") -> tuple[float, float]:
+    """Accuracy and mean loss of one model [P] on samples that no client holds.
+
+    Its BatchNorm buffers are the mean of all clients', by sample count.
+    """
+    pieces = np.array_split(samples, -(-len(samples) // (8 * EVALUATION_BATCH)))  # for all cores to share
+    buffers = fed.mean(fed.buffers_of(slot), torch.arange(fed.size, device=fed.device))
+    plan = Plan.through(pieces, EVALUATION_BATCH)
+    found = fed.executor.do(Evaluate(plan, model.expand(len(plan), -1), buffers.expand(len(plan), -1)))
+    return int(found.correct.sum()) / len(samples), float(found.loss.sum()) / len(samples)
+
+
+def losses(fed: Federation, models: Tensor, S: Tensor, samples: Sequence[np.ndarray], slot: str = "model") -> Tensor:
+    """L_i of models [c, P] on each client's given samples: the mean over batches of size B of the batch's mean loss, [c].
+
+    In evaluation mode; 0 for a client without samples.
+    """
+    B = fed.train.batch_size
+    buffers = fed.buffers_of(slot)[S]
+    total = torch.zeros(len(S), dtype=torch.float64, device=fed.device)
+    batches = np.array([-(-len(mine) // B) for mine in samples])
+    # A mean over full batches is one over samples: only the last, partial batch weighs differently.
+    full = [mine[: len(mine) // B * B] for mine in samples]
+    tail = [mine[len(mine) // B * B :] for mine in samples]
+    for pieces in (full, tail):
+        summed = fed.executor.do(Evaluate(Plan.through(pieces, EVALUATION_BATCH), models, buffers)).loss
+        of_batch = np.array([B if pieces is full else max(len(piece), 1) for piece in pieces])
+        total += summed / torch.from_numpy(of_batch * np.maximum(batches, 1)).to(fed.device)
+    return total.to(fed.dtype)

@@ -1,0 +1,215 @@
+"""A client's local work: plain SGD, steps of a method's own, and inner loops. The functions are methods of `Federation`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pflbench.engine.batches import Plan
+from pflbench.engine.requests import (
+    ALL,
+    Argument,
+    Correct,
+    Executor,
+    Given,
+    Grad,
+    Head,
+    Objective,
+    Sgd,
+    Step,
+    Trained,
+    Walk,
+    Walked,
+)
+
+if TYPE_CHECKING:
+    from pflbench.engine.federation import Federation
+
+LARGEST = "largest_gradient"
+FEATURES_AT_ONCE = 128  # of each client
+
+
+def sgd(fed: Federation, rows: Tensor, S: Tensor, **how: Any) -> Tensor:
+    """Local training: plain SGD from rows [c, P] over E epochs -> [c, P] (methods.md 0.1). Takes what `fit` takes."""
+    return fed.fit(rows, S, **how).rows
+
+
+def fit(
+    fed: Federation,
+    rows: Tensor,
+    S: Tensor,
+    *,
+    epochs: int | None = None,
+    plan: Plan | None = None,
+    columns: slice = ALL,
+    correct: Correct | None = None,
+    objective: Objective | None = None,
+    references: Sequence[Tensor] = (),
+    slot: str = "model",
+    into: str | None = None,
+    **given: Argument,
+) -> Trained:
+    """Plain SGD from rows [c, P] along a plan, by default E epochs, with the losses [c].
+
+    correct(w, **given) returns the gradient of a penalty and its value; objective and references: engine.requests.Sgd. slot names
+    which of the clients' models this is: each has its own BatchNorm buffers and batch order; into: where the new buffers go,
+    if not back. Raises Diverged if a client ends with a non-finite parameter.
+    """
+    plan = fed.batches(S, epochs, purpose=_purpose(slot)) if plan is None else plan
+    asked = Sgd(plan, rows, fed.buffers_of(slot)[S], fed.train.lr, columns, correct, given, objective, references)
+    done = _of_head_alone(fed, asked) if _head_suffices(fed, asked) else fed.executor.do(asked)
+    fed.require_finite(done.rows, S, "local training")
+    fed.buffers_of(into or slot)[S] = done.buffers
+    _note(fed, into or slot, S, plan, done.loss, rows, done.rows)
+    return done
+
+
+def train_by(
+    fed: Federation,
+    step: Step,
+    rows: Tensor,
+    S: Tensor,
+    *,
+    carry: Mapping[str, Tensor],
+    given: Given | None = None,
+    each: Mapping[str, Tensor] | None = None,
+    plan: Plan | None = None,
+    parts: int = 1,
+    slots: tuple[str, ...] = ("model",),
+    into: tuple[str, ...] | None = None,
+) -> dict[str, Tensor]:
+    """Local training by a step of the method's own: carry <- step(grad, **carry, **given, **each) for every batch.
+
+    rows [c, P] are the models to begin with; carry: tensors [c, ...], the trained model first; the rest: engine.requests.Walk.
+    slots: the clients' models whose gradients the step takes, `grad(w, of=k)` being that of slots[k]. Returns the new carry.
+    Raises Diverged for a non-finite value in it.
+    """
+    plan = fed.batches(S, purpose=_purpose(slots[0]), parts=parts) if plan is None else plan
+    buffers = torch.stack([fed.buffers_of(slot)[S] for slot in slots], dim=1)
+    done = fed.executor.do(Walk(plan, step, rows, carry, given or {}, buffers, each=each or {}, parts=parts))
+    for value in (done.loss.unsqueeze(-1), *done.carry.values()):
+        fed.require_finite(value, S, "local training")
+    for k, slot in enumerate(into or slots):
+        fed.buffers_of(slot)[S] = done.buffers[:, k]
+    _note(fed, (into or slots)[0], S, plan, done.loss, rows, done.carry[next(iter(carry))])
+    return done.carry
+
+
+@dataclass(frozen=True)
+class InnerLoop:
+    """Whose models an inner loop changes, along which batches; made by `course`."""
+
+    executor: Executor
+    clients: Tensor
+    plan: Plan
+    base: Tensor
+    buffers: Tensor
+    columns: slice
+
+    def take(self, positions: Tensor) -> InnerLoop:
+        """That of some of its clients, by position [k] (on the host)."""
+        at = positions.to(self.clients.device)
+        return replace(
+            self,
+            clients=self.clients[at],
+            plan=self.plan.take(positions.tolist()),
+            base=self.base[at],
+            buffers=self.buffers[at],
+        )
+
+
+@contextmanager
+def course(
+    fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL, slot: str = "model"
+) -> Iterator[InnerLoop]:
+    """Where inner loops (`walk`) go: models `base` [c, P], of which only `columns` change, along the plan's batches.
+
+    Where that is the head alone, the layers below it run once for all inner loops inside. BatchNorm's new buffers are thrown
+    away.
+    """
+    buffers = fed.buffers_of(slot)[S]
+    if columns != fed.flat.head or not fed.flat.has_features or not plan.steps().any():
+        yield InnerLoop(fed.executor, S, plan, base, buffers.unsqueeze(1), columns)
+        return
+    head = fed.executor.do(Head(plan, base, buffers))
+    try:
+        yield InnerLoop(head.executor, S, head.plan, base[:, columns], buffers[:, None, :0], ALL)
+    finally:
+        head.executor.close()
+
+
+def walk(
+    fed: Federation,
+    step: Step,
+    course: InnerLoop,
+    *,
+    carry: Mapping[str, Tensor],
+    given: Given,
+    objective: Objective | None = None,
+) -> Walked:
+    """An inner loop other than plain SGD: carry <- step(grad, **carry, **given) for every batch; see engine.requests.Walk.
+
+    carry: tensors [c, ...]. Raises Diverged for a non-finite loss, gradient or carry.
+    """
+    # One that clips may make a valid number of an infinite gradient: so the size of the largest is carried along, [c, 1].
+    watched = {**carry, LARGEST: course.base.new_zeros(len(course.base), 1)}
+    own = partial(_watching, step=step)
+    asked = Walk(course.plan, own, course.base, watched, given, course.buffers, course.columns, objective=objective)
+    done = course.executor.do(asked)
+    for value in (done.loss.unsqueeze(-1), *done.carry.values()):
+        fed.require_finite(value, course.clients, "an inner loop")
+    return done
+
+
+def _watching(grad: Grad, *, step: Step, largest_gradient: Tensor, **rest: Tensor) -> dict[str, Tensor]:
+    """A step that notes the size of the gradients it takes."""
+    largest = largest_gradient
+
+    def noted(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
+        nonlocal largest
+        G = grad(w, part, of)
+        largest = torch.maximum(largest, G.abs().amax(-1, keepdim=True))
+        return G
+
+    return {**step(noted, **rest), LARGEST: largest}
+
+
+def _head_suffices(fed: Federation, asked: Sgd) -> bool:
+    """Whether nothing below the head changes: then the layers there run once for every sample, not in every epoch.
+
+    Not with BatchNorm: there a sample's features depend on its batch, and the running statistics move in every epoch.
+    """
+    plain = asked.correct is None and asked.objective is None and asked.columns == fed.flat.head
+    return plain and fed.flat.has_features and not fed.flat.has_batch_norm and bool(asked.plan.steps().any())
+
+
+def _of_head_alone(fed: Federation, asked: Sgd) -> Trained:
+    """What the executor gives for the columns of the head."""
+    samples, positions = asked.plan.once(FEATURES_AT_ONCE)
+    alone = fed.executor.do(Head(samples, asked.rows, asked.buffers)).executor
+    try:
+        done = alone.do(Sgd(positions, asked.rows[:, fed.flat.head], asked.buffers[:, :0], asked.lr))
+    finally:
+        alone.close()
+    trained = asked.rows.clone()
+    trained[:, fed.flat.head] = done.rows
+    return Trained(trained, asked.buffers, done.loss)
+
+
+def _purpose(slot: str) -> str:
+    """Of each model's batches: they come in another order."""
+    return "batches" if slot == "model" else f"batches/{slot}"
+
+
+def _note(fed: Federation, slot: str, S: Tensor, plan: Plan, loss: Tensor, before: Tensor, after: Tensor) -> None:
+    # A client too small for a single step has no training loss.
+    stepped = torch.from_numpy(plan.steps() > 0).to(fed.device)
+    fed.ledger.train_loss[slot] = float((fed.shares(S[stepped]) * loss[stepped]).sum())
+    if fed.followed is not None and slot == "model":
+        fed.ledger.follow(fed.followed, S, before, after)
