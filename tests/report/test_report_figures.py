@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from sqlalchemy import Engine
+from support.command import ROOT
 from support.report_database import add_partition, add_run, spec
 
 from pflbench import methods
@@ -245,6 +246,23 @@ def test_the_plots_are_in_the_table_of_contents() -> None:
 def test_tables_import_neither_torch_nor_pandas_nor_matplotlib() -> None:
     code = (
         "import sys, pflbench.report.render, pflbench.report.figures.curves, pflbench.report.figures.distribution;"
+        "print([m for m in ('torch', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_every_plot_is_named_in_the_help_and_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "tables-and-figures.md").read_text(encoding="utf-8")
+    from pflbench.cli.plot import NAMES
+
+    for name in PLOTS:
+        assert name in NAMES
+        assert f"`plot {name}`" in page or f"`{name}`" in page, name
+
+
+def test_they_import_no_more_than_the_others() -> None:
+    code = (
+        "import sys; from pflbench.report import PLOTS; [entry.load() for entry in PLOTS.values()];"
         "print([m for m in ('torch', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

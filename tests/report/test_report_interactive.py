@@ -8,15 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from matplotlib.colors import to_rgb
-from scipy.stats import rankdata
 from sqlalchemy import Engine
-from support.observed import NAN, PATHOLOGICAL, add, pathological
+from support.observed import PATHOLOGICAL, add, pathological
+from support.pages import PAGES, contrast, only, traces
 from support.raw_sql import sql
 from support.report_database import add_partition, add_run, spec
 from support.swept import SENT, add_clients, clients, sent
@@ -25,14 +23,10 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import PLOTS, interactive, labels, looks, style, web
 from pflbench.report.arrangement import Row
-from pflbench.report.figures import attention
 from pflbench.report.interactive import FIGURES, Interactive, build
 from pflbench.report.selection import Filters
-from pflbench.store import arrays, write
 from pflbench.store import database as db
-from pflbench.store.write import RoundRecord
 
-PAGES = ((1.0, 1.0, 1.0), to_rgb("#14171a"))  # light and dark
 EVERYWHERE = ("fedavg", "ditto", "local")  # in all settings, which ranks need
 XI = [[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0], [6.0, 0.0, -9.0, 2.0], [0.1, 0.7, 0.0, 0.2]]
 
@@ -62,15 +56,6 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Engine:
         tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
         add_run(engine, spec("elastic", local_epochs=epochs), [0.1, 0.5], seconds=2.0, **SENT, **tested)
     return engine
-
-
-def traces(of: Interactive, name: str) -> list[dict[str, Any]]:
-    return [trace for trace in of.spec["data"] if trace.get("name") == name]
-
-
-def only(name: str, engine: Engine, **filters: Any) -> Interactive:
-    (made,) = build(name, engine, Filters(**filters))
-    return made
 
 
 def texts(of: Interactive) -> Iterator[str]:
@@ -272,164 +257,6 @@ def test_partitions_with_the_same_title_have_different_ids(engine: Engine) -> No
     assert second.id == f"{first.id}-2"
 
 
-def test_the_attention_matrix_is_in_the_order_of_the_groups(full: Engine) -> None:
-    one = only("attention", full)
-    none, below, matrix = one.spec["data"]
-    # By hand, of the clients in the order 0, 2, 3, 1: weights, and their shares.
-    weights = [[None, 0.3, 0.1, 0.1], [6, None, 2, 0], [0.1, 0, None, 0.7], [0, 0, 0, None]]
-    shares = [[None, 60, 20, 20], [75, None, 25, 0], [12.5, 0, None, 87.5], [0, 0, 0, None]]
-    assert [[told[2] for told in row] for row in matrix["customdata"]] == weights
-    assert [[told[3] for told in row] for row in matrix["customdata"]] == shares
-    assert matrix["customdata"][1] == [[2, 0, 6, 75], [2, 2, None, None], [2, 3, 2, 25], [2, 1, 0, 0]]
-    logarithms = [[pytest.approx(np.log10(weight), rel=1e-5) if weight else None for weight in row] for row in weights]
-    assert matrix["z"] == logarithms
-    assert (matrix["zmin"], matrix["zmax"]) == (-1, pytest.approx(np.log10(6)))
-    bar = matrix["colorbar"]
-    assert dict(zip(bar["ticktext"], bar["tickvals"], strict=True)) == {"10<sup>-1</sup>": -1, "1": 0}
-    assert none["z"] == [[1 if weight is None else None for weight in row] for row in weights]
-    assert below["z"] == [[1 if weight == 0 else None for weight in row] for row in weights]
-    assert "annotations" not in one.spec["layout"] or one.spec["layout"]["annotations"] == []
-    assert one.spec["layout"]["yaxis"]["ticktext"] == ["0, 1", "2, 3"]
-    assert [line["x0"] for line in one.spec["layout"]["shapes"]] == [1.5, 0]
-    assert "weight on others 0.65, on own group 74 % (by chance 33 %), ARI 1.00" in one.notes[0]
-
-
-def test_weights_that_move_nothing_have_no_colour_of_the_scale(engine: Engine) -> None:
-    """Shares of them would be bright: 100 % of 2.7e-101 is nothing."""
-    tiny = np.full((4, 4), 2.7e-101)
-    add(engine, "fedamp", [{}, {"attention": tiny}], partition=pathological(engine), scheme=PATHOLOGICAL)
-    one = only("attention", engine)
-    _, below, matrix = one.spec["data"]
-    assert {cell for row in matrix["z"] for cell in row} == {None}
-    assert sum(cell == 1 for row in below["z"] for cell in row) == 12
-    assert (matrix["zmin"], matrix["zmax"]) == (-6, 0)
-    assert matrix["colorbar"]["ticktext"] == [*(f"10<sup>{k}</sup>" for k in range(-6, 0)), "1"]
-    (word,) = one.spec["layout"]["annotations"]
-    assert word["text"] == "all weights on others<br>below 1e-100"
-    assert contrast(word["font"]["color"], to_rgb(word["bgcolor"])) > 7
-    assert below["customdata"][0][1][2:] == [2.7e-101, pytest.approx(100 / 3, rel=1e-5)]
-    for page in PAGES:
-        plain = [contrast(colour, page) for colour in (attention.BELOW, web.GREY)]
-        assert max(plain) / min(plain) > 1.5, "the two are told apart"
-    assert "light grey: less than the scale has" in one.caption
-
-
-def test_weights_with_a_sign_have_a_scale_to_both_sides(engine: Engine) -> None:
-    signed = [[1, -0.01, 0.1, 0], [10, 1, 0.01, 1e-9], [0.1, -10, 1, 0.1], [0.1, 0.1, 0.1, 1]]
-    add(engine, "apple", [{}, {"relationships": signed}], partition=pathological(engine), scheme=PATHOLOGICAL)
-    _, _, matrix = only("attention", engine).spec["data"]
-    drawn = {
-        told[2]: z for row, said in zip(matrix["z"], matrix["customdata"], strict=True) for z, told in zip(row, said, strict=True)
-    }
-    at = dict(zip(matrix["colorbar"]["ticktext"], matrix["colorbar"]["tickvals"], strict=True))
-    assert drawn[0] is drawn[1e-9] is drawn[None] is None
-    assert (drawn[-0.01], drawn[0.01], drawn[10], drawn[-10]) == (-0.5, 0.5, 3.5, -3.5)
-    assert at == {"-10<sup>1</sup>": -3.5, "-1": -2.5, "-10<sup>-1</sup>": -1.5, "-10<sup>-2</sup>": -0.5, "0": 0} | {
-        "10<sup>-2</sup>": 0.5, "10<sup>-1</sup>": 1.5, "1": 2.5, "10<sup>1</sup>": 3.5
-    }  # fmt: skip
-    assert (matrix["zmin"], matrix["zmax"]) == (-3.5, 3.5)
-
-
-@pytest.mark.parametrize(("last", "kind"), [(0.5, "linear"), (0.4, "log"), (0.0, "linear")])
-def test_losses_over_a_decade_are_on_a_logarithm_as_in_print(engine: Engine, last: float, kind: str) -> None:
-    """From 4.5 down: 9 times, 11.25 times, and to 0, which has no logarithm."""
-    losses = {"ala_epoch_losses": [[4.5, last]] * 4, "ala_objective": [[4.5, 4.5]] * 4}
-    later = {"ala_epoch_losses": [[4.5, 4.5]] * 4, "ala_objective": [[last, last]] * 4}
-    add(engine, "fedala", [{}, losses, later], partition=pathological(engine), scheme=PATHOLOGICAL)
-    for name, options in (("loss", {}), ("ala-convergence", {"client": 0})):
-        printed = PLOTS[name].load()(engine, **options).figure.axes[0]
-        axis = only(name, engine).spec["layout"]["yaxis"]
-        assert axis.get("type", "linear") == printed.get_yscale() == kind
-        if kind == "log":
-            assert axis["tickvals"] == pytest.approx(printed.get_yticks(), rel=1e-5)
-            assert axis["ticktext"] == [label.get_text() for label in printed.get_yticklabels()]
-            assert 10 ** np.array(axis["range"]) == pytest.approx(printed.get_ylim())
-
-
-def test_ala_is_drawn_from_what_was_observed(engine: Engine) -> None:
-    weights = [[0.0, 0.31, 1.0, 1.0], [NAN] * 4, [0.32, 0.34, 1.0, 0.52]]  # the second client did not take part
-    learned = {"ala_weights": weights, "ala_blocks": [[0, 2, 4], [1, 0, 2]]}
-    learned |= {"ala_epoch_losses": [[NAN] * 4, [5.0, 4.0, 3.0, NAN], [9.0, NAN, NAN, NAN]]}
-    learned |= {"ala_objective": [[1.0, 2.0], [3.0, 6.0], [NAN, NAN]]}
-    partition = add_partition(engine, counts=[[3, 0], [6, 3], [0, 9]])  # 2, 6 and 6 training samples
-    add(engine, "fedala", [{}, learned], partition=partition)
-    output, fc = build("ala-weights", engine)
-    assert (output.title, fc.title) == ("FedALA: MNIST, Dir(0.1): output", "FedALA: MNIST, Dir(0.1): fc")
-    (steps,) = fc.spec["data"]
-    expected = np.zeros(20)
-    expected[[0, 6]] = 25, 75
-    np.testing.assert_allclose([told[1] for told in steps["customdata"]], [*expected, 0])
-    np.testing.assert_allclose(steps["x"], np.arange(21) / 20)
-    assert (steps["name"], steps["line"]["shape"]) == ("round 2", "hv")
-    learning = only("ala-convergence", engine)  # there is no client 8, and client 0 learned nothing
-    assert (learning.spec["data"][0]["x"], learning.spec["data"][0]["y"]) == ([1, 2, 3], [5, 4, 3])
-    assert "Loss of client 1 " in learning.caption
-    initialised, trained = only("loss", engine).spec["data"]
-    assert (trained["x"], trained["y"]) == ([1], [(2 * 1 + 6 * 3) / 8])
-    assert (initialised["x"], initialised["y"]) == ([2], [(2 * 2 + 6 * 6) / 8])
-
-
-def test_the_trajectory_is_in_the_plane_of_an_svd_with_its_surface(engine: Engine) -> None:
-    models = np.random.default_rng(0).normal(size=(2, 4, 2, 50)).astype(np.float32) * np.linspace(3, 0.1, 50, dtype=np.float32)
-    for method, kept in zip(("fedavg", "fedala"), models, strict=True):
-        run = write.create_run(engine, spec(method, hyperparameters={"start_round": 2} if method == "fedala" else {}), {})
-        write.update_run(engine, run, status="finished")
-        for t, pair in enumerate(kept):
-            write.write_round(engine, run, RoundRecord(round=t, accuracy=0.5, artifacts={"trajectory_4": pair}))
-    without = only("trajectory", engine)
-    assert "Without the loss surface" in without.notes[-1]
-    rows = models.reshape(-1, 50).astype(np.float64)
-    u, s, _ = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
-    expected = np.abs(u[:, :2] * s[:2]).reshape(2, 4, 2, 2)
-    for k, name in enumerate(("FedAvg", "FedALA")):
-        *_, starts, ends, said = traces(without, name)
-        assert (starts["marker"]["symbol"], ends["marker"]["symbol"]) == ("circle-open", "square")
-        for which, marks in enumerate((starts, ends)):
-            assert marks["customdata"] == [0, 1, 2, 3]
-            np.testing.assert_allclose(np.abs([marks["x"], marks["y"]]), expected[k, :, which].T, rtol=1e-4)
-        assert said["text"] == ["0", "3"]
-    assert [note["text"] for note in without.spec["layout"]["annotations"]] == ["ALA from round 2"]
-
-    from pflbench.report.figures.trajectory import numbers as trajectory
-
-    grid = trajectory.plane(trajectory.paths(engine)).grid()
-    loss = 10 ** np.linspace(-2, 1, 21 * 21).reshape(21, 21, 1)
-    arrays.keep(engine, 1, "surface_4", 3, np.concatenate([grid, loss], axis=2))
-    drawn = only("trajectory", engine)
-    contours = drawn.spec["data"][0]
-    assert drawn.notes[-1] == "Contours: loss from 0.01 to 10, each 1.78 times the one before."  # 12 steps, 1000 times in all
-    assert (contours["contours"]["start"], contours["contours"]["end"]) == (pytest.approx(-2), pytest.approx(1))
-    assert contours["type"] == "contour"
-    np.testing.assert_allclose(np.array(contours["z"]).ravel(), np.linspace(-2, 1, 21 * 21), rtol=1e-4, atol=1e-9)
-    np.testing.assert_allclose(np.array(contours["customdata"]), loss[..., 0], rtol=1e-4)
-    np.testing.assert_allclose((contours["x"], contours["y"]), (grid[0, :, 0], grid[:, 0, 1]), rtol=1e-4)
-
-
-def test_ranks_are_those_of_scipy(engine: Engine) -> None:
-    accuracy = np.array([[0.9, 0.8, 0.9], [0.5, 0.6, 0.5], [0.7, 0.9, 0.5]])
-    for method, row in zip(("ditto", "fedavg", "local"), accuracy, strict=True):
-        for beta, value in zip((0.1, 0.5, 1.0), row, strict=True):
-            add_run(engine, spec(method, partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, value])
-    one = only("ranks", engine)
-    (points,) = one.spec["data"]
-    drawn = {told[0]: x for told, x in zip(points["customdata"], points["x"], strict=True)}
-    expected = rankdata(-accuracy, axis=0).mean(axis=1)
-    assert drawn == {
-        name: pytest.approx(rank, rel=1e-5) for name, rank in zip(("Ditto", "FedAvg", "Local"), expected, strict=True)
-    }
-    assert list(drawn) == ["Ditto", "Local", "FedAvg"]
-    assert "error_x" not in points, "Friedman's test finds no difference among these"
-
-
-def test_where_ranks_differ_bars_are_half_the_critical_difference(full: Engine) -> None:
-    one = only("ranks", full, methods=EVERYWHERE)
-    (points,) = one.spec["data"]
-    assert (points["x"], points["customdata"][0][0]) == ([1, 2, 3], "Ditto")  # in all of six settings
-    # Demsar (2006), Table 5: q of three methods at 0.05 is 2.343.
-    assert points["error_x"]["value"] == pytest.approx(2.343 * (3 * 4 / (6 * 6)) ** 0.5 / 2, rel=1e-3)
-    assert "methods whose bars do not meet differ" in one.caption
-
-
 def test_labels_are_no_markup(engine: Engine) -> None:
     for value in ("<b>", "&"):
         add_run(engine, spec("fedavg", hyperparameters={"rule": value}), [0.1, 0.2])
@@ -437,17 +264,6 @@ def test_labels_are_no_markup(engine: Engine) -> None:
     assert "FedAvg (rule=&lt;b&gt;)" in said
     assert "rule=<b>" not in said
     assert "rule=&amp;" in said
-
-
-def luminance(colour: tuple[float, ...]) -> float:
-    """Relative luminance of sRGB (WCAG 2)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
-    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
-
-
-def contrast(colour: str, page: tuple[float, ...]) -> float:
-    a, b = sorted((luminance(to_rgb(colour)), luminance(page)))
-    return (b + 0.05) / (a + 0.05)
 
 
 def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from pflbench import methods
 from pflbench.contract.small import federation
-from pflbench.errors import UserError
 from pflbench.models import build
 from pflbench.report.figures import trajectory
 from pflbench.report.figures.trajectory import numbers
@@ -83,27 +82,6 @@ def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
     starts = [line for line in drawn.figure.axes[0].lines if line.get_marker() == "o"]
     np.testing.assert_allclose(starts[1].get_xydata(), plane.at[1, :, 0], rtol=1e-9)
     assert [text.get_text() for text in drawn.figure.axes[0].texts] == ["3", "6", "3", "6", "ALA from round 5"]
-
-
-def test_the_plane_is_that_of_a_singular_value_decomposition() -> None:
-    rng = np.random.default_rng(0)
-    kept = rng.normal(size=(2, 5, 2, 300)).astype(np.float32) * np.linspace(3, 0.1, 300, dtype=np.float32)
-    plane = numbers.plane(numbers.Paths((), 0, tuple(range(5)), kept))
-    rows = kept.reshape(-1, 300).astype(np.float64)
-    _, s, axes = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
-    np.testing.assert_allclose(np.abs(np.sum(plane.axes * axes[:2], axis=1)), 1, rtol=1e-6)
-    np.testing.assert_allclose(plane.axes @ plane.axes.T, np.eye(2), atol=1e-6)
-    np.testing.assert_allclose(plane.explained, s[:2] ** 2 / (s**2).sum(), rtol=1e-6)
-    np.testing.assert_allclose(plane.at.reshape(-1, 2), (rows - rows.mean(axis=0)) @ plane.axes.T, atol=1e-5)
-    grid = plane.grid().reshape(-1, 2)
-    assert (grid.min(axis=0) < plane.at.min(axis=(0, 1, 2))).all()
-    assert (grid.max(axis=0) > plane.at.max(axis=(0, 1, 2))).all()
-
-
-def test_models_on_a_line_have_no_plane() -> None:
-    kept = np.arange(10, dtype=np.float32).reshape(1, 5, 2, 1) * np.ones(8, dtype=np.float32)
-    with pytest.raises(UserError, match="no plane"):
-        numbers.plane(numbers.Paths((), 0, tuple(range(5)), kept))
 
 
 def test_what_is_impossible_is_refused_before_anything_runs(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""The critical-difference diagram: bars are Nemenyi's groups, ranks are SciPy's, nothing is joined where nothing was found."""
+"""`plot ranks`, in print and on a page: bars are Nemenyi's, ranks SciPy's, nothing is joined where nothing was found."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from scikit_posthocs import posthoc_nemenyi_friedman
 from scipy.stats import friedmanchisquare, rankdata
 from sqlalchemy import Engine
 from support.command import Shell
+from support.pages import only
 from support.report_database import add_run, spec
 
 from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import labels, looks
-from pflbench.report.figures import ranks as critical_difference
+from pflbench.report.figures import ranks
 from pflbench.store import database as db
 
 METHODS = ("local", "fedavg", "fedprox", "fedrep", "ditto", "fedamp", "fedala")
@@ -59,16 +60,16 @@ def maximal_groups(p: np.ndarray, alpha: float = 0.05) -> list[set[int]]:
 def test_bars_are_the_maximal_sets_that_nemenyi_does_not_tell_apart(engine: Engine) -> None:
     accuracy = ordered(8, 0.06)
     fill(engine, accuracy)
-    ranks = rankdata(-accuracy, axis=0).mean(axis=1)
+    average = rankdata(-accuracy, axis=0).mean(axis=1)
     p = np.asarray(posthoc_nemenyi_friedman(accuracy.T))
     groups = maximal_groups(p)
     assert len(groups) > 1, "else the numbers of this test prove little"
-    drawing = critical_difference.plot(engine)
-    expected = {(round(min(ranks[list(one)]), 9), round(max(ranks[list(one)]), 9)) for one in groups}
+    drawing = ranks.plot(engine)
+    expected = {(round(min(average[list(one)]), 9), round(max(average[list(one)]), 9)) for one in groups}
     assert bars(drawing.figure) == expected
     (ax,) = drawing.figure.axes
     marks = {line.get_label(): float(line.get_xdata()[0]) for line in ax.lines if line.get_label() in TITLES}
-    assert marks == pytest.approx({labels.method_title(name): rank for name, rank in zip(METHODS, ranks, strict=True)})
+    assert marks == pytest.approx({labels.method_title(name): rank for name, rank in zip(METHODS, average, strict=True)})
     found = friedmanchisquare(*accuracy)
     assert f"chi squared = {found.statistic:.4g}, p = {found.pvalue:.3g}" in drawing.caption
     assert "7 methods over 8 settings: MNIST, Dir(0.1); MNIST, Dir(0.2);" in drawing.caption
@@ -77,7 +78,7 @@ def test_bars_are_the_maximal_sets_that_nemenyi_does_not_tell_apart(engine: Engi
 
 def test_the_critical_difference_is_drawn_to_scale(engine: Engine) -> None:
     fill(engine, ordered(14, 0.01, 4), METHODS[:4])
-    (ax,) = critical_difference.plot(engine).figure.axes
+    (ax,) = ranks.plot(engine).figure.axes
     (line,) = [line for line in ax.lines if line.get_gid() == "critical"]
     start, end = line.get_xdata()
     assert end - start == pytest.approx(1.25, abs=0.005), "Demsar (JMLR 2006), 4 classifiers on 14 data sets"
@@ -86,7 +87,7 @@ def test_the_critical_difference_is_drawn_to_scale(engine: Engine) -> None:
 
 def test_a_name_stands_with_its_rank_and_a_method_with_its_colour(engine: Engine) -> None:
     fill(engine, np.array([[0.5, 0.5, 0.9], [0.6, 0.7, 0.6], [0.7, 0.6, 0.7]]), ("local", "ditto", "fedala"))
-    (ax,) = critical_difference.plot(engine).figure.axes
+    (ax,) = ranks.plot(engine).figure.axes
     # Ranks by hand: Local 3, 3, 1; Ditto 2, 1, 3; FedALA 1, 2, 2.
     assert {"FedALA (1.67)", "Ditto (2.00)", "(2.33) Local"} <= {text.get_text() for text in ax.texts}
     (mark,) = [line for line in ax.lines if line.get_label() == "Ditto"]
@@ -97,7 +98,7 @@ def test_a_name_stands_with_its_rank_and_a_method_with_its_colour(engine: Engine
 
 def test_without_a_difference_nothing_is_joined_and_the_caption_says_so(engine: Engine) -> None:
     fill(engine, np.array([[0.5, 0.6, 0.7], [0.6, 0.7, 0.5], [0.7, 0.5, 0.6]]), METHODS[:3])
-    drawing = critical_difference.plot(engine)
+    drawing = ranks.plot(engine)
     assert bars(drawing.figure) == set()
     assert not [line for line in drawing.figure.axes[0].lines if line.get_gid() == "critical"]
     assert "finds no difference between the rows" in drawing.caption
@@ -106,7 +107,7 @@ def test_without_a_difference_nothing_is_joined_and_the_caption_says_so(engine: 
 
 def test_ties_everywhere_are_drawn_too(engine: Engine) -> None:
     fill(engine, np.full((3, 3), 0.5), METHODS[:3])
-    drawing = critical_difference.plot(engine)
+    drawing = ranks.plot(engine)
     assert "p = 1." in drawing.caption
     marks = [line.get_xdata()[0] for line in drawing.figure.axes[0].lines if line.get_label() in TITLES]
     assert marks == [2, 2, 2]
@@ -116,12 +117,12 @@ def test_ties_everywhere_are_drawn_too(engine: Engine) -> None:
 def test_too_few_settings_for_any_result_are_told(engine: Engine) -> None:
     """Three methods in the same order in both settings: chi squared is 4, with 2 degrees of freedom p = exp(-2)."""
     fill(engine, np.array([[0.5, 0.6], [0.6, 0.7], [0.7, 0.8]]), METHODS[:3])
-    said = critical_difference.plot(engine).caption
+    said = ranks.plot(engine).caption
     assert f"Empty test: 3 rows in 2 settings cannot give p < 0.05; the smallest possible is {np.exp(-2):.3g}." in said
     with pytest.raises(UserError, match="three rows"):
-        critical_difference.plot(engine, methods=METHODS[:2])
+        ranks.plot(engine, methods=METHODS[:2])
     fill(engine, np.array([[0.1, 0.1, 0.4], [0.2, 0.2, 0.5], [0.3, 0.3, 0.6]]), METHODS[3:6])
-    assert "Left out: 1 setting without runs of every row." in critical_difference.plot(engine).notes
+    assert "Left out: 1 setting without runs of every row." in ranks.plot(engine).notes
 
 
 def test_the_options_are_those_of_the_table(engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +145,7 @@ def test_the_options_are_those_of_the_table(engine: Engine, tmp_path: Path, caps
 def test_texts_stay_inside_the_figure_and_clear_of_each_other(engine: Engine, rows: int) -> None:
     names = tuple([*methods.METHODS, *(f"{name}+ala" for name in methods.METHODS)][-rows:])
     fill(engine, ordered(5, 0.2, rows), names)
-    figure = critical_difference.plot(engine).figure
+    figure = ranks.plot(engine).figure
     assert len(figure.axes[0].texts) > rows
     assert_apart(figure)
 
@@ -161,3 +162,29 @@ def assert_apart(figure: Figure) -> None:
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
         assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_on_a_page_ranks_are_those_of_scipy(engine: Engine) -> None:
+    accuracy = np.array([[0.9, 0.8, 0.9], [0.5, 0.6, 0.5], [0.7, 0.9, 0.5]])
+    for method, row in zip(("ditto", "fedavg", "local"), accuracy, strict=True):
+        for beta, value in zip((0.1, 0.5, 1.0), row, strict=True):
+            add_run(engine, spec(method, partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, value])
+    one = only("ranks", engine)
+    (points,) = one.spec["data"]
+    drawn = {told[0]: x for told, x in zip(points["customdata"], points["x"], strict=True)}
+    expected = rankdata(-accuracy, axis=0).mean(axis=1)
+    assert drawn == {
+        name: pytest.approx(rank, rel=1e-5) for name, rank in zip(("Ditto", "FedAvg", "Local"), expected, strict=True)
+    }
+    assert list(drawn) == ["Ditto", "Local", "FedAvg"]
+    assert "error_x" not in points, "Friedman's test finds no difference among these"
+
+
+def test_on_a_page_bars_are_half_the_critical_difference(engine: Engine) -> None:
+    fill(engine, np.array([[0.5] * 6, [0.7] * 6, [0.6] * 6]), ("fedavg", "ditto", "local"))
+    one = only("ranks", engine)
+    (points,) = one.spec["data"]
+    assert (points["x"], points["customdata"][0][0]) == ([1, 2, 3], "Ditto")  # in all of six settings
+    # Demsar (2006), Table 5: q of three methods at 0.05 is 2.343.
+    assert points["error_x"]["value"] == pytest.approx(2.343 * (3 * 4 / (6 * 6)) ** 0.5 / 2, rel=1e-3)
+    assert "methods whose bars do not meet differ" in one.caption
