@@ -55,6 +55,11 @@ class Interactive:
     runs: tuple[int, ...]
     spec: Json
 
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return int(self.spec["layout"]["height"])
+
 
 def make(
     name: str,

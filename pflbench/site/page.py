@@ -11,9 +11,9 @@ from pflbench.errors import unknown
 from pflbench.report.papermap import DRAWINGS
 from pflbench.report.selection import Filters
 from pflbench.site import figures, papermap, runs, tables
-from pflbench.site.figures import Group
-from pflbench.site.filters import Missing
-from pflbench.site.runs import Line
+from pflbench.site.figures import FigureGroup
+from pflbench.site.papermap import Missing
+from pflbench.site.runs import RunLine
 from pflbench.site.tables import TableView
 from pflbench.store.runs import Result, distinct
 
@@ -37,14 +37,14 @@ class Page:
     made: Made
     filters: Filters
     tables: tuple[TableView, ...]
-    figures: tuple[Group, ...]
+    figures: tuple[FigureGroup, ...]
     missing: tuple[Missing, ...]
-    runs: tuple[Line, ...]
+    runs: tuple[RunLine, ...]
     pages: frozenset[int]  # the runs that have a page of their own
     live: bool
 
     @property
-    def running(self) -> tuple[Line, ...]:
+    def running(self) -> tuple[RunLine, ...]:
         return tuple(line for line in self.runs if line.info.status == "running")
 
     @property
@@ -77,7 +77,7 @@ def build(engine: Engine, made: Made, filters: Filters, pages: str = "auto", *, 
     return Page(made, filters, filled, drawn, (*empty, *undrawn), lines, paged, live)
 
 
-def _shown(filled: Iterable[TableView], drawn: Iterable[Group]) -> tuple[int, ...]:
+def _shown(filled: Iterable[TableView], drawn: Iterable[FigureGroup]) -> tuple[int, ...]:
     return tuple(sorted({run for table in filled for run in table.runs} | {run for group in drawn for run in group.runs}))
 
 
@@ -87,7 +87,7 @@ def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:
     return filters.matching(engine)
 
 
-def _paged(lines: Collection[Line], shown: Iterable[int], pages: str) -> frozenset[int]:
+def _paged(lines: Collection[RunLine], shown: Iterable[int], pages: str) -> frozenset[int]:
     everything = frozenset(line.info.id for line in lines)
     chosen = {"all": everything, "shown": everything & frozenset(shown), "none": frozenset[int]()}
     chosen["auto"] = chosen["all" if len(lines) <= MOST else "shown"]

@@ -1,11 +1,12 @@
-"""The papers' tables and figures, with what a page has of each."""
+"""What a page has of the papers' tables and figures, and what it has to leave out."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
-from pflbench.report.papermap import EXHIBITS, Exhibit, Part
+from pflbench.report.papermap import EXHIBITS, Exhibit, Part, sources
 
 # What has the paper's layout comes before what shows any runs.
 _TABLES = {"accuracy": ("table2", "accuracy")}
@@ -21,6 +22,26 @@ class Shown:
     @property
     def whole(self) -> bool:
         return len(self.links) == len(self.exhibit.parts)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A table or figure that the database cannot fill: why, and what would."""
+
+    kind: Literal["table", "plot"]
+    name: str
+    title: str
+    reason: str
+    hint: str
+
+    @property
+    def source(self) -> str:
+        return sources(self.kind, self.name)
+
+    @property
+    def command(self) -> str:
+        """What makes all of its runs, and then shows it."""
+        return f"pflbench reproduce {Part(self.kind, self.name).command_name}"
 
 
 def shown(tables: Collection[str], figures: Collection[str]) -> tuple[Shown, ...]:

@@ -12,8 +12,8 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report import labels
+from pflbench.report.figures import run as run_figures
 from pflbench.report.overhead import TOLERANCE
-from pflbench.site import figures
 from pflbench.store import arrays, rounds
 from pflbench.store.arrays import Kept
 from pflbench.store.rounds import Cost
@@ -22,7 +22,7 @@ from pflbench.store.runs import results as stored_results
 
 
 @dataclass(frozen=True)
-class Line:
+class RunLine:
     """A run in the list. alike: the runs of its cell; now: the last accuracy of one that runs."""
 
     info: Run
@@ -39,7 +39,7 @@ class Line:
         return f"Run {self.info.id}: {self.method} on {self.dataset}, {self.info.partition_label}, seed {self.info.seed}"
 
 
-def listed(engine: Engine, results: Sequence[Result]) -> tuple[Line, ...]:
+def listed(engine: Engine, results: Sequence[Result]) -> tuple[RunLine, ...]:
     """The runs with these results, newest first."""
     cells: dict[str, list[int]] = defaultdict(list)
     for result in results:
@@ -48,7 +48,7 @@ def listed(engine: Engine, results: Sequence[Result]) -> tuple[Line, ...]:
     for result in reversed(results):
         info = as_it_is_now(engine, result)
         lines.append(
-            Line(
+            RunLine(
                 info=info,
                 method=labels.method_title(info.method),
                 dataset=labels.label_title(info.dataset),
@@ -62,7 +62,7 @@ def listed(engine: Engine, results: Sequence[Result]) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def pages(engine: Engine, lines: Collection[Line], chosen: Collection[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+def pages(engine: Engine, lines: Collection[RunLine], chosen: Collection[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     """By run, what its page shows, as plain JSON types."""
     kept, series = arrays.kept(engine, chosen), rounds.series_names(engine, chosen)
     spent = rounds.costs(engine, chosen, TOLERANCE / 100)
@@ -91,7 +91,7 @@ def _now(engine: Engine, info: Run) -> float | None:
     return None if curve is None else 100 * float(curve.accuracy[-1])
 
 
-def _page(engine: Engine, line: Line, series: Sequence[str], kept: Sequence[Kept], cost: Cost | None) -> dict[str, Any]:
+def _page(engine: Engine, line: RunLine, series: Sequence[str], kept: Sequence[Kept], cost: Cost | None) -> dict[str, Any]:
     return {
         "id": line.info.id,
         "title": line.title,
@@ -103,11 +103,11 @@ def _page(engine: Engine, line: Line, series: Sequence[str], kept: Sequence[Kept
         "environment": line.info.environment,
         "artifacts": [asdict(one) for one in kept],
         "clients": _clients(engine, line.info.id),
-        "figures": [asdict(figure) for figure in figures.of_run(engine, line.info.id)],
+        "figures": [asdict(figure) for figure in run_figures.pages(engine, line.info.id)],
     }
 
 
-def _facts(line: Line, series: Sequence[str], cost: Cost | None) -> list[tuple[str, str | None]]:
+def _facts(line: RunLine, series: Sequence[str], cost: Cost | None) -> list[tuple[str, str | None]]:
     info, method = line.info, line.info.spec["method"]
     best = "" if line.best is None else f", best {line.best:.2f} % after round {line.best_round}"
     now = "" if line.now is None else f", now {line.now:.2f} %"

@@ -14,13 +14,13 @@ from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.papermap import sources
 from pflbench.report.render import render
 from pflbench.report.selection import Filters
-from pflbench.site.filters import Missing
+from pflbench.site.papermap import Missing
 
 _NUMBER = re.compile(r"[<>]?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
 @dataclass(frozen=True)
-class Group:
+class HeadGroup:
     """A head above `span` columns; without text above columns that belong to none."""
 
     head: tuple[str, ...]
@@ -44,7 +44,7 @@ class TableView:
     name: str
     title: str
     summary: str
-    groups: tuple[Group, ...]
+    groups: tuple[HeadGroup, ...]
     heads: tuple[tuple[str, ...], ...]
     rows: tuple[tuple[str, tuple[CellView, ...]], ...]
     notes: tuple[str, ...]
@@ -92,17 +92,17 @@ def sort_value(text: str) -> str:
     return number[1].replace(",", "") if number else text
 
 
-def _heads(columns: tuple[Column, ...]) -> tuple[tuple[Group, ...], tuple[tuple[str, ...], ...]]:
+def _heads(columns: tuple[Column, ...]) -> tuple[tuple[HeadGroup, ...], tuple[tuple[str, ...], ...]]:
     """A column whose head begins with empty lines stands under the same group as the one before it."""
-    groups: list[Group] = []
+    groups: list[HeadGroup] = []
     heads: list[tuple[str, ...]] = []
     for column, after in zip(columns, (*columns[1:], None), strict=True):
         empty, following = _empty(column), _empty(after) if after else 0
         if empty:
-            groups[-1] = Group(groups[-1].head, groups[-1].span + 1)
+            groups[-1] = HeadGroup(groups[-1].head, groups[-1].span + 1)
             heads.append(column.head[empty:])
         else:
-            groups.append(Group(column.head[:following], 1))
+            groups.append(HeadGroup(column.head[:following], 1))
             heads.append(column.head[following:])
     return (tuple(groups) if any(group.head for group in groups) else ()), tuple(heads)
 

@@ -14,7 +14,7 @@ from support.raw_sql import sql
 from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import interactive
+from pflbench.report.figures import run as run_figures
 from pflbench.store import database as db
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
@@ -42,12 +42,13 @@ def test_a_runs_own_figures_are_its_rows(engine: Engine) -> None:
         )  # fmt: skip
     curve, bars, loss, phases = (
         made(engine, run)
-        for made in (interactive.run_curve, interactive.client_accuracy, interactive.train_loss, interactive.phases)
+        for made in (run_figures.run_curve, run_figures.client_accuracy, run_figures.train_loss, run_figures.phases)
     )
     assert curve is not None
     assert bars is not None
     assert loss is not None
     assert phases is not None
+    assert run_figures.pages(engine, run) == (curve, loss, bars, phases)
     for one in (curve, bars, loss, phases):
         go.Figure(one.spec)
         assert json.loads(json.dumps(one.spec, allow_nan=False)) == one.spec
@@ -74,7 +75,7 @@ def test_many_rounds_are_averaged_and_lose_no_second(engine: Engine) -> None:
     with sqlite3.connect(str(engine.url.database)) as connection:
         rows = [(run, t, 90.0 if t == 333 else 1.0) for t in range(1, 1000)]
         connection.executemany("insert into round (run_id, round, seconds_update) values (?, ?, ?)", rows)
-    one = interactive.phases(engine, run)
+    one = run_figures.phases(engine, run)
     assert one is not None
     training = one.spec["data"][1]
     assert len(training["y"]) == 200
@@ -85,10 +86,11 @@ def test_many_rounds_are_averaged_and_lose_no_second(engine: Engine) -> None:
 
 def test_a_run_without_anything_has_no_figures(engine: Engine) -> None:
     run = write.create_run(engine, spec("fedavg"), {})
-    functions = (interactive.run_curve, interactive.client_accuracy, interactive.train_loss, interactive.phases)
+    functions = (run_figures.run_curve, run_figures.client_accuracy, run_figures.train_loss, run_figures.phases)
     assert [made(engine, run) for made in functions] == [None] * 4
+    assert run_figures.pages(engine, run) == ()
     add_run(engine, spec("fedavg", 1), [0.1])
-    assert interactive.client_accuracy(engine, 2) is None
+    assert run_figures.client_accuracy(engine, 2) is None
     for made in functions:
         with pytest.raises(UserError, match="No run '7'"):
             made(engine, 7)

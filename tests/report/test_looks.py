@@ -9,10 +9,11 @@ from zlib import crc32
 import pytest
 from matplotlib.lines import Line2D
 from sqlalchemy import Engine
+from support.pages import pages
 from support.report_database import add_run, spec
 
 from pflbench import methods
-from pflbench.report import interactive, looks
+from pflbench.report import looks
 from pflbench.report.figures import curves
 from pflbench.store import database as db
 
@@ -56,7 +57,7 @@ def test_in_a_figure_with_plug_ins_and_variants_all_lines_differ(engine: Engine)
     assert len(lines) == len(names) + 24
     for one in ("dashes", "marker"):
         assert len({(drawn(line)["colour"], drawn(line)[one]) for line in lines}) == len(lines), one
-    (page,) = interactive.build("curves", engine)
+    (page,) = pages("curves", engine)
     symbols = {(trace["line"]["color"], trace["marker"]["symbol"]) for trace in page.spec["data"]}
     assert len(symbols) == len(lines)
     assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in page.spec["data"]}) == len(lines)

@@ -258,11 +258,3 @@ def test_every_plot_is_named_in_the_help_and_the_docs(capsys: pytest.CaptureFixt
     for name in PLOTS:
         assert name in NAMES
         assert f"`plot {name}`" in page or f"`{name}`" in page, name
-
-
-def test_they_import_no_more_than_the_others() -> None:
-    code = (
-        "import sys; from pflbench.report import PLOTS; [entry.load() for entry in PLOTS.values()];"
-        "print([m for m in ('torch', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

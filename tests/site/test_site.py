@@ -25,13 +25,12 @@ from support.site_database import MADE, RUNNING, SNEAKY, fill
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import papermap
+from pflbench.report import PLOTS, papermap
 from pflbench.report.grid import Column, Entry, Grid
-from pflbench.report.interactive import FIGURES
 from pflbench.report.selection import Filters
 from pflbench.site import html, page, runs, serve
 from pflbench.site.page import Page, build
-from pflbench.site.tables import Group, sort_value, view
+from pflbench.site.tables import HeadGroup, sort_value, view
 from pflbench.store import database as db
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
@@ -120,7 +119,7 @@ def test_every_table_and_figure_is_there_or_among_those_left_out(engine: Engine)
     built, text = made(engine)
     missing = {kind: {one.name for one in built.missing if one.kind == kind} for kind in ("table", "plot")}
     assert {view.name for view in built.tables} == set(TABLES) - missing["table"] == {"accuracy", "overhead", "table2"}
-    assert {group.name for group in built.figures} == set(FIGURES) - missing["plot"]
+    assert {group.name for group in built.figures} == set(PLOTS) - missing["plot"]
     assert {"curves", "distribution"} <= {group.name for group in built.figures}
     assert "fairness" in missing["plot"]  # it needs results of clients
     heterogeneity = next(one for one in built.missing if (one.kind, one.name) == ("table", "heterogeneity"))
@@ -220,7 +219,7 @@ def test_columns_of_a_setting_stand_under_its_head() -> None:
     heads = (("MNIST", "best %"), ("", "total s"), ("Cifar10", "best %"), ("", "total s"))
     grid = Grid("T", ("a",), tuple(Column(head, (Entry("1"),)) for head in heads), (), ({"x": 1},), (3, 1, 3))
     shown = view("t", "", grid)
-    assert shown.groups == (Group(("MNIST",), 2), Group(("Cifar10",), 2))
+    assert shown.groups == (HeadGroup(("MNIST",), 2), HeadGroup(("Cifar10",), 2))
     assert shown.heads == (("best %",), ("total s",), ("best %",), ("total s",))
     assert shown.runs == (1, 3)
 

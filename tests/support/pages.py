@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.colors import to_rgb
 from sqlalchemy import Engine
 
-from pflbench.report.interactive import build
+from pflbench.report import figures
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
 
@@ -16,8 +16,8 @@ PAGES = ((1.0, 1.0, 1.0), to_rgb("#14171a"))  # light and dark
 
 
 def pages(name: str, engine: Engine, **filters: Any) -> tuple[Interactive, ...]:
-    """The figures of this name, none where there is nothing to draw."""
-    return build(name, engine, Filters(**filters))
+    """The figures of this name."""
+    return figures.pages(name, engine, Filters(**filters))
 
 
 def only(name: str, engine: Engine, **filters: Any) -> Interactive:

@@ -1,1 +1,41 @@
-"""One file per figure of `report.PLOTS`: its numbers, `plot` for print, and `page` for a page, with every value on hover."""
+"""One file per figure of `report.PLOTS`: its numbers, `plot` for print, and `page` for a page, with every value on hover.
+
+Both draw the same numbers. Plotly itself is the page's: nothing here imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from importlib import import_module
+from itertools import count
+
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError, unknown
+from pflbench.report import PLOTS
+from pflbench.report.selection import Filters
+from pflbench.report.web import Interactive
+
+
+def pages(name: str, engine: Engine, filters: Filters = Filters()) -> tuple[Interactive, ...]:
+    """All figures of this name for a page, of all settings of the database.
+
+    Raises UserError for an unknown name, and where there is nothing to draw.
+    """
+    if name not in PLOTS:
+        raise unknown("figure", name, PLOTS)
+    module = import_module(PLOTS[name].target.partition(":")[0])
+    made = tuple(_distinct(module.page(engine, filters)))
+    if not made:
+        raise UserError("There is nothing to draw.")
+    return made
+
+
+def _distinct(made: Iterable[Interactive]) -> Iterator[Interactive]:
+    """Titles that differ in a sign alone make the same slug."""
+    seen: set[str] = set()
+    for one in made:
+        free = next(id for k in count(1) if (id := one.id if k == 1 else f"{one.id}-{k}") not in seen)
+        seen.add(free)
+        yield replace(one, id=free)

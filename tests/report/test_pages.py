@@ -7,7 +7,9 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import numpy as np
 import plotly.graph_objects as go
@@ -21,10 +23,12 @@ from support.swept import SENT, add_clients, clients, sent
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, interactive, labels, looks, style, web
+from pflbench.report import PLOTS, figures, labels, looks, style, web
 from pflbench.report.arrangement import Row
-from pflbench.report.interactive import FIGURES, Interactive, build
+from pflbench.report.figures import pages
+from pflbench.report.figures import run as run_figures
 from pflbench.report.selection import Filters
+from pflbench.report.web import Interactive
 from pflbench.store import database as db
 
 EVERYWHERE = ("fedavg", "ditto", "local")  # in all settings, which ranks need
@@ -63,13 +67,16 @@ def texts(of: Interactive) -> Iterator[str]:
         yield from (trace[key] for key in ("name", "hovertemplate") if key in trace)
 
 
-def test_there_is_one_for_every_plot() -> None:
-    assert set(FIGURES) == set(PLOTS)
+def test_each_is_drawn_on_paper_and_for_a_page_by_one_module_and_nothing_else_is_there() -> None:
+    made = {name: import_module(entry.target.partition(":")[0]) for name, entry in PLOTS.items()}
+    assert all(callable(module.plot) and callable(module.page) for module in made.values())
+    modules = {f"{figures.__name__}.{found.name}" for found in iter_modules(figures.__path__)}
+    assert modules == {module.__name__ for module in made.values()} | {run_figures.__name__}
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", PLOTS)
 def test_specs_are_plain_json_that_plotly_takes(full: Engine, name: str) -> None:
-    made = build(name, full, Filters(methods=EVERYWHERE if name == "ranks" else ()))
+    made = pages(name, full, Filters(methods=EVERYWHERE if name == "ranks" else ()))
     assert made
     assert len({one.id for one in made}) == len(made)
     for one in made:
@@ -87,7 +94,7 @@ def test_specs_are_plain_json_that_plotly_takes(full: Engine, name: str) -> None
         assert one.runs or name == "distribution"
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", PLOTS)
 def test_axes_are_logarithmic_where_they_are_in_print(full: Engine, name: str) -> None:
     chosen = Filters(methods=EVERYWHERE) if name == "ranks" else Filters()
     client = {"client": 0} if name == "ala-convergence" else {"client": 2} if name == "trajectory" else {}
@@ -95,7 +102,7 @@ def test_axes_are_logarithmic_where_they_are_in_print(full: Engine, name: str) -
     on_paper = {
         tuple(axis.get_scale() != "linear" for axis in (ax.xaxis, ax.yaxis)) for ax in printed if "bar" not in ax.get_label()
     }
-    layouts = [one.spec["layout"] for one in build(name, full, chosen)]
+    layouts = [one.spec["layout"] for one in pages(name, full, chosen)]
     assert {tuple(layout[axis].get("type") == "log" for axis in ("xaxis", "yaxis")) for layout in layouts} == on_paper
 
 
@@ -132,7 +139,7 @@ def test_a_line_has_at_most_200_points_of_all_rounds(engine: Engine) -> None:
     with sqlite3.connect(str(engine.url.database)) as connection:
         rows = [(run, t, t / 1000) for t in range(1, 901)]
         connection.executemany("insert into round (run_id, round, accuracy, train_loss) values (?, ?, ?, 1.0)", rows)
-    for one in (only("curves", engine), interactive.run_curve(engine, run), interactive.train_loss(engine, run)):
+    for one in (only("curves", engine), run_figures.run_curve(engine, run), run_figures.train_loss(engine, run)):
         assert one is not None
         line = one.spec["data"][0]
         assert 150 < len(line["x"]) <= 200
@@ -143,21 +150,25 @@ def test_all_settings_are_drawn_and_filters_choose_among_them(engine: Engine) ->
     for rounds in range(1, 8):
         add_run(engine, spec("fedavg", rounds=rounds), [0.1, 0.2])
     add_run(engine, spec("ditto", dataset="cifar10"), [0.1, 0.2], status="interrupted")
-    assert len(build("curves", engine)) == 7
-    assert len(build("curves", engine, Filters(status=["any"]))) == 8
-    assert [one.title for one in build("curves", engine, Filters(methods=["ditto"], status=["any"]))] == ["Cifar10, Dir(0.1)"]
-    assert build("curves", engine, Filters(datasets=["cifar10"])) == ()
-    assert "1 interrupted" in build("curves", engine)[0].notes[0]
+    assert len(pages("curves", engine)) == 7
+    assert len(pages("curves", engine, Filters(status=["any"]))) == 8
+    assert [one.title for one in pages("curves", engine, Filters(methods=["ditto"], status=["any"]))] == ["Cifar10, Dir(0.1)"]
+    assert "1 interrupted" in pages("curves", engine)[0].notes[0]
+    with pytest.raises(UserError, match="1 interrupted"):
+        pages("curves", engine, Filters(datasets=["cifar10"]))
 
 
-def test_what_is_not_there_is_empty_and_what_is_wrong_is_said(engine: Engine) -> None:
-    assert {name: build(name, engine) for name in FIGURES} == dict.fromkeys(FIGURES, ())
+def test_what_is_not_there_and_what_is_wrong_is_said(engine: Engine) -> None:
+    for name in PLOTS:
+        with pytest.raises(UserError) as absent:
+            pages(name, engine)
+        assert absent.value.__cause__ is None, "it says what is absent, not that nothing can be read"
     with pytest.raises(UserError, match="Did you mean 'curves'"):
-        build("curve", engine)
+        pages("curve", engine)
     engine.dispose()
     Path(str(engine.url.database)).write_bytes(b"no database" * 1000)
     with pytest.raises(UserError, match="database"):
-        build("curves", engine)
+        pages("curves", engine)
 
 
 def test_a_setting_without_what_it_takes_does_not_cost_the_others(engine: Engine) -> None:
@@ -172,7 +183,7 @@ def test_overhead_has_the_front_that_is_found_by_hand(engine: Engine) -> None:
     sent(engine, "fedavg", [0.1, 0.5, 0.8, 0.8], seconds=2.0, megabytes=3.0)  # best 80 %, reached in round 2
     sent(engine, "ditto", [0.1, 0.9, 0.9, 0.9], seconds=20.0, megabytes=3.0)
     sent(engine, "local", [0.1, 0.2, 0.2, 0.6], seconds=0.5, megabytes=0.0)
-    time, megabytes = build("overhead", engine)
+    time, megabytes = pages("overhead", engine)
     # A logarithm has no 0: it stands left of the smallest cost, with a tick of its own.
     axis = megabytes.spec["layout"]["xaxis"]
     nothing = axis["tickvals"][axis["ticktext"].index("0")]
@@ -198,7 +209,7 @@ def test_sweeps_have_bars_from_minimum_to_maximum(engine: Engine) -> None:
     for number, accuracies in ((20, (0.6, 0.8)), (50, (0.5, 0.9))):
         for seed, accuracy in enumerate(accuracies):
             add_run(engine, spec("fedavg", seed, partition=clients(number)), [0.1, accuracy], seconds=float(number), **SENT)
-    accuracy, seconds = build("scalability", engine)
+    accuracy, seconds = pages("scalability", engine)
     (line,) = accuracy.spec["data"]
     assert (line["x"], line["y"]) == ([20, 50], [70, 70])
     assert (line["error_y"]["array"], line["error_y"]["arrayminus"]) == ([10, 20], [10, 20])
@@ -252,7 +263,7 @@ def test_circles_are_as_large_as_their_counts(engine: Engine) -> None:
 def test_partitions_with_the_same_title_have_different_ids(engine: Engine) -> None:
     add_partition(engine, "a" * 64)
     add_partition(engine, "a" * 63 + "b")
-    first, second = build("distribution", engine)
+    first, second = pages("distribution", engine)
     assert first.title == second.title
     assert second.id == f"{first.id}-2"
 
@@ -277,9 +288,9 @@ def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:
         assert min(contrast(shade, page) for page in PAGES) > 2
 
 
-def test_building_imports_no_plotly() -> None:
+def test_figures_and_pages_import_nothing_heavy() -> None:
     code = (
-        "import sys; from pflbench.report.interactive import FIGURES; [entry.load() for entry in FIGURES.values()];"
-        "print([m for m in ('torch', 'plotly', 'pandas', 'matplotlib', 'scipy') if m in sys.modules])"
+        "import sys; from pflbench.report import PLOTS; [entry.load() for entry in PLOTS.values()]; import pflbench.site.page;"
+        "print([m for m in ('torch', 'plotly', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

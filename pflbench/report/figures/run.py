@@ -1,4 +1,7 @@
-"""One run: its accuracy, its clients, its training loss and where its time went; None where a run has nothing of it."""
+"""The figures on the page of one run: its accuracy, its training loss, its clients and where its time went.
+
+Each is None where the run has nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,12 @@ HEADLINE = "as deployed"
 PHASES = ("local initialisation", "training and aggregation", "evaluation")
 COLOURS = (looks.COLOURS[5], looks.COLOURS[0], looks.COLOURS[6])  # of the phases
 POOLED = "pooled over the clients' test data"
+
+
+def pages(engine: Engine, run_id: int) -> tuple[Interactive, ...]:
+    """Those that there are. Raises UserError where there is no such run."""
+    made = (make(engine, run_id) for make in (run_curve, train_loss, client_accuracy, phases))
+    return tuple(one for one in made if one is not None)
 
 
 def run_curve(engine: Engine, run_id: int) -> Interactive | None:
