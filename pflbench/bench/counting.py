@@ -208,7 +208,7 @@ class Counter(Direct):
         self.work.bytes += sum(itemsize * self._touched(order, columns) for order in orders if len(order))
 
     def _carried(self, value: Tensor, batch: np.ndarray, columns: slice) -> int:
-        """Bytes of one client's part of what a walk carries; where that is a model, of its parameters that the batch touches."""
+        """Bytes of one client's part of what is carried; where that is a model, of its parameters that the batch touches."""
         numbers = value[0].numel()
         start, stop, _ = columns.indices(self.flat.size)
         return value.itemsize * (self._touched(batch, columns) if numbers == stop - start else numbers)

@@ -39,7 +39,7 @@ from pflbench.engine.samples import Samples
 FEATURES_AT_ONCE = 128
 
 
-class _Worker:
+class Worker:
     """One model whose parameters are views of one row: loading a client is one copy, a step updates the row in place.
 
     On a CPU convolutions run a fifth faster channels-last, which no view of a row is: their kernels are tensors of their own
@@ -50,7 +50,7 @@ class _Worker:
         self.samples = samples
         self.loss = loss
         self.flat = flat
-        self.references: list[_Worker] = []
+        self.references: list[Worker] = []
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.row = torch.empty(flat.size, dtype=samples.dtype, device=samples.device)
         self.parameters = dict(self.module.named_parameters())
@@ -144,7 +144,7 @@ class _Worker:
     def refer(self, rows: Sequence[Tensor], buffers: Tensor) -> None:
         """Loads the frozen models of an objective. In training mode their buffers do not matter, and are not kept."""
         while len(self.references) < len(rows):
-            self.references.append(_Worker(self.flat, self.samples, self.loss))
+            self.references.append(Worker(self.flat, self.samples, self.loss))
         del self.references[len(rows) :]
         for reference, row in zip(self.references, rows, strict=True):
             reference.load(row, buffers)
@@ -162,16 +162,16 @@ class LoopExecutor(Direct):
         self.samples = samples
         self.loss = loss
         self.workers = count
-        self._workers: SimpleQueue[_Worker] = SimpleQueue()
+        self._workers: SimpleQueue[Worker] = SimpleQueue()
         for _ in range(count):
-            self._workers.put(_Worker(flat, samples, loss))
+            self._workers.put(Worker(flat, samples, loss))
         self._pool = ThreadPoolExecutor(count, initializer=devices.begin_thread) if count > 1 else None
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _each(self, plan: Plan, task: Callable[[_Worker, int], None]) -> None:
+    def _each(self, plan: Plan, task: Callable[[Worker, int], None]) -> None:
         """Runs task(worker, position) for every client of the plan, longest first so that the cores finish together."""
 
         def run(position: int) -> None:
@@ -203,7 +203,7 @@ class LoopExecutor(Direct):
         buffers_out = buffers.clone()
         loss_out = torch.zeros(len(plan), dtype=rows.dtype, device=self.device)
 
-        def task(worker: _Worker, i: int) -> None:
+        def task(worker: Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
             worker.train(compact=asked.objective is None)
             worker.refer([r[i] for r in asked.references], buffers[i])
@@ -234,7 +234,7 @@ class LoopExecutor(Direct):
         dtype = next(iter(carry.values())).dtype
         loss_out = torch.zeros(2, len(plan), dtype=dtype, device=self.device)
 
-        def task(worker: _Worker, i: int) -> None:
+        def task(worker: Worker, i: int) -> None:
             worker.load(base[i], buffers[i, 0])
             worker.train(compact=False)
             worker.refer((), buffers[i, 0])
@@ -280,7 +280,7 @@ class LoopExecutor(Direct):
         plan = asked.plan
         features: list[Tensor] = [torch.empty(0)] * len(plan)
 
-        def task(worker: _Worker, i: int) -> None:
+        def task(worker: Worker, i: int) -> None:
             worker.load(asked.rows[i], asked.buffers[i])
             worker.module.train()
             batches = worker.batches(plan, i)
@@ -298,7 +298,7 @@ class LoopExecutor(Direct):
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
 
-        def task(worker: _Worker, i: int) -> None:
+        def task(worker: Worker, i: int) -> None:
             worker.load(asked.rows[i], asked.buffers[i])
             worker.module.eval()
             for index in worker.batches(plan, i):

@@ -208,7 +208,7 @@ def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
     monkeypatch.setattr(Samples, "batch", batch)
     assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
     assert failed
-    assert {len(one.live) for one in fed.executor.programs._made.values()} == {3}
+    assert {len(one.live) for one in fed.executor.programs.made.values()} == {3}
 
 
 # -- what cannot be captured ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from pflbench.contract.small import federation, train
 from pflbench.engine import factored
 from pflbench.engine.flat import Flat
-from pflbench.engine.loop import _Worker
+from pflbench.engine.loop import Worker
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedala import FedALA
 from pflbench.methods.fedavg import FedAvg
@@ -54,7 +54,7 @@ def test_embeddings_train_as_with_dense_gradients(texts, mu):
 
 
 def test_weight_learning_on_embeddings_after_training_with_sparse_gradients(texts):
-    """A walk takes whole gradients from the workers that have trained."""
+    """An inner loop takes whole gradients from the workers that have trained."""
     other = federation("fasttext", "batched", local_epochs=2)
     of_loop, of_batched = (train(FedALA(p=3, max_init_epochs=2), fed, 2) for fed in (texts, other))
     torch.testing.assert_close(of_loop.ala.W, of_batched.ala.W, rtol=0, atol=1e-10)
@@ -62,7 +62,7 @@ def test_weight_learning_on_embeddings_after_training_with_sparse_gradients(text
 
 
 def test_an_embedding_gradient_holds_the_touched_rows_alone(texts):
-    worker = _Worker(texts.flat, texts.executor.samples, F.cross_entropy)
+    worker = Worker(texts.flat, texts.executor.samples, F.cross_entropy)
     worker.load(texts.initial(), torch.empty(0, dtype=torch.float64))
     parameters, index = worker.select(slice(None)), torch.tensor([3])
     worker.train(compact=True)
@@ -80,7 +80,7 @@ def test_an_embedding_scaled_by_frequency_keeps_dense_gradients(texts):
     """PyTorch has no sparse ones for it."""
     module = copy.deepcopy(texts.flat.module)
     module.embedding = nn.Embedding(30, 32, padding_idx=0, scale_grad_by_freq=True)
-    worker = _Worker(Flat(module), texts.executor.samples, F.cross_entropy)
+    worker = Worker(Flat(module), texts.executor.samples, F.cross_entropy)
     worker.load(texts.initial(), torch.empty(0, dtype=torch.float64))
     worker.train(compact=True)
     _, (gradient, *_) = worker.gradients(torch.tensor([3]), worker.select(slice(None)))
@@ -107,7 +107,7 @@ def large(monkeypatch):
 
 def worker_on(module):
     samples = Samples(np.random.default_rng(3).normal(size=(20, 6)), np.arange(20) % 3, torch.float64, torch.device("cpu"))
-    worker = _Worker(Flat(module), samples, F.cross_entropy)
+    worker = Worker(Flat(module), samples, F.cross_entropy)
     worker.load(worker.flat.row(), torch.empty(0, dtype=torch.float64))
     return worker
 
@@ -139,7 +139,7 @@ def test_factored_steps_are_those_of_whole_gradients(large, columns):
     assert (row - before).abs().max() > 0.01
 
 
-def test_a_large_layer_has_no_gradient_tensor_in_sgd_and_one_in_other_walks(large):
+def test_a_large_layer_has_no_gradient_tensor_in_sgd_and_one_in_other_inner_loops(large):
     worker = worker_on(nn.Sequential(nn.Linear(6, 3)).double())
     weight, bias = stepped(worker, torch.arange(7))
     assert weight is None

@@ -94,7 +94,7 @@ def test_what_one_client_is_said_to_take_is_what_the_allocator_gives(model, capt
     fed.executor.programs.capture = capture
     S = fed.nobody_left_out()
     asked = Sgd(fed.batches(S, 1), fed.everyone(fed.initial()), fed.buffers_of("model"), 0.1)
-    need = fed.executor._need(asked, 5)()
+    need = fed.executor.need(asked, 5)
     if capture is None:  # else what is kept from the first time would be missing
         fed.executor.do(asked)
     real = allocated_at_most(lambda: fed.executor.do(asked))
@@ -173,7 +173,7 @@ def test_of_a_step_that_looks_at_values_nothing_is_known_and_all_are_tried(monke
 
     after = fed.at(1).train_by(step, rows, S, carry={"w": rows})["w"]
     assert (after - rows).abs().amax(1).min() > 0
-    assert list(fed.executor.chunks._needs.values()) == [None]
+    assert list(fed.executor.chunks.needs.values()) == [None]
     assert fed.executor.chunks.record()["clients"] == {}
 
 
@@ -243,7 +243,7 @@ def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
         patched.setattr(memory, "room", lambda device: 110_000)
         fitted = same(Chunks(fitting=True))
         assert 1 <= fitted.record()["clients"]["training"] < fed.size
-        assert None not in fitted._needs.values(), "its requests need values that tensors without data do not have"
+        assert None not in fitted.needs.values(), "its requests need values that tensors without data do not have"
     limit(monkeypatch, 2)
     assert [(s.clients, s.then) for s in same(Chunks()).shortages if s.work == "training"] == [(5, 2)]
 

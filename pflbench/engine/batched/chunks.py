@@ -25,7 +25,7 @@ class Chunks:
         self.most = most
         self.fitting = fitting and most is None
         self.shortages: list[Shortage] = []
-        self._needs: dict[Hashable, int | None] = {}
+        self.needs: dict[Hashable, int | None] = {}  # bytes that a client takes, by request
         self._fits: dict[int, int] = {}  # bytes for each client -> clients
         self._smallest: dict[str, int] = {}  # by kind of work: clients at a time, where that was not all
 
@@ -53,9 +53,9 @@ class Chunks:
 
     def need(self, request: Hashable, find: Callable[[], int | None]) -> int | None:
         """Bytes that a client takes in a request, found out once."""
-        if request not in self._needs:
-            self._needs[request] = find()
-        return self._needs[request]
+        if request not in self.needs:
+            self.needs[request] = find()
+        return self.needs[request]
 
     def halvings(self, work: str) -> int:
         return sum(shortage.work == work for shortage in self.shortages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,16 @@ class BatchedExecutor(Direct):
     def shortages(self) -> Sequence[Shortage]:
         return self.chunks.shortages
 
+    def need(self, asked: Request[Any], width: int) -> int | None:
+        """Bytes that a request takes for each client at a batch of `width` samples; found out once for all of its shape."""
+        shape = (type(asked), width, tuple(self.samples.x.shape[1:]), probe.signature(asked))
+
+        def find() -> int | None:
+            found = probe.need(self._without_data, asked, width)
+            return found if found is None or isinstance(asked, Evaluate) else found + self.programs.held(asked)
+
+        return self.chunks.need(shape, find)
+
     def _sgd(self, asked: Sgd) -> Trained:
         rows, buffers, plan, columns = asked.rows, asked.buffers, asked.plan, asked.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
@@ -119,7 +130,7 @@ class BatchedExecutor(Direct):
             state = self.programs.run((*kind, self._data), advance, state, pick(inputs, clients), steps, {})
             rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
 
-        self._each(plan, self._need(asked, _width(plan)), train, merged=alone)
+        self._each(plan, partial(self.need, asked, _width(plan)), train, merged=alone)
         return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows))
 
     def _walk(self, asked: Walk) -> Walked:
@@ -139,7 +150,7 @@ class BatchedExecutor(Direct):
                     out[name][clients] = state[name]
             buffers_out[clients] = state[BUFFERS]
 
-        self._each(plan, self._need(asked, _width(plan)), train, merged=asked.objective is None and asked.parts == 1)
+        self._each(plan, partial(self.need, asked, _width(plan)), train, merged=asked.objective is None and asked.parts == 1)
         return Walked(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
 
     @torch.no_grad()
@@ -166,7 +177,7 @@ class BatchedExecutor(Direct):
             state[FEATURES] = table.new_zeros(len(clients), at.shape[2], *table.shape[1:])
             self.programs.run(("head", self._data, table.data_ptr()), advance, state, {}, steps, {"places": where[clients]})
 
-        self._each(batches, self._need(asked, _width(batches)), pass_below, merged=True)
+        self._each(batches, partial(self.need, asked, _width(batches)), pass_below, merged=True)
         order = torch.from_numpy(np.concatenate(plan.order)).to(self.device)
         head.samples.y[: len(order)] = self.samples.y[order]
         return HeadAlone(head, plan.positions())
@@ -213,7 +224,7 @@ class BatchedExecutor(Direct):
             correct[chosen], loss[chosen] = right, lost
 
         tested = order[counts[order] > 0]
-        need = self._need(asked, min(EVALUATED_PER_CLIENT, int(counts.max(initial=0))))
+        need = partial(self.need, asked, min(EVALUATED_PER_CLIENT, int(counts.max(initial=0))))
         self.chunks.each("evaluation", tested, self.device, need, test)
         return Evaluated(correct, loss)
 
@@ -296,16 +307,6 @@ class BatchedExecutor(Direct):
     def _data(self) -> tuple[int, ...]:
         """Where the samples lie: a program reads them there."""
         return self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape
-
-    def _need(self, asked: Request[Any], width: int) -> Callable[[], int | None]:
-        """Bytes that a request takes for each client at a batch of `width` samples; found out once for all of its shape."""
-        shape = (type(asked), width, tuple(self.samples.x.shape[1:]), probe.signature(asked))
-
-        def find() -> int | None:
-            found = probe.need(self._without_data, asked, width)
-            return found if found is None or isinstance(asked, Evaluate) else found + self.programs.held(asked)
-
-        return lambda: self.chunks.need(shape, find)
 
     def _without_data(self) -> BatchedExecutor:
         return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss, convolution=self.convolution)

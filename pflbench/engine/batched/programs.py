@@ -49,7 +49,7 @@ class Programs:
         self.capture = capture
         self.apart: Counter[str] = Counter()  # why -> steps
         self._pool: dict[tuple[Any, ...], list[Tensor]] = {}
-        self._made: dict[Hashable, _Program] = {}
+        self.made: dict[Hashable, _Program] = {}
         self._kinds: Counter[Hashable] = Counter()
 
     def run(
@@ -79,7 +79,7 @@ class Programs:
 
     def forget(self) -> None:
         """Gives back the memory of all programs."""
-        self._made.clear()
+        self.made.clear()
         self._pool.clear()
 
     def held(self, asked: Request[Any]) -> int:
@@ -93,7 +93,7 @@ class Programs:
     def record(self) -> dict[str, Any]:
         """For the record of a run: the capture, its programs, and why steps were not captured, with their number."""
         name = "none" if self.capture is None else self.capture.name
-        return {"capture": name, "programs": sum(len(one.calls) for one in self._made.values()), "apart": dict(self.apart)}
+        return {"capture": name, "programs": sum(len(one.calls) for one in self.made.values()), "apart": dict(self.apart)}
 
     def _replayed(
         self,
@@ -117,7 +117,7 @@ class Programs:
         constants = {k: v for k, v in given.items() if not isinstance(v, (Tensor, Shared))}
         key = (kind, tuple(constants.items()), _rows(state), _shapes(given), _rows({k: v[:, 0] for k, v in each.items()}))
         try:
-            known = key in self._made and self._made[key].count >= len(next(iter(state.values())))
+            known = key in self.made and self.made[key].count >= len(next(iter(state.values())))
         except TypeError:
             self.apart["what the step is given has no hash"] += 1
             return None
@@ -126,8 +126,8 @@ class Programs:
             if self._kinds[_code(kind)] > KINDS:
                 self.apart[f"more than {KINDS} kinds of a step: give numbers that change as tensors"] += 1
                 return None
-            self._made[key] = _Program(self.capture, advance, state, given, each, self._take)
-        return self._made[key]
+            self.made[key] = _Program(self.capture, advance, state, given, each, self._take)
+        return self.made[key]
 
     def _take(self, like: Tensor, taken: Counter[tuple[Any, ...]]) -> Tensor:
         """A tensor of this shape that no other one of the same program has. Programs share them, since only one runs."""
