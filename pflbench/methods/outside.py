@@ -69,7 +69,7 @@ class Packaged:
 
     def record(self) -> dict[str, str]:
         """What is stored with a run, besides its specification."""
-        return {"package": self.place, "entry point": self.point.value}
+        return {"package": self.place, "entry point": self.point.value, "title": self.load().title}
 
     @property
     def _who(self) -> str:
@@ -97,7 +97,7 @@ class Plugin:
         return self.cls
 
     def record(self) -> dict[str, str]:
-        return {"file": str(self.path.absolute()), "sha256": self.sha256}
+        return {"file": str(self.path.absolute()), "sha256": self.sha256, "title": self.cls.title}
 
 
 def found() -> list[Packaged | Plugin]:

@@ -42,6 +42,7 @@ class Row:
     """
 
     method: str
+    title: str  # of the method
     label: str
     version: int
     hyperparameters: dict[str, Any]
@@ -111,16 +112,17 @@ def _rows(results: Iterable[Result]) -> tuple[Row, ...]:
         spec = r.spec["method"]
         version, hyperparameters, adapted = spec["version"], spec["hyperparameters"], spec.get("test_labels", False)
         variants[r.method][_row_key(r.method, version, hyperparameters)] = (version, hyperparameters, adapted)
+    told = {r.method: r.title for r in results if r.title}
     drawn = looks.assign((method, i) for method, of in variants.items() for i in range(len(of)))
     rows = []
     for method in sorted(variants, key=labels.method_rank):
         ordered = sorted(variants[method].values(), key=lambda v: (v[0], json.dumps(v[1], sort_keys=True)))
         apart = _departing(method, [{**hyper, "version": version} for version, hyper, _ in ordered])
-        title = labels.method_title(method)
+        title = labels.method_title(method, told.get(method))
         for i, ((version, hyper, adapted), differing) in enumerate(zip(ordered, apart, strict=True)):
             extra = ", ".join(labels.words(k, v) for k, v in differing.items())
             label = (f"{title} ({extra})" if extra else title) + (f" {TEST_LABELS}" if adapted else "")
-            rows.append(Row(method, label, version, hyper, i, drawn[method, i], adapted))
+            rows.append(Row(method, title, label, version, hyper, i, drawn[method, i], adapted))
     return tuple(rows)
 
 
@@ -165,7 +167,7 @@ def short(rows: Sequence[Row]) -> list[str]:
     """The names of rows: the hyperparameters are told only where a method has several of these."""
     different = {row.label: row.method for row in rows}
     several = [method for method in different.values() if list(different.values()).count(method) > 1]
-    return [row.label if row.method in several else labels.method_title(row.method) for row in rows]
+    return [row.label if row.method in several else row.title for row in rows]
 
 
 def protocol(settings: Sequence[SharedSetting]) -> str:

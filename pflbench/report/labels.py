@@ -55,9 +55,10 @@ _ONE = {
 }
 
 
-def method_title(name: str) -> str:
-    """'fedrep+ala' -> 'FedRep+ALA'."""
-    return methods.card(name).title or name.replace("+ala", "+ALA")
+def method_title(name: str, told: str | None = None) -> str:
+    """'fedrep+ala' -> 'FedRep+ALA'. told: what a method from outside calls itself; else it has its name."""
+    base, plus, _ = name.partition("+ala")
+    return methods.card(name).title or (told or base) + ("+ALA" if plus else "")
 
 
 def method_rank(name: str) -> tuple[bool, int, str]:

@@ -91,8 +91,8 @@ class Filters:
         return self._matching(self.database(engine), rule)
 
     def _matching(self, engine: Engine, rule: Select) -> list[Result]:
-        present = {"method": runs.distinct(engine, "method"), "dataset": runs.distinct(engine, "dataset")}
-        if not present["method"]:
+        present, told = runs.distinct(engine, "dataset"), runs.titles(engine)
+        if not told:
             if hidden := hidden_smoke(engine):
                 raise NothingYet(
                     f"There {'are' if hidden > 1 else 'is'} only {labels.counted(hidden, 'smoke run')} in this database.",
@@ -102,8 +102,10 @@ class Filters:
         found = runs.results(
             engine,
             rule,
-            methods=_named("method", self.methods, {name: {name, labels.method_title(name)} for name in present["method"]}),
-            datasets=_named("dataset", self.datasets, {label: labels.names(label) for label in present["dataset"]}),
+            methods=_named(
+                "method", self.methods, {name: {name, labels.method_title(name, title)} for name, title in told.items()}
+            ),
+            datasets=_named("dataset", self.datasets, {label: labels.names(label) for label in present}),
         )
         if labelled := _named("partition", self.partitions, {r.partition_label: {r.partition_label} for r in found}):
             found = [result for result in found if result.partition_label in labelled]
@@ -202,7 +204,7 @@ def observed_titles(seen: Sequence[Observed], *, named: bool = False) -> list[st
     if not named and len({row.label for row in rows}) == 1:
         return settings
     alone = len(set(settings)) == len(settings)
-    names = [labels.method_title(row.method) for row in rows] if alone else short(rows)
+    names = [row.title for row in rows] if alone else short(rows)
     return [f"{name}: {title}" for name, title in zip(names, settings, strict=True)]
 
 
@@ -296,7 +298,7 @@ def _conditions(where: Iterable[str]) -> dict[tuple[str, str], list[str]]:
 
 def _with_value(results: list[Result], method: str, name: str, values: Sequence[str]) -> list[Result]:
     """Without the runs of this method that have another value."""
-    own = [r for r in results if method in (r.method.casefold(), labels.method_title(r.method).casefold())]
+    own = [r for r in results if method in (r.method.casefold(), labels.method_title(r.method, r.title).casefold())]
     if not own:
         there = ", ".join(sorted({r.method for r in results}))
         raise UserError(f"--where {method}.{name}: no such runs of '{method}'.", f"There are runs of: {there or 'no method'}.")

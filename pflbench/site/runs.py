@@ -50,7 +50,7 @@ def listed(engine: Engine, results: Sequence[Result]) -> tuple[RunLine, ...]:
         lines.append(
             RunLine(
                 info=info,
-                method=labels.method_title(info.method),
+                method=labels.method_title(info.method, result.title),
                 dataset=labels.label_title(info.dataset),
                 model=labels.MODELS.get(info.model, info.model),
                 best=None if result.value is None else 100 * result.value,

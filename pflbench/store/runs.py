@@ -64,6 +64,12 @@ class Run:
     best: float | None
 
     @property
+    def title(self) -> str | None:
+        """What a method from outside calls itself; None of one that is built in, and of older runs."""
+        title: str | None = self.environment.get("plugin", {}).get("title")
+        return title
+
+    @property
     def ended(self) -> bool:
         """Whether it never goes on."""
         return self.status in ("finished", "diverged")
@@ -160,6 +166,14 @@ def distinct(engine: Engine, column: Literal["method", "dataset"]) -> list[str]:
     named: InstrumentedAttribute[str] = getattr(RunRow, column)
     with reading(engine) as c:
         return list(c.scalars(select(named).where(visible(engine)).distinct().order_by(named)))
+
+
+def titles(engine: Engine) -> dict[str, str | None]:
+    """The methods for which there are runs, sorted, each with what it calls itself as in `Run.title`."""
+    title = func.max(RunRow.environment["plugin"]["title"].as_string()).label("title")
+    query = select(RunRow.method, title).where(visible(engine)).group_by(RunRow.method).order_by(RunRow.method)
+    with reading(engine) as c:
+        return {row.method: row.title for row in c.execute(query)}
 
 
 def results(

@@ -72,7 +72,7 @@ def test_a_plugin_is_run_listed_and_shown(shell: Shell, tmp_path: Path) -> None:
     assert len(listed) == len(methods.METHODS) + 1
     shown = parsed(shell("methods", "show", "own-method", "--plugin", file, "--json"))
     assert [(h["name"], h["default"]) for h in shown["hyperparameters"]] == [("inert", 1.0)]
-    assert "own-method" in shell("table", "accuracy").out
+    assert "\n  Own " in shell("table", "accuracy", "-m", "own").out
     assert "Unknown method 'own-method'" in shell.refused("run", "-m", "own-method"), "a plug-in ends with its command"
 
 
@@ -82,7 +82,7 @@ def test_a_run_records_the_file_it_was_made_with_and_does_not_pass_for_another(s
     (first,) = parsed(shell(*command))
     sha256 = hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()
     environment = parsed(shell("runs", "show", "1", "--json"))["environment"]
-    assert environment["plugin"] == {"file": str(tmp_path / file), "sha256": sha256}
+    assert environment["plugin"] == {"file": str(tmp_path / file), "sha256": sha256, "title": "Own"}
     assert parsed(shell(*command)) == [first], "the same file: the result that is there"
     write(file, OWN + "\n# changed\n")
     assert "has changed since run 1" in shell.refused(*command)
@@ -173,7 +173,7 @@ def test_methods_of_installed_packages(shell: Shell, package: Path) -> None:
     (own,) = parsed(shell(*RUN, "-m", "extra", "--json"))
     assert own["method"] == "extra"
     assert parsed(shell("runs", "show", "1", "--json"))["environment"]["plugin"] == {
-        "package": "pfl-extras 1.2", "entry point": "pfl_extras:Own",
+        "package": "pfl-extras 1.2", "entry point": "pfl_extras:Own", "title": "Own",
     }  # fmt: skip
     assert "package pfl-extras 1.2 cannot be imported: ZeroDivisionError" in shell.refused("methods", "show", "broken")
     told = shell.refused(*RUN, "-m", "fedavg")
