@@ -181,6 +181,7 @@ def _printed(number: str, given: dict[str, Any], data_dir: Path) -> style.Drawin
 def _of_data(given: dict[str, Any], db: str, data_dir: Path) -> style.Drawing | None:
     """The one figure that needs no run: drawn from data and partition where the database has not stored what is asked for."""
     from pflbench.report.figures import distribution
+    from pflbench.report.selection import Filters
 
     if any(value not in (None, []) for option, value in given.items() if option not in ("datasets", "partitions")):
         return None  # which will be refused
@@ -188,7 +189,7 @@ def _of_data(given: dict[str, Any], db: str, data_dir: Path) -> style.Drawing | 
     with opened_if_there(db) as engine:
         if engine is not None:
             try:
-                distribution.choose(engine, given["datasets"], given["partitions"])
+                distribution.choose(engine, Filters(datasets=given["datasets"], partitions=given["partitions"]))
             except UserError as nothing:
                 missing = nothing
             else:

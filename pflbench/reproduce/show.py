@@ -71,7 +71,7 @@ def compute_surface(goal: Goal, engine: Engine, runs: Sequence[int], data_dir: P
     """The loss around a trajectory, which is no run's: computed and stored, unless it is there. Nothing for other figures."""
     if goal.figure is None or goal.figure.window is None:
         return
-    paths = trajectory.paths(Filters(only=frozenset(runs)).database(engine), **goal.figure_options)
+    paths = trajectory.paths(engine, Filters(only=frozenset(runs)), **goal.figure_options)
     if trajectory.stored_surface(engine, paths, trajectory.plane(paths)) is None:
         surface.compute(engine, paths, data_dir, device)
 

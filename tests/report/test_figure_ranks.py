@@ -19,6 +19,7 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import labels, looks
 from pflbench.report.figures import ranks
+from pflbench.report.selection import Filters
 from pflbench.store import database as db
 
 METHODS = ("local", "fedavg", "fedprox", "fedrep", "ditto", "fedamp", "fedala")
@@ -120,7 +121,7 @@ def test_too_few_settings_for_any_result_are_told(engine: Engine) -> None:
     said = ranks.plot(engine).caption
     assert f"Empty test: 3 rows in 2 settings cannot give p < 0.05; the smallest possible is {np.exp(-2):.3g}." in said
     with pytest.raises(UserError, match="three rows"):
-        ranks.plot(engine, methods=METHODS[:2])
+        ranks.plot(engine, Filters(methods=METHODS[:2]))
     fill(engine, np.array([[0.1, 0.1, 0.4], [0.2, 0.2, 0.5], [0.3, 0.3, 0.6]]), METHODS[3:6])
     assert "Left out: 1 setting without runs of every row." in ranks.plot(engine).notes
 

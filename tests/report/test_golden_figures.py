@@ -14,9 +14,10 @@ from golden.raw import Raw, cells, unpack
 from matplotlib.figure import Figure
 from scipy.stats import rankdata
 from sqlalchemy import Engine
-from support.figure_options import DIR_1, OPTIONS, RANKED
+from support.figure_options import DIR_1, FILTERS, RANKED
 
 from pflbench.report import PLOTS, labels
+from pflbench.report.selection import Filters
 from pflbench.report.style import Drawing
 from pflbench.store import database as db
 
@@ -45,14 +46,14 @@ def checks(name: str) -> Callable[[Check], Check]:
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_figure(name: str, engine: Engine, raw: Raw) -> None:
     """A check compares the data and returns the runs that the figure has to be made of. A new figure needs one."""
-    drawing: Drawing = PLOTS[name].load()(engine, **OPTIONS.get(name, {}))
+    drawing: Drawing = PLOTS[name].load()(engine, FILTERS.get(name, Filters()))
     assert set(drawing.runs) == CHECKS[name](drawing.figure, raw)
     assert drawing.caption.endswith(".")
 
 
 def test_figures_are_written(engine: Engine, tmp_path: Path) -> None:
     """One of them: the formats are held by the tests of figures."""
-    drawing = PLOTS["curves"].load()(engine, **DIR_1)
+    drawing = PLOTS["curves"].load()(engine, DIR_1)
     drawing.save(tmp_path / "curves.svg", "Made by a test.")
     assert "FedALA" in (tmp_path / "curves.svg").read_text()
     said = (tmp_path / "curves.caption.txt").read_text()

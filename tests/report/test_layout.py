@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 from sqlalchemy import Engine
 from support.command import Shell
-from support.figure_options import OPTIONS
+from support.figure_options import FILTERS
 from support.observed import PATHOLOGICAL, add, pathological
 from support.report_database import add_partition, add_run, spec
 
@@ -24,17 +24,10 @@ from pflbench.errors import UserError
 from pflbench.report import PLOTS, layout
 from pflbench.report.figures import ala_convergence, curves, distribution, loss
 from pflbench.report.layout import PrintPage
+from pflbench.report.selection import Filters
 from pflbench.store import database as db
 
 LEAST = 6  # points that are legible in print
-ALL = {
-    "curves": {},
-    "overhead": {},
-    "fairness": {},
-    "distribution": {"datasets": ["digits"]},
-    "heterogeneity": {},
-    "scalability": {},
-}
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +73,17 @@ def check(figure: Figure) -> None:
         assert text.get_fontsize() >= LEAST - 1e-9, text.get_text()
 
 
-def figure(name: str, engine: Engine, page: PrintPage, **options: Any) -> Figure:
+def figure(name: str, engine: Engine, page: PrintPage, filters: Filters = Filters()) -> Figure:
     with layout.on(page):
-        made: Figure = PLOTS[name].load()(engine, **options).figure
+        made: Figure = PLOTS[name].load()(engine, filters).figure
     return made
 
 
 @pytest.mark.parametrize("width", layout.WIDTHS)
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_figure_fits_a_column_and_a_page(golden: Engine, name: str, width: str) -> None:
-    for options in [OPTIONS.get(name, {})] + [{}] * (name == "fairness"):
-        made = figure(name, golden, PrintPage(layout.WIDTHS[width]), **options)
+    for filters in [FILTERS.get(name, Filters())] + [Filters()] * (name == "fairness"):
+        made = figure(name, golden, PrintPage(layout.WIDTHS[width]), filters)
         assert made.get_figwidth() == layout.WIDTHS[width]
         check(made)
 
@@ -127,9 +120,9 @@ def test_rounds_have_whole_ticks(engine: Engine) -> None:
     add_run(engine, spec("fedavg"), [0.1, 0.2, 0.3])
     losses = [[5.0, 4.0], [3.0, 2.0]]
     add(engine, "fedala", [{}, {"ala_objective": losses}, {"ala_objective": losses}], partition=add_partition(engine))
-    for name, options in (("curves", {"methods": ["fedavg"]}), ("loss", {})):
+    for name, filters in (("curves", Filters(methods=["fedavg"])), ("loss", Filters())):
         for width in layout.WIDTHS.values():
-            (ax,) = figure(name, engine, PrintPage(width), **options).axes
+            (ax,) = figure(name, engine, PrintPage(width), filters).axes
             ticks = ax.get_xticks()
             assert all(float(tick).is_integer() for tick in ticks), (name, ticks)
             assert [text.get_text().replace("−", "-") for text in ax.get_xticklabels()] == [f"{tick:.0f}" for tick in ticks]
@@ -163,7 +156,7 @@ def test_titles_are_one_line_and_letters_lead_to_the_caption(engine: Engine) -> 
     assert f"{first};" in drawing.caption
     with layout.on(PrintPage(titles=False)):
         assert [ax.get_title() for ax in curves.plot(engine).figure.axes] == ["(a)", "(b)", "(c)"]
-    only = figure("fairness", engine_with_clients(engine), PrintPage(titles=False), datasets=["cifar10"])
+    only = figure("fairness", engine_with_clients(engine), PrintPage(titles=False), Filters(datasets=["cifar10"]))
     assert [ax.get_title() for ax in only.axes] == [""]
 
 

@@ -19,6 +19,7 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import PLOTS, looks
 from pflbench.report.figures import curves, distribution
+from pflbench.report.selection import Filters
 from pflbench.store import database as db
 
 pairs = partial(combinations, r=2)
@@ -48,7 +49,7 @@ def test_lines_are_the_means_and_bands_the_extremes(engine: Engine) -> None:
 
 
 def test_the_std_band_is_the_population_std(engine: Engine) -> None:
-    (ax,) = curves.plot(engine, methods=["fedavg"], band="std").figure.axes
+    (ax,) = curves.plot(engine, Filters(methods=["fedavg"]), band="std").figure.axes
     corners = ax.collections[0].get_paths()[0].vertices
     y = corners[corners[:, 0] == 0][:, 1]
     assert (y.min(), y.max()) == (pytest.approx(10), pytest.approx(20))  # 15 -+ 5; the sample std would be 7.07
@@ -65,7 +66,7 @@ def test_over_seconds_the_training_time_is_the_mean_over_the_seeds(engine: Engin
 def test_runs_without_times_are_named(engine: Engine) -> None:
     add_run(engine, spec("fedavg", dataset="cifar10"), [0.1, 0.2])
     with pytest.raises(UserError, match=r"Cifar10, Dir\(0.1\) have no recorded times"):
-        curves.plot(engine, datasets=["cifar10"], x="seconds")
+        curves.plot(engine, Filters(datasets=["cifar10"]), x="seconds")
 
 
 def test_there_is_a_panel_per_setting_and_one_legend(engine: Engine) -> None:
@@ -109,13 +110,13 @@ def test_texts_stay_inside_the_figure_and_clear_of_each_other(engine: Engine) ->
 def test_the_mean_ends_where_the_shortest_run_ends(engine: Engine) -> None:
     add_run(engine, spec("fedavg", 2), [0.3, 0.1], status="running")
     assert len(curves.plot(engine).figure.axes[0].lines[0].get_xdata()) == 3
-    drawing = curves.plot(engine, status=["any"])
+    drawing = curves.plot(engine, Filters(status=["any"]))
     np.testing.assert_allclose(drawing.figure.axes[0].lines[0].get_ydata(), [20, 40])
 
 
 def test_a_round_that_one_run_lacks_is_left_out_of_the_mean(engine: Engine) -> None:
     add_run(engine, spec("fedavg", 2), [0.3, None, 0.8])
-    line = curves.plot(engine, methods=["fedavg"]).figure.axes[0].lines[0]
+    line = curves.plot(engine, Filters(methods=["fedavg"])).figure.axes[0].lines[0]
     np.testing.assert_array_equal(line.get_xdata(), [0, 2])
     np.testing.assert_allclose(line.get_ydata(), [20, 70])
 
@@ -127,7 +128,7 @@ def test_unasked_only_the_settings_with_the_most_runs_are_drawn(engine: Engine) 
     assert len(drawing.figure.axes) == 4
     assert "MNIST, Dir(0.1), 2000 rounds" in [ax.get_title().replace("\n", " ")[4:] for ax in drawing.figure.axes]
     assert any("the 4 settings with the most runs, of 9" in note for note in drawing.notes)
-    chosen = curves.plot(engine, datasets=["mnist"])
+    chosen = curves.plot(engine, Filters(datasets=["mnist"]))
     assert len(chosen.figure.axes) == 9
     assert chosen.notes == ()
 
@@ -159,7 +160,7 @@ def test_partitions_are_chosen_by_dataset_label_number_and_hash(engine: Engine) 
     add_partition(engine, "b2" * 32, dataset="cifar10")
 
     def drawn(**chosen: list[str]) -> list[str]:
-        return [ax.get_title().split(",")[0].split(") ")[-1] for ax in distribution.plot(engine, **chosen).figure.axes]
+        return [ax.get_title().split(",")[0].split(") ")[-1] for ax in distribution.plot(engine, Filters(**chosen)).figure.axes]
 
     assert drawn() == ["MNIST", "Cifar10"]
     assert drawn(datasets=["Cifar10"]) == ["Cifar10"]
@@ -202,7 +203,7 @@ def test_a_figure_that_cannot_be_written_is_a_user_error(engine: Engine, tmp_pat
 
 
 def test_a_method_looks_the_same_in_every_figure(engine: Engine) -> None:
-    alone = curves.plot(engine, methods=["ditto"]).figure.axes[0].lines[0]
+    alone = curves.plot(engine, Filters(methods=["ditto"])).figure.axes[0].lines[0]
     among = curves.plot(engine).figure.axes[0].lines[1]
     assert (alone.get_color(), alone.get_marker(), alone.get_linestyle()) == (
         among.get_color(), among.get_marker(), among.get_linestyle(),

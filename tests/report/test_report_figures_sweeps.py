@@ -11,6 +11,7 @@ from support.swept import SENT, add_clients, clients, sent
 from pflbench.errors import UserError
 from pflbench.report import looks
 from pflbench.report.figures import elastic, fairness, heterogeneity, overhead, scalability
+from pflbench.report.selection import Filters
 from pflbench.report.sweep import sweeps
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
@@ -125,7 +126,7 @@ def test_elastic_without_runs_of_it_names_the_command(engine: Engine) -> None:
     with pytest.raises(UserError, match=r"(?s)no runs of Elastic.*pflbench run .*-m elastic"):
         elastic.plot(engine)
     with pytest.raises(UserError, match="no runs in two settings"):
-        elastic.plot(engine, methods=["fedavg"])
+        elastic.plot(engine, Filters(methods=["fedavg"]))
 
 
 def test_the_longest_sweep_comes_first(engine: Engine) -> None:
@@ -179,7 +180,7 @@ def test_all_texts_stay_inside(engine: Engine) -> None:
                 partition = add_partition(engine)
                 add_run(engine, of, [0.99871, 0.99872], seconds=0.01, partition=partition, **SENT, **tested)
     for report in (overhead, scalability, fairness):
-        figure = report.plot(engine, datasets=["mnist"]).figure
+        figure = report.plot(engine, Filters(datasets=["mnist"])).figure
         figure.canvas.draw()
         renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
         legend = figure.legends[0].get_window_extent(renderer)

@@ -15,6 +15,7 @@ from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
 from pflbench.report.figures import curves
+from pflbench.report.selection import Filters
 from pflbench.store import database as db
 from pflbench.store.exchange import pfllib as result_files
 
@@ -167,7 +168,7 @@ def test_references_follow_the_methods_and_tell_goals_apart(engine: Engine, shel
         pfllib(f"MNIST_FedALA_{goal}_0.h5", [0.1, 0.2 if goal == "a" else 0.3])
     pfllib("MNIST_FedPer_test_0.h5")
     shell("import", *map(str, Path().glob("*.h5")))
-    (ax,) = curves.plot(engine, methods=["FedALA"], references=True).figure.axes
+    (ax,) = curves.plot(engine, Filters(methods=["FedALA"]), references=True).figure.axes
     one, two = ax.lines[1:]
     assert [one.get_label(), two.get_label()] == ["PFLlib: FedALA (a)", "PFLlib: FedALA (b)"]
     assert one._dash_pattern != two._dash_pattern  # type: ignore[attr-defined]

@@ -1,25 +1,17 @@
-"""What each figure is drawn with from the golden database."""
+"""Of which runs in the golden database each figure is drawn, so that it shows what the check of the same name expects."""
 
 from __future__ import annotations
 
-from typing import Any
+from pflbench.report.selection import Filters
 
-DIR_1 = {"datasets": ["digits"], "partitions": ["Dir(1)"]}
-
-
-PATHOLOGICAL = {"datasets": ["digits"], "partitions": ["Pathological(2)"]}
-
-
+DIR_1 = Filters(datasets=["digits"], partitions=["Dir(1)"])
 RANKED = ["fedprox", "fedprox+ala", "ditto", "ditto+ala", "fedrep", "fedrep+ala"]
-
-
-# What is asked of a figure, so that it shows what the check of the same name expects.
-OPTIONS: dict[str, dict[str, Any]] = {
+FILTERS = {
     "curves": DIR_1,
-    "distribution": {"datasets": ["tiny", "digits"], "partitions": ["Dir(0.01)", "groups(5)"]},
-    "overhead": PATHOLOGICAL,
-    "scalability": {"datasets": ["digits"], "methods": ["fedavg", "ditto"]},
-    "heterogeneity": {"datasets": ["tiny"]},
+    "distribution": Filters(datasets=["tiny", "digits"], partitions=["Dir(0.01)", "groups(5)"]),
+    "overhead": Filters(datasets=["digits"], partitions=["Pathological(2)"]),
+    "scalability": Filters(methods=["fedavg", "ditto"], datasets=["digits"]),
+    "heterogeneity": Filters(datasets=["tiny"]),
     "fairness": DIR_1,
-    "ranks": {"methods": RANKED, "partitions": ["Dir(0.1)"]},
+    "ranks": Filters(methods=RANKED, partitions=["Dir(0.1)"]),
 }

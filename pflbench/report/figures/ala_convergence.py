@@ -6,7 +6,7 @@ hardly move in the rounds thereafter.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,17 +44,8 @@ class LearningPanel:
         return [loss for losses in self.losses.values() for loss in losses.tolist()]
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-    client: int = CLIENT,
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters(), *, client: int = CLIENT) -> style.Drawing:
     """Of several seeds the first. Raises UserError where no run kept its losses, or none has this client."""
-    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
     found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND)), filters)
     panels = [made for one in seen if (made := panel(engine, one, client)).losses]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -44,16 +44,8 @@ class LayerPanel:
         return 0.5 * min(shares[shares > 0].min() for shares in self.shares.values()), 150
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """A panel per run and layer, a line per round, at most five. Of several seeds the first; UserError where none was kept."""
-    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
     found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND)), filters)
     drawn = [panel for one in seen for panel in panels(engine, one)]

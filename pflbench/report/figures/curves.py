@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
@@ -60,32 +60,23 @@ class CurvesPanel:
 
 
 def plot(
-    engine: Engine,
-    *,
-    methods: Iterable[str] = (),
-    datasets: Iterable[str] = (),
-    partitions: Iterable[str] = (),
-    status: Collection[str] = ("finished",),
-    x: X = "round",
-    band: Band = "minmax",
-    references: bool = False,
+    engine: Engine, filters: Filters = Filters(), *, x: X = "round", band: Band = "minmax", references: bool = False
 ) -> style.Drawing:
     """The curves of the settings chosen by dataset or partition, else of the four settings with the most runs.
 
     references: with PFLlib's series on the same datasets. Raises UserError for unknown names, when there are no runs, and
     when there are no such series.
     """
-    methods, datasets, partitions = tuple(methods), tuple(datasets), tuple(partitions)
     for kind, name, valid in (("x axis", x, XS), ("band", band, BANDS)):
         if name not in valid:
             raise unknown(kind, name, valid)
     if references and x != "round":
         raise UserError("Reference series have no times.", "Draw them over rounds: --x round.")
-    found = Filters(methods, datasets, partitions, status).select(engine)
-    most = style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED
+    found = filters.select(engine)
+    most = style.PANELS_CHOSEN if filters.datasets or filters.partitions else style.PANELS_UNASKED
     drawn = panels(engine, found, x=x, band=band, most=most)
     if references:
-        drawn = _with_references(engine, drawn, methods)
+        drawn = _with_references(engine, drawn, filters.methods)
     notes = list(found.notes)
     if len(found.settings) > len(drawn):
         notes.append(

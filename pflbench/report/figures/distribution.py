@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,14 +27,13 @@ MANY = 30  # clients or classes, that take a page's width
 WIDTH, HEIGHTS, AXIS, LARGEST = 640, (400, 760), 70, 60  # of an interactive figure, in pixels; many classes have little room
 
 
-def plot(engine: Engine, *, datasets: Iterable[str] = (), partitions: Iterable[str] = ()) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """A panel per partition: those of the given datasets, those given by number, hash or label, else the first four.
 
     Train and test samples are counted together, as in the paper. Raises UserError if there are no such partitions.
     """
-    datasets, partitions = tuple(datasets), tuple(partitions)
-    chosen = choose(engine, datasets, partitions)
-    return drawing(chosen, style.PANELS_CHOSEN if datasets or partitions else style.PANELS_UNASKED)
+    chosen = filters.datasets or filters.partitions
+    return drawing(choose(engine, filters), style.PANELS_CHOSEN if chosen else style.PANELS_UNASKED)
 
 
 def drawing(chosen: Sequence[PartitionRecord], most: int = style.PANELS_CHOSEN) -> style.Drawing:
@@ -47,27 +46,27 @@ def drawing(chosen: Sequence[PartitionRecord], most: int = style.PANELS_CHOSEN) 
         return style.Drawing(_draw(chosen), caption(chosen), notes)
 
 
-def choose(engine: Engine, datasets: Sequence[str], partitions: Sequence[str]) -> list[PartitionRecord]:
+def choose(engine: Engine, filters: Filters) -> list[PartitionRecord]:
     """The partitions meant by these filters, all for none. Raises UserError if there are no such partitions."""
-    there = stored(engine)
+    there = stored(filters.database(engine))
     if not there:
         raise NothingYet(
             "There are no partitions in this database yet.",
             "A run stores its partition: pflbench run -m fedavg -d digits",
         )
-    if datasets:
+    if filters.datasets:
         names = {p.dataset: {name.casefold() for name in labels.names(p.dataset)} for p in there}
-        wanted = {d.casefold() for d in datasets}
+        wanted = {d.casefold() for d in filters.datasets}
         there = [p for p in there if names[p.dataset] & wanted]
         if not there:
             raise UserError(
-                f"No partition of {', '.join(datasets)} in this database.",
+                f"No partition of {', '.join(filters.datasets)} in this database.",
                 f"There are partitions of: {', '.join(sorted(names))}.",
             )
-    if not partitions:
+    if not filters.partitions:
         return there
     found: dict[str, PartitionRecord] = {}
-    for text in partitions:
+    for text in filters.partitions:
         labelled = [p for p in there if p.label.casefold() == text.casefold()]
         found |= {p.hash: p for p in labelled or [find(engine, text)]}
     return list(found.values())
@@ -123,7 +122,7 @@ def caption(chosen: Sequence[PartitionRecord]) -> str:
 
 def page(engine: Engine, filters: Filters) -> list[Interactive]:
     """Of all stored partitions; the filters for methods and status have no say. Raises UserError if there are none."""
-    return [_page(partition) for partition in choose(engine, filters.datasets, filters.partitions)]
+    return [_page(partition) for partition in choose(engine, filters)]
 
 
 def _page(partition: PartitionRecord) -> Interactive:

@@ -5,7 +5,7 @@ The figure of its poster compares them over these three, but neither its setting
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Engine
@@ -48,16 +48,9 @@ class VariedPanel:
     sweep: Sweep
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """A panel for each that is varied around one setting. UserError where Elastic Aggregation has no two settings to compare."""
-    found = collected(engine, Filters(tuple(methods), tuple(datasets), tuple(partitions), status))
+    found = collected(engine, filters)
     centre, drawn = around_one(found, panels(found))
     sweeps = [panel.sweep for panel in drawn]
     runs, protocol = sweep.of_all(found, sweeps)
@@ -72,7 +65,7 @@ def plot(
 def collected(engine: Engine, filters: Filters) -> Arranged:
     """The runs that the filters name; of the methods, if none is named, Elastic Aggregation and FedAvg."""
     if not filters.methods:
-        there = [name for name in (BASELINE, METHOD) if name in distinct(engine, "method")]
+        there = [name for name in (BASELINE, METHOD) if name in distinct(filters.database(engine), "method")]
         if METHOD not in there:
             raise NothingYet("There are no runs of Elastic Aggregation in this database yet.", f"Make some: {COMMAND}.")
         filters = replace(filters, methods=there)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,17 +56,10 @@ class FairnessPanel:
     groups: tuple[MethodClients, ...]
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """The setting with the most runs, or up to four chosen ones. Raises UserError where no run has results by client."""
-    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).select(engine)
-    drawn = [panel(engine, found, j) for j in busiest(found, MOST if datasets or partitions else 1)]
+    found = filters.select(engine)
+    drawn = [panel(engine, found, j) for j in busiest(found, MOST if filters.datasets or filters.partitions else 1)]
     notes = list(found.notes)
     if len(found.settings) > len(drawn):
         notes.append(f"Drawn: {len(drawn)} of {len(found.settings)} settings. Choose with --dataset and --partition.")

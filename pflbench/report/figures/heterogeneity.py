@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import Engine
 
@@ -16,15 +16,9 @@ X = "β (heterogeneous → homogeneous)"
 COMMAND = "pflbench run -m fedavg -m fedala --beta 0.1, and again with --beta 1"
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """Up to three groups of settings that differ in beta alone; UserError where there is none."""
-    found = Filters(tuple(methods), tuple(datasets), (), status).select(engine)
+    found = filters.select(engine)
     drawn = sweep.sweeps(found, KEY, COMMAND)[: sweep.MOST]
     runs, protocol = sweep.of_all(found, drawn)
     with style.context():

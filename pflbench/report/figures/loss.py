@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,16 +49,8 @@ class ObjectivePanel:
         return (initialised, [t + 1 for t in self.round], self.initialised), (trained, list(self.round), self.trained)
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """A panel per run; of several seeds the first. Raises UserError where no run kept the losses."""
-    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
     found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND)), filters)
     panels = [panel(engine, one) for one in seen]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,15 +45,7 @@ class OverheadPanel:
     points: tuple[Point, ...]
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-    tolerance: float = TOLERANCE,
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TOLERANCE) -> style.Drawing:
     """The setting with the most runs, or up to three chosen ones: accuracy over time, and below over bytes.
 
     tolerance: a run has converged at its first round within so many points of its best accuracy. Raises UserError for one below 0
@@ -61,9 +53,8 @@ def plot(
     """
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
-    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
     found = filters.select(engine)
-    chosen = busiest(found, MOST if datasets or partitions else 1)
+    chosen = busiest(found, MOST if filters.datasets or filters.partitions else 1)
     drawn = [made for j in chosen if (made := panel(engine, found, j, tolerance)).points]
     if not drawn:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")

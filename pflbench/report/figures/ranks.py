@@ -6,7 +6,6 @@ critical difference to both sides.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,20 +30,12 @@ ABOVE = 2.2  # lines above the axis, for its numbers and the critical difference
 ROW, AROUND = 30, 100  # on a page, pixels in height: for a method, beside them
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Iterable[str] = (),
-    datasets: Iterable[str] = (),
-    partitions: Iterable[str] = (),
-    select: Select | str = "best",
-    status: Collection[str] = ("finished",),
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters(), *, select: Select | str = "best") -> style.Drawing:
     """The methods at their ranks; joined where the tests find a difference, and not between them.
 
     Raises UserError for fewer than three rows or two settings that all of them have.
     """
-    table = ranks.build(engine, Filters(tuple(methods), tuple(datasets), tuple(partitions), status), select=select)
+    table = ranks.build(engine, filters, select=select)
     runs = tuple(sorted(run for row in table.runs for run in row))
     with style.context():
         return style.Drawing(_draw(table), _caption(table), table.left_out, runs, protocol(table.settings))

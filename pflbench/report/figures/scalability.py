@@ -18,16 +18,9 @@ X = "Clients"
 COMMAND = "pflbench run -m fedavg -m fedala --clients 10, and again with --clients 20"
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """Up to three groups of settings that differ in the number of clients alone; UserError where there is none."""
-    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).select(engine)
+    found = filters.select(engine)
     drawn = sweep.sweeps(found, KEY, COMMAND)[: sweep.MOST]
     runs, protocol = sweep.of_all(found, drawn)
     with style.context():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,20 +32,11 @@ BELOW = "#dddddd"  # on a page, what is less than the scale has
 SEEN = 0.5  # decades: from 0 to the least weight that is told from it, where weights have a sign
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-    round: int | None = None,
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters(), *, round: int | None = None) -> style.Drawing:
     """A panel per method and setting after `round` rounds, by default the last that was kept; of several seeds the first.
 
     Raises UserError where no run kept a matrix, or none of that round.
     """
-    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions), status)
     found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ARRAYS, COMMAND))
     having = [one for one in seen if round is None or round in one.rounds]

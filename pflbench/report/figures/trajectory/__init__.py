@@ -5,7 +5,7 @@ Every round goes from the model that local training starts from to the one it en
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -38,17 +38,9 @@ WITHOUT_SURFACE = "Without the loss surface: `pflbench plot trajectory --surface
 SHADE = [[0, "rgba(128,128,128,0.02)"], [1, "rgba(128,128,128,0.35)"]]
 
 
-def plot(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-    client: int = CLIENT,
-) -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters(), *, client: int = CLIENT) -> style.Drawing:
     """The paths of all chosen methods in one plane, with the surface if it was computed. UserError where none were kept."""
-    found = numbers.paths(engine, methods=methods, datasets=datasets, partitions=partitions, status=status, client=client)
+    found = numbers.paths(engine, filters, client=client)
     flat = numbers.plane(found)
     surface = numbers.stored_surface(engine, found, flat)
     setting = found.seen[0].setting

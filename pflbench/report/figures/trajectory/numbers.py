@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,17 +65,9 @@ class Plane:
         return made
 
 
-def paths(
-    engine: Engine,
-    *,
-    methods: Collection[str] = (),
-    datasets: Collection[str] = (),
-    partitions: Collection[str] = (),
-    status: Collection[str] = ("finished",),
-    client: int = CLIENT,
-) -> Paths:
+def paths(engine: Engine, filters: Filters = Filters(), *, client: int = CLIENT) -> Paths:
     """Of the setting and seed with the most such runs, those of each method, in the rounds that all of them kept."""
-    found = Filters(tuple(methods), tuple(datasets), tuple(partitions), status).select(engine)
+    found = filters.select(engine)
     return load(engine, max(together(engine, found, client), key=len), client)
 
 
