@@ -14,7 +14,6 @@ from pathlib import Path
 
 from pflbench.bench.ceilings import measure
 from pflbench.bench.floor import STEADY, floors, work
-from pflbench.bench.rounds import cut
 from pflbench.run.execution import find_device
 from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
@@ -34,7 +33,7 @@ def main() -> None:
     (spec,) = plan(
         Wish((options.method,), (options.dataset,), options.data_dir, options.model, tuple(options.set), rounds=options.round)
     )
-    setting = cut(load_setting(spec, options.data_dir), options.share, spec.train.batch_size)
+    setting = load_setting(spec, options.data_dir).cut(options.share, spec.train.batch_size)
     ceilings = measure(find_device(options.device))
     tf32 = f" ({ceilings.tf32 / 1e9:,.0f} with TF32)" if ceilings.tf32 else ""
     print(f"{spec.method.name}, {spec.data.label}, {spec.model}, {spec.partition.clients} clients, round {options.round}")

@@ -12,37 +12,40 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pflbench import methods
-from pflbench.bench.rounds import RECEPTION, UNTIMED, UPDATE, Course, cut
+from pflbench.bench.floor import UNTIMED
 from pflbench.report.paper import seconds_per_iteration
 from pflbench.run.execution import Execution, federation, find_device
 from pflbench.run.plan import Wish, plan
+from pflbench.run.round import RECEPTION, UPDATE, rounds
 from pflbench.run.setting import load_setting
 
 
 def ratios(name: str, options: argparse.Namespace, how: Execution) -> tuple[list[float], list[float]]:
     """Seconds of the timed rounds of `name`, and of the FedAvg rounds just before them."""
-    courses = []
+    feds, made = [], []
     for method in ("fedavg", name):
         request = Wish(
             (method,), (options.dataset,), options.data_dir, options.model, lr=options.lr, rounds=UNTIMED + options.rounds
         )
         (spec,) = plan(request)
-        setting = cut(load_setting(spec, options.data_dir), options.share, spec.train.batch_size)
-        fed = federation(spec, setting, find_device(options.device), how)
-        courses.append(Course(methods.make(spec.method), fed))
-    base, own = courses
+        setting = load_setting(spec, options.data_dir).cut(options.share, spec.train.batch_size)
+        feds.append(federation(spec, setting, find_device(options.device), how))
+        made.append(rounds(methods.make(spec.method), feds[-1]))
+    base, own = made
     seconds = [(seconds_of(base), seconds_of(own)) for _ in range(UNTIMED + options.rounds)][UNTIMED:]
-    for course in courses:
-        course.fed.executor.close()
+    for fed in feds:
+        fed.executor.close()
     return [pair[1] for pair in seconds], [pair[0] for pair in seconds]
 
 
-def seconds_of(course: Course) -> float:
+def seconds_of(made: Iterator[tuple[dict[str, float], Any]]) -> float:
     """Of the next round, without its evaluation."""
-    seconds = course.timed_round()
+    seconds, _ = next(made)
     return seconds[RECEPTION] + seconds[UPDATE]
 
 

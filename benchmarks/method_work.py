@@ -26,9 +26,10 @@ from pflbench import methods
 from pflbench.bench import ceilings, floor
 from pflbench.bench.ceilings import Ceilings
 from pflbench.bench.counting import Work
-from pflbench.bench.rounds import UNTIMED, Course, cut
+from pflbench.bench.floor import UNTIMED
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
 from pflbench.run.plan import Wish, plan
+from pflbench.run.round import rounds
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 
@@ -60,17 +61,16 @@ def seconds(name: str, options: argparse.Namespace, setting: Setting) -> list[tu
     """Of the timed rounds: FedAvg's and, just after it, that of `name`."""
     how = Execution(engine=options.engine)
     device = find_device(options.device)
-    courses = []
-    for method in (BASE, name):
-        spec = specification(method, options)
-        courses.append(Course(methods.make(spec.method), federation(spec, setting, device, how)))
+    specs = [specification(method, options) for method in (BASE, name)]
+    feds = [federation(spec, setting, device, how) for spec in specs]
+    made = [rounds(methods.make(spec.method), fed) for spec, fed in zip(specs, feds, strict=True)]
     try:
         with exact_arithmetic(device):
-            rounds = [tuple(sum(course.timed_round().values()) for course in courses) for _ in range(UNTIMED + options.rounds)]
+            found = [tuple(sum(next(one)[0].values()) for one in made) for _ in range(UNTIMED + options.rounds)]
     finally:
-        for course in courses:
-            course.fed.executor.close()
-    return [(base, own) for base, own in rounds[UNTIMED:]]
+        for fed in feds:
+            fed.executor.close()
+    return [(base, own) for base, own in found[UNTIMED:]]
 
 
 def specification(name: str, options: argparse.Namespace) -> RunSpec:
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     base = specification(BASE, options)
-    setting = cut(load_setting(base, options.data_dir), options.share, base.train.batch_size)
+    setting = load_setting(base, options.data_dir).cut(options.share, base.train.batch_size)
     limits, base_work = ceilings.measure(find_device(options.device)), floor.work(base, setting)
     print(f"{'method':16} {'s/round':>8} {'FedAvg':>8} {'measured':>9} {'passes':>7} {'steps':>7} {'quotient':>9}")
     for name in options.method or methods.names(with_ala=options.ala):

@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from pflbench import methods
-from pflbench.bench.rounds import cut
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched.capture import Call
 from pflbench.engine.batched.executor import BatchedExecutor
@@ -99,7 +98,7 @@ def steps(method: str, options: argparse.Namespace) -> list[list[Operation]]:
     """Of each kind of step that two rounds capture."""
     request = Wish((method,), (options.dataset,), options.data_dir, model=options.model, partition="iid")
     (spec,) = plan(request)
-    setting = cut(load_setting(spec, options.data_dir), options.share, least=spec.train.batch_size)
+    setting = load_setting(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
     fed, noted = federation(spec, setting, find_device("cpu"), Execution(engine="batched")), Noted()
     fed.executor.close()
     fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, capture=noted)  # type: ignore[attr-defined]

@@ -36,11 +36,12 @@ from plain_rounds import METHODS, cnn
 from torch.utils.data import TensorDataset
 
 from pflbench import methods
-from pflbench.bench.rounds import cut
 from pflbench.errors import UserError
 from pflbench.partition import Partition
+from pflbench.run.evaluation import HEADLINE
 from pflbench.run.execution import Execution, federation, find_device
 from pflbench.run.plan import Wish, plan
+from pflbench.run.round import CommunicationRound
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 
@@ -108,17 +109,16 @@ class Ours:
 
     def __init__(self, spec: RunSpec, setting: Setting, engine: str, device: str) -> None:
         self.fed = federation(spec, setting, find_device(device), Execution(engine=engine))
-        self.method, self.t = methods.make(spec.method), 1
-        self.state = self.method.init(self.fed)
-        self.state = self.method.receive(self.fed.at(1), self.state, self.fed.cohort(1))
+        self.method = methods.make(spec.method)
+        self.now = CommunicationRound(self.method, self.fed, 1)
+        self.state = self.now.receive(self.method.init(self.fed))
 
     def round(self) -> float:
-        now, following = self.fed.at(self.t), self.fed.at(self.t + 1)
-        self.state = self.method.update(now, self.state, now.cohort(self.t))
-        self.t += 1
-        S = following.cohort(self.t)
-        self.state = self.method.receive(following, self.state, S)
-        return following.evaluate(self.method.deployed(self.state), S, self.method.slot).accuracy
+        before = self.now.update(self.state)
+        self.now = CommunicationRound(self.method, self.fed, self.now.t + 1)
+        self.state = self.now.receive(before)
+        scores, _ = self.now.evaluate(before, self.state)
+        return scores[HEADLINE].accuracy
 
 
 def part(setting: Setting, which: int, of: int) -> Setting:
@@ -134,7 +134,7 @@ def serve(options: argparse.Namespace) -> None:
     """A round for every line of stdin; its accuracy on stdout."""
     (dataset,), (method,) = options.dataset, options.method
     spec = specification(dataset, method, options.data_dir)
-    setting = cut(load_setting(spec, options.data_dir), options.share, least=spec.train.batch_size)
+    setting = load_setting(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
     setting = part(setting, *options.part)
     played = plain(spec, setting) if options.runs == "plain" else Ours(spec, setting, options.runs, options.device).round
     for _ in sys.stdin:

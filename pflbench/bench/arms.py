@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 import torch
 
 from pflbench import methods
-from pflbench.bench.rounds import PHASES, Course
 from pflbench.engine.packed.executor import Pack
 from pflbench.errors import unknown
 from pflbench.run.execution import Execution, checked, clients, executor, federation, initial_model
+from pflbench.run.round import PHASES, rounds
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 
@@ -61,18 +60,20 @@ class Alone:
     """One run."""
 
     def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> None:
-        self.course = Course(methods.make(spec.method), federation(spec, setting, device, how))
+        self.fed = federation(spec, setting, device, how)
+        self._rounds = rounds(methods.make(spec.method), self.fed)
 
     def round(self) -> dict[str, float]:
         """Seconds of each phase of the next round."""
-        return self.course.timed_round()
+        seconds, _ = next(self._rounds)
+        return seconds
 
     def steps(self) -> dict[str, Any] | None:
         """How its steps were made; None where there is nothing to tell."""
-        return self.course.fed.executor.record().get("steps")
+        return self.fed.executor.record().get("steps")
 
     def close(self) -> None:
-        self.course.fed.executor.close()
+        self.fed.executor.close()
 
 
 class Packed:
@@ -83,17 +84,10 @@ class Packed:
         made = executor(spec, setting, flat, device, how)
         self.inner, self.pack = made, Pack(made, SEEDS)
         specs = [spec.model_copy(update={"seed": seed}) for seed in range(SEEDS)]
-        courses = [
-            Course(methods.make(one.method), clients(one, setting, initial_model(one, setting), own))
-            for one, own in zip(specs, self.pack.executors, strict=True)
+        feds = [
+            clients(one, setting, initial_model(one, setting), own) for one, own in zip(specs, self.pack.executors, strict=True)
         ]
-        self._rounds = self.pack.together([self._work(course) for course in courses])
-
-    @staticmethod
-    def _work(course: Course) -> Generator[dict[str, float], None, None]:
-        while True:
-            course.fed.executor.begin_round(course.t + 1)
-            yield course.timed_round(course.fed.executor.clock)
+        self._rounds = self.pack.together([(seconds for seconds, _ in rounds(methods.make(spec.method), fed)) for fed in feds])
 
     def round(self) -> dict[str, float]:
         """Seconds of each phase, of the next round of every run."""

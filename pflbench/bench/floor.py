@@ -17,15 +17,16 @@ import torch
 from pflbench import methods
 from pflbench.bench.ceilings import Ceilings
 from pflbench.bench.counting import Counter, Work
-from pflbench.bench.rounds import UNTIMED, Course
 from pflbench.engine.federation import Federation
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
 from pflbench.run.execution import Execution, federation
+from pflbench.run.round import rounds
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 
-STEADY = UNTIMED + 1  # the first round without ALA's initial stage
+UNTIMED = 2  # rounds before those that are measured: in the second, ALA has its initial stage
+STEADY = UNTIMED + 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) ->
     counter = Counter(fed.flat, samples)
     counted = copy.copy(fed)
     counted.executor = counter
-    course = Course(method, counted)
     found: dict[str, Work] = {}
 
     @contextmanager
@@ -62,8 +62,9 @@ def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) ->
         found[phase] = counter.begin()
         yield
 
+    made = rounds(method, counted, counting)
     for _ in range(t):
-        course.round(counting)
+        next(made)
     return found
 
 

@@ -12,7 +12,6 @@ import torch
 from pflbench import environment
 from pflbench.bench import ceilings, floor
 from pflbench.bench.arms import Way, arm
-from pflbench.bench.rounds import UNTIMED
 from pflbench.engine import devices
 from pflbench.errors import UserError
 from pflbench.run.execution import exact_arithmetic
@@ -44,9 +43,9 @@ def measure(
         running = [_Running(spec, setting, device, way) for spec in specs for way in ways]
         for one in running:
             held.callback(one.close)
-        turns = [(t, one) for t in range(UNTIMED + rounds) for one in running]
+        turns = [(t, one) for t in range(floor.UNTIMED + rounds) for one in running]
         for done, (t, one) in enumerate(turns):
-            one.round(timed=t >= UNTIMED)
+            one.round(timed=t >= floor.UNTIMED)
             if progress is not None:
                 progress("rounds", done + 1, len(turns))
         steps = {f"{one.method} {one.way.name}": told for one in running if (told := one.arm.steps())}

@@ -68,8 +68,8 @@ def bench(
         raise UserError("--share 0 leaves nothing to measure.", "Give a share above 0, up to 1.")
 
     from pflbench.bench.arms import way
+    from pflbench.bench.floor import UNTIMED
     from pflbench.bench.measure import measure
-    from pflbench.bench.rounds import UNTIMED, cut
     from pflbench.run.execution import find_device, require_arithmetic
     from pflbench.run.plan import plan
     from pflbench.run.setting import load_setting
@@ -86,7 +86,7 @@ def bench(
     for one in ways:
         one.execution(where)
     with data_view() as progress:
-        held = cut(load_setting(specs[0], data_dir, progress), share, specs[0].train.batch_size)
+        held = load_setting(specs[0], data_dir, progress).cut(share, specs[0].train.batch_size)
     with opened(db, create=True) as results:
         with data_view() as progress:
             found = measure(specs, held, ways, where, rounds, name, share, command_line(), progress)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -119,7 +119,7 @@ def reproduce(
         _overview(scale, db, data_dir, as_json)
         return
     asked = goals(name, scale, methods=methods, datasets=datasets, partitions=partitions)
-    how = execution(executed)
+    how = replace(execution(executed), command=command_line())
     form = "json" if as_json and not dry_run else format
     if len(asked) > 1:
         one_at_a_time(name, papermap.resolve(name), form, output)
@@ -143,7 +143,7 @@ def reproduce(
             if not quiet:
                 _tell(outlook, message, err=True)
             if results is not None and runs:
-                _make(outlook, results, data_dir, how, executed["checkpoint_every"], quiet)
+                _make(outlook, results, data_dir, how, quiet)
             after = _look(one, runs, results, data_dir, quiet)
             whole &= _show(after, results, data_dir, how.device, target, quiet)
             whole &= not any(standing.state == "diverged" for standing in after.standings)
@@ -266,9 +266,7 @@ def _ahead(outlook: Outlook) -> str:
     return f"To run: {runs}. Time:{','.join(parts)}."
 
 
-def _make(
-    outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, how: Execution, checkpoint_every: float, quiet: bool
-) -> None:
+def _make(outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, how: Execution, quiet: bool) -> None:
     """The missing runs, one after another or packed. One that diverges is reported, and the others go on."""
     from pflbench.run.pack import execute_pack, packs
 
@@ -287,9 +285,8 @@ def _make(
     for together in packs(ahead, results, data_dir, how, force=True, also_alike=made):
         (keeps, anew), names = made(together[0]), [standing(spec).wanted.name for spec in together]
         keeping = replace(how, observe_every=keeps.observe_every, follow=keeps.follow, scale=outlook.goal.scale.name)
-        options: dict[str, Any] = {"force": anew, "checkpoint_every": checkpoint_every, "command": command_line()}
         series.begin(*(places[spec.key] for spec in together))
-        follow(names, execute_pack(together, results, data_dir, keeping, **options), series_view(names, quiet, series))
+        follow(names, execute_pack(together, results, data_dir, keeping, force=anew), series_view(names, quiet, series))
 
 
 def _show(

@@ -60,8 +60,8 @@ def run(
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
     _prepare(specs, data_dir, quiet)
     trajectory, force = executed["trajectory"], executed["force"]
-    how = replace(how, follow=None if trajectory is None else follow_client(trajectory, specs, data_dir))
-    options: dict[str, Any] = {"force": force, "checkpoint_every": executed["checkpoint_every"], "command": command_line()}
+    client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
+    how = replace(how, follow=client, command=command_line())
     done: list[dict[str, Any]] = []
     failed = False
     try:
@@ -70,7 +70,7 @@ def run(
                 _tell_ahead(specs, results, data_dir, how, force)
             for together in packs(specs, results, data_dir, how, force=force):
                 names = [f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}" for spec in together]
-                failed |= not follow(names, execute_pack(together, results, data_dir, how, **options), run_view(names, quiet))
+                failed |= not follow(names, execute_pack(together, results, data_dir, how, force=force), run_view(names, quiet))
                 for spec in together:
                     done.append(_result(results, spec.key))
                     if not as_json:
@@ -181,11 +181,11 @@ def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow
 
 def _require_global_model(spec: RunSpec, setting: Setting) -> None:
     from pflbench import methods
-    from pflbench.run import central
+    from pflbench.run.evaluation import require_global_model
     from pflbench.run.execution import Execution, federation, find_device
 
     fed = federation(spec, setting, find_device("cpu"), Execution(engine="batched"))
-    central.require_global_model(spec.method.name, methods.make(spec.method), fed)
+    require_global_model(spec.method.name, methods.make(spec.method), fed)
     fed.executor.close()
 
 

@@ -21,6 +21,7 @@ from pflbench.engine.requests import Executor
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import tensors
+from pflbench.run.round import CommunicationRound
 from pflbench.spec import TrainSpec
 
 __all__ = ["CLASSES", "EXECUTORS", "federation", "tensors", "train"]
@@ -106,12 +107,10 @@ def executor(engine: str, flat: Flat, samples: Samples) -> Executor:
 
 def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1) -> Any:
     """The state after `count` rounds and one more reception, as E1 of the round after sees it."""
-    state = state if state is not None else method.receive(fed.at(start), method.init(fed), fed.cohort(start))
+    now = CommunicationRound(method, fed, start)
+    state = state if state is not None else now.receive(method.init(fed))
     for t in range(start, start + count):
-        now = fed.at(t)
-        now.reset_buffers(now.cohort(t), method.shared_slots)
-        state = method.update(now, state, now.cohort(t))
-        now.average_buffers(now.cohort(t), method.shared_slots)
-        following = fed.at(t + 1)
-        state = method.receive(following, state, following.cohort(t + 1))
+        state = now.update(state)
+        now = CommunicationRound(method, fed, t + 1)
+        state = now.receive(state)
     return state

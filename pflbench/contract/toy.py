@@ -15,6 +15,7 @@ from pflbench.engine.loop import LoopExecutor
 from pflbench.engine.requests import Executor, Loss
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
+from pflbench.run.round import CommunicationRound
 from pflbench.spec import TrainSpec
 
 EXECUTORS = ("loop", "batched")
@@ -71,9 +72,8 @@ def rounds(method: Method, fed: Federation, count: int) -> list[tuple[Any, Any]]
     """States after receive and after update of each round: [(received, updated), ...]."""
     state, seen = method.init(fed), []
     for t in range(1, count + 1):
-        now = fed.at(t)
-        S = now.cohort(t)
-        received = method.receive(now, state, S)
-        state = method.update(now, received, S)
+        now = CommunicationRound(method, fed, t)
+        received = now.receive(state)
+        state = now.update(received)
         seen.append((received, state))
     return seen

@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
 from sqlalchemy import Engine
 
 from pflbench import methods
-from pflbench.bench.rounds import Course
 from pflbench.models import build
 from pflbench.partition import Partition
 from pflbench.reproduce.estimate import Clock
@@ -22,6 +22,7 @@ from pflbench.reproduce.goal import Keeps, Wanted
 from pflbench.reproduce.standing import standings
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
 from pflbench.run.footprint import footprint
+from pflbench.run.round import rounds
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 from pflbench.store.rounds import Speed, speeds
@@ -110,9 +111,8 @@ def _timed(spec: RunSpec, setting: Setting, how: Execution, batches: int) -> tup
     with exact_arithmetic(device, spec.train.dtype):
         fed = federation(spec, replace(setting, partition=cut), device, replace(how, observe_every=0, follow=None))
         try:
-            course = Course(methods.make(spec.method), fed)
-            for _ in range(ROUNDS):
-                seconds = sum(course.timed_round().values())
+            for of_phases, _ in islice(rounds(methods.make(spec.method), fed), ROUNDS):
+                seconds = sum(of_phases.values())
                 if time.monotonic() - begun > PATIENCE:
                     break
         finally:

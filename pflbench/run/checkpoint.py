@@ -55,12 +55,31 @@ def _filled(like: Any, values: Mapping[str, Tensor], prefix: str = "") -> Any:
 
 
 class Checkpoints:
-    """The checkpoint of one run. `owner` tells it from that of another run which had the same number before it was removed."""
+    """The checkpoint of one run. `owner` tells it from that of another run which had the same number before it was removed.
 
-    def __init__(self, where: Path, run_id: int, owner: str) -> None:
+    every: seconds between two. last: the last whole round, which `keep` saves.
+    """
+
+    def __init__(self, where: Path, run_id: int, owner: str, every: float = 30.0) -> None:
         self.file = where / f"{run_id}.pt"
-        self.owner = owner
+        self.owner, self.every = owner, every
+        self.last: Snapshot | None = None
         self.seconds = 0.0  # that the last one took
+        self._saved_at = time.monotonic()
+
+    def reach(self, snapshot: Snapshot, over: bool) -> None:
+        """Takes in the last whole round, and saves it if it is time to and the run is not over."""
+        self.last = snapshot
+        # Where a checkpoint is large, less often: it should cost no more than a fiftieth of the time.
+        interval = max(self.every, 50 * self.seconds) if self.every else 0.0
+        if not over and time.monotonic() - self._saved_at >= interval:
+            self.keep()
+
+    def keep(self) -> None:
+        """Saves the last whole round, if there is one."""
+        if self.last is not None:
+            self.save(self.last)
+            self._saved_at = time.monotonic()
 
     def save(self, snapshot: Snapshot) -> None:
         """Writes the checkpoint whole or not at all. A full disk is a UserError."""

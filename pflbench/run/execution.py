@@ -46,6 +46,8 @@ class Execution:
     )
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
+    checkpoint_every: float = 30.0  # seconds between checkpoints
+    command: str = ""  # as the user gave it
     scale: str | None = None  # of the reproduction that a run is made for, if it is
 
     def engine_on(self, device: str) -> Literal["loop", "batched"]:

@@ -8,26 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import sqlalchemy
 import torch
 
 from pflbench.engine.batched.chunks import SHARE
-from pflbench.engine.federation import Federation
 from pflbench.engine.packed.executor import Pack
 from pflbench.engine.requests import Executor
 from pflbench.errors import Diverged, UserError
-from pflbench.run.execution import Execution, clients, exact_arithmetic, executor, find_device, initial_model, memory_errors
+from pflbench.run.execution import Execution, exact_arithmetic, executor, find_device, initial_model, memory_errors
 from pflbench.run.footprint import Footprint, footprint
-from pflbench.run.loop import Progress, execute, rounds
-from pflbench.run.setting import Setting, load_setting
+from pflbench.run.loop import Progress, execute, execute_on
+from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import runs
 from pflbench.store.failures import sqlite_path
 
-Step = Progress | Diverged
+Told = Progress | Diverged
 """What a run of a pack reports. One that diverges says so and is over; the others go on."""
 
 
@@ -84,17 +82,14 @@ def execute_pack(
     how: Execution = Execution(),
     *,
     force: bool = False,
-    checkpoint_every: float = 30.0,
-    command: str = "",
-) -> Generator[tuple[int, Step], None, None]:
+) -> Generator[tuple[int, Told], None, None]:
     """As `execute`, of several runs that differ in the seed alone: what each reports, with its number among them.
 
     An error other than divergence ends all. The others are then `interrupted`, as all are after KeyboardInterrupt.
     """
     if len(specs) == 1:
-        alone = execute(specs[0], store, data_root, how, force=force, checkpoint_every=checkpoint_every, command=command)
-        for step in _to_the_end(alone):
-            yield 0, step
+        for told in _to_the_end(execute(specs[0], store, data_root, how, force=force)):
+            yield 0, told
         return
     device = find_device(how.device)
     with (
@@ -104,17 +99,17 @@ def execute_pack(
     ):
         pack = Pack(inner, len(specs))
         works = [
-            _to_the_end(rounds(spec, store, data_root, how, partial(_federation, spec, own), force, checkpoint_every, command))
+            _to_the_end(execute_on(own, spec, store, data_root, how, force=force))
             for spec, own in zip(specs, pack.executors, strict=True)
         ]
-        with closing(pack.together(works)) as steps:
-            yield from steps
+        with closing(pack.together(works)) as all_told:
+            yield from all_told
 
 
-def _to_the_end(steps: Generator[Progress, None, None]) -> Generator[Step, None, None]:
+def _to_the_end(run: Generator[Progress, None, None]) -> Generator[Told, None, None]:
     try:
-        with closing(steps):
-            yield from steps
+        with closing(run):
+            yield from run
     except Diverged as diverged:
         yield Diverged(diverged.message, diverged.hint)  # without the traceback, which keeps the run's tensors
 
@@ -122,10 +117,6 @@ def _to_the_end(steps: Generator[Progress, None, None]) -> Generator[Step, None,
 def _inner(spec: RunSpec, data_root: Path, device: torch.device, how: Execution) -> Executor:
     setting = load_setting(spec, data_root)
     return executor(spec, setting, initial_model(spec, setting), device, how)
-
-
-def _federation(spec: RunSpec, own: Executor, setting: Setting) -> Federation:
-    return clients(spec, setting, initial_model(spec, setting), own)
 
 
 def _single(store: sqlalchemy.Engine, how: Execution) -> bool:

@@ -1,26 +1,72 @@
-"""An account of how a run was executed, kept with it: what is found out only while it goes on."""
+"""What is written down of a run: how it stands, how it is executed, and its rounds, as the columns of the database."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import sqlalchemy
+import torch
 
+from pflbench import environment, methods
+from pflbench.engine import devices
+from pflbench.engine.evaluation import Scores
+from pflbench.engine.federation import COUNTERS, Federation
 from pflbench.engine.memory import in_words
-from pflbench.engine.requests import Executor
-from pflbench.store import write
+from pflbench.errors import Diverged
+from pflbench.run.evaluation import HEADLINE
+from pflbench.run.execution import Execution
+from pflbench.run.round import EVALUATION, RECEPTION, UPDATE, CommunicationRound
+from pflbench.run.setting import Setting
+from pflbench.store import partitions, write
+from pflbench.store.runs import Run
+from pflbench.store.schema import now
+from pflbench.store.write import RoundRecord
+
+TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and received, in the order of COUNTERS
 
 
 class Account:
-    """Of one run. `environment` is what was written down when it began."""
+    """Of one run, from its beginning to its end. Part of it is found out only while the run goes on."""
 
-    def __init__(self, store: sqlalchemy.Engine, run_id: int, environment: dict[str, Any], executor: Executor) -> None:
-        self._store, self._run_id, self._environment = store, run_id, environment
-        self._executor = executor
-        self._shortages_told = 0
-        self._notes: dict[str, str] = dict(environment.get("notes", {}))
+    def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation) -> None:
+        self.run_id = row.id
+        self.rounds_stored = 0 if row.last_round is None else row.last_round + 1
+        self._store, self._fed = store, fed
+        self._environment: dict[str, Any] = {}
+        self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
         self._untold: list[str] = []
+        self._shortages_told = 0
+
+    def begin(self, method: str, setting: Setting, how: Execution) -> None:
+        """Marks the run as running, and says where and how it is made. Notes of earlier rounds stay."""
+        fed = self._fed
+        described = {
+            **environment.describe(),
+            "command": how.command,
+            "torch_threads": torch.get_num_threads(),
+            "data": setting.content,
+        }
+        known = {"scale": how.scale, "plugin": methods.record(method), "notes": dict(self._notes)}
+        self._environment = described | {name: value for name, value in known.items() if value} | devices.software(fed.device)
+        write.update_run(
+            self._store,
+            self.run_id,
+            status="running",
+            message=None,
+            started_at=now(),
+            finished_at=None,
+            partition_id=partitions.save(self._store, setting.record),
+            parameters=fed.flat.size,
+            engine=fed.executor.name,
+            device=devices.name(fed.device),
+            environment=self._environment,
+        )
+
+    def rewind(self, last_round: int) -> None:
+        """Removes the rounds after that one."""
+        write.rewind(self._store, self.run_id, last_round)
 
     def note(self, notes: Mapping[str, str]) -> None:
         """Takes in what a round noted, by name; what is known of that name already stays."""
@@ -28,20 +74,78 @@ class Account:
         self._notes |= new
         self._untold += new.values()
 
-    def keep(self, last: bool = False) -> None:
-        """Writes notes and what the executor tells, when that has changed. last: and how the run was packed."""
-        known = {**self._environment}
-        if self._notes:
-            known["notes"] = dict(self._notes)
-        known |= {name: told for name, told in self._executor.record().items() if last or name != "pack"}
-        if known != self._environment:
-            self._environment = known
-            write.update_run(self._store, self._run_id, environment=known)
+    def keep(self, record: RoundRecord) -> None:
+        """Writes a round, then notes and what the executor tells, when that has changed."""
+        write.write_round(self._store, self.run_id, record)
+        self._keep_environment()
+
+    def end(self, status: str, message: str | None = None) -> None:
+        """Writes how the run ended, and how it was packed."""
+        self._keep_environment(last=True)
+        write.update_run(self._store, self.run_id, status=status, message=message, finished_at=now())
 
     def news(self) -> tuple[str, ...]:
         """What the user should know: shortages of memory and notes, each once."""
         told, self._untold = self._untold, []
-        new = self._executor.shortages()[self._shortages_told :]
+        new = self._fed.executor.shortages()[self._shortages_told :]
         self._shortages_told += len(new)
         told += [in_words(new)] if new else []
         return tuple(told)
+
+    def _keep_environment(self, last: bool = False) -> None:
+        known = {**self._environment}
+        if self._notes:
+            known["notes"] = dict(self._notes)
+        known |= {name: told for name, told in self._fed.executor.record().items() if last or name != "pack"}
+        if known != self._environment:
+            self._environment = known
+            write.update_run(self._store, self.run_id, environment=known)
+
+
+def cost(this: CommunicationRound) -> dict[str, Any]:
+    """A round's columns: its reception and its update together. The traffic of each client goes to its artifacts."""
+    ledger, word = this.training.ledger, this.training.dtype.itemsize
+    ledger.observe(TRAFFIC, this.traffic)
+    sent = dict(zip(COUNTERS, this.traffic.sum(axis=0).tolist(), strict=True))
+    return {
+        **sent,
+        "bytes_up": word * (sent["params_up"] + sent["scalars_up"]),
+        "bytes_down": word * (sent["params_down"] + sent["scalars_down"]),
+        "seconds_receive": this.seconds[RECEPTION],
+        "seconds_update": this.seconds[UPDATE],
+        # What is tested may be a copy that is not trained in a round's update, only made from what is.
+        "train_loss": ledger.train_loss.get(this.method.slot, ledger.train_loss.get("model")),
+        "participants": len(this.S),
+        "peak_memory": devices.peak(this.training.device),
+    }
+
+
+def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """The columns of a round's E1, from what it gave. Raises Diverged for a loss that is not finite."""
+    scores, seconds = series[HEADLINE], this.seconds[EVALUATION]
+    if not scores:
+        return {"seconds_evaluate": seconds, "series": central}
+    for one in series.values():
+        _refuse_non_finite(one, this.t)
+    each = scores.correct / scores.total
+    return {
+        "accuracy": scores.accuracy,
+        "accuracy_mean": float(each.mean()),
+        "accuracy_std": float(each.std()),
+        "test_loss": scores.mean_loss,
+        "seconds_evaluate": seconds,
+        "clients": scores.clients,
+        "correct": scores.correct,
+        "total": scores.total,
+        "loss": scores.loss,
+        "series": {**{name: (s.accuracy, s.mean_loss) for name, s in series.items() if name != HEADLINE}, **central},
+    }
+
+
+def _refuse_non_finite(scores: Scores, t: int) -> None:
+    bad = ~np.isfinite(scores.loss)
+    if bad.any():
+        raise Diverged(
+            f"client {int(scores.clients[bad][0])} has a non-finite test loss before training in round {t}",
+            "A smaller --lr usually helps.",
+        )

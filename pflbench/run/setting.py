@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,12 @@ class Setting:
     record: PartitionRecord
     content: dict[str, str]
     central: Indices | None = None
+
+    def cut(self, share: float, least: int) -> Setting:
+        """With that share of every client's samples, at least `least` of each side where it has so many: to measure rounds on."""
+        whole = self.partition
+        sides = ([part[: max(least, int(share * len(part)))] for part in side] for side in (whole.train, whole.test))
+        return replace(self, partition=Partition(*map(tuple, sides)))
 
 
 def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> Setting:

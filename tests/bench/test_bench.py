@@ -17,14 +17,15 @@ from pflbench.bench import floor
 from pflbench.bench.ceilings import Ceilings
 from pflbench.bench.compare import compare, interval, warnings
 from pflbench.bench.counting import Work
-from pflbench.bench.rounds import PHASES, Course, cut
 from pflbench.bench.summary import summaries
 from pflbench.contract.small import federation
 from pflbench.data import Arrays
 from pflbench.engine.federation import Federation
 from pflbench.engine.loop import LoopExecutor
 from pflbench.errors import UserError
+from pflbench.methods.base import Method
 from pflbench.partition import Partition
+from pflbench.run.round import PHASES, rounds
 from pflbench.run.setting import Setting
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 from pflbench.store import database as db
@@ -158,7 +159,7 @@ def test_counted_is_what_a_real_round_takes(name: str, monkeypatch: pytest.Monke
     chosen = methods.make(methods.spec(name, {}, None))
     counted = floor.count(chosen, fed, samples)
     fed.executor = LoopExecutor(fed.flat, samples, workers=1)  # one thread: the count sees no other
-    real = measured_flops(Course(chosen, fed), rounds=floor.STEADY)
+    real = measured_flops(chosen, fed)
     assert set(counted) == set(real)
     more = {phase: real[phase] - work.flops for phase, work in counted.items()}
     if name in MIXING:
@@ -170,8 +171,8 @@ def test_counted_is_what_a_real_round_takes(name: str, monkeypatch: pytest.Monke
     assert counted["update"].bytes > 0
 
 
-def measured_flops(course: Course, rounds: int) -> dict[str, float]:
-    """By phase, of the last round."""
+def measured_flops(method: Method, fed: Federation) -> dict[str, float]:
+    """By phase, of the first steady round."""
     found: dict[str, float] = {}
 
     class Phase:
@@ -185,8 +186,9 @@ def measured_flops(course: Course, rounds: int) -> dict[str, float]:
             self.counter.__exit__(None, None, None)
             found[self.name] = self.counter.get_total_flops()
 
-    for _ in range(rounds):
-        course.round(Phase)  # type: ignore[arg-type]
+    made = rounds(method, fed, Phase)  # type: ignore[arg-type]
+    for _ in range(floor.STEADY):
+        next(made)
     return found
 
 
@@ -196,9 +198,9 @@ def test_floor_is_the_longer_of_arithmetic_and_memory() -> None:
 
 
 def test_cut_takes_a_share_of_every_client() -> None:
-    found = cut(setting((20, 35), (7, 5)), 0.5, least=4).partition
+    found = setting((20, 35), (7, 5)).cut(0.5, least=4).partition
     assert [[len(part) for part in side] for side in (found.train, found.test)] == [[10, 17], [4, 4]]
-    assert [len(part) for part in cut(setting((20, 3), (7, 5)), 0.1, least=10).partition.train] == [10, 3]
+    assert [len(part) for part in setting((20, 3), (7, 5)).cut(0.1, least=10).partition.train] == [10, 3]
 
 
 # -- measurements and their comparison ------------------------------------------------------------------------------------

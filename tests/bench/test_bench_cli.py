@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from support.command import Shell
 
 from pflbench import methods
 from pflbench.bench import ceilings
-from pflbench.bench.rounds import PHASES, Course
 from pflbench.run.execution import Execution
 from pflbench.run.execution import federation as made
+from pflbench.run.round import PHASES, rounds
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import database as db
@@ -70,9 +71,8 @@ def test_measured_rounds_are_those_of_a_run(shell: Shell, tmp_path: Path) -> Non
     ((stored, accuracy),) = rows(tmp_path, "SELECT spec, accuracy FROM run JOIN round ON run.id = run_id WHERE round = 2")
     one = RunSpec.model_validate_json(str(stored))
     fed = made(one, load_setting(one, Path("data")), torch.device("cpu"), Execution(engine="batched"))
-    course = Course(methods.make(one.method), fed)
-    seconds = [course.timed_round() for _ in range(2)]
-    assert fed.evaluate(course.state.w, fed.cohort(3)).accuracy == accuracy
+    seconds, states = zip(*islice(rounds(methods.make(one.method), fed), 2), strict=True)
+    assert fed.evaluate(states[-1].w, fed.cohort(3)).accuracy == accuracy
     assert all(list(found) == list(PHASES) and min(found.values()) > 0 for found in seconds)
 
 

@@ -19,7 +19,7 @@ from pflbench import data, methods, partition
 from pflbench.contract.small import EXECUTORS, federation
 from pflbench.errors import Diverged, UserError
 from pflbench.report import paper
-from pflbench.run import central
+from pflbench.run.evaluation import evaluate_central, global_model
 from pflbench.run.loop import execute
 from pflbench.run.setting import load_setting
 from pflbench.spec import (
@@ -173,7 +173,7 @@ def test_the_global_model_is_what_all_use_or_the_series_of_that_name() -> None:
     found = {}
     for name in ("fedavg", "ditto", "local", "fedala"):
         method = methods.make(MethodSpec(name=name))
-        found[name] = central.global_model(method, method.init(fed))
+        found[name] = global_model(method, method.init(fed))
     for name, model in found.items():
         assert (model is None) == (name in ("local", "fedala"))
         if model is not None:
@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
     fed, method = federation().at(4), methods.make(MethodSpec(name="fedavg"))
     state = method.init(fed)
     with pytest.raises(Diverged, match="global model has a non-finite loss on the central test set before training in round 4"):
-        central.evaluate(method, fed, replace(state, start=state.start * float("nan")), np.arange(3))
+        evaluate_central(method, fed, replace(state, start=state.start * float("nan")), np.arange(3))
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------

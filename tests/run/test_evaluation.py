@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 from support.runs import rows, run, spec
 from torch import Tensor
 
-from pflbench.bench.rounds import Course
 from pflbench.contract.small import federation, train
 from pflbench.engine.federation import Federation
 from pflbench.methods.ala import ALA
@@ -19,6 +18,7 @@ from pflbench.methods.base import Method
 from pflbench.methods.fedfomo import FedFomo
 from pflbench.methods.fedphp import FedPHP
 from pflbench.run.evaluation import HEADLINE, evaluate
+from pflbench.run.round import rounds
 from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
 
 SMALL: dict[str, Any] = {"join_ratio": 0.5, "evaluate": "all", "n": (12, 5, 9, 7)}
@@ -104,7 +104,7 @@ def test_bench_tests_whom_a_run_tests(evaluated: str, monkeypatch: pytest.Monkey
 
     original = Federation.evaluate
     monkeypatch.setattr(Federation, "evaluate", noting)
-    Course(FedPHP(), fed).timed_round()
+    next(rounds(FedPHP(), fed))
     expected = fed.cohort(1).tolist() if evaluated == "participants" else list(range(fed.size))
     assert sorted(c for group in tested for c in group) == expected
 

@@ -43,7 +43,7 @@ def test_what_reception_notes_is_kept_with_the_row_it_is_seen_in(store):
 
 def test_a_resumed_run_does_not_say_it_again(store):
     this = spec("feddeper", set=UPHILL)
-    steps = execute(this, store, Path("data"), Execution(workers=1), checkpoint_every=0.0)
+    steps = execute(this, store, Path("data"), Execution(workers=1, checkpoint_every=0.0))
     before = []
     for step in steps:
         before += step.news

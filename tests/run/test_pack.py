@@ -19,12 +19,12 @@ from pflbench import methods
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.requests import Evaluate, Request, Sgd
 from pflbench.errors import UserError
-from pflbench.run import execution
+from pflbench.run import execution, loop
 from pflbench.run import pack as packing
 from pflbench.run.execution import Execution
 from pflbench.run.footprint import Footprint
 from pflbench.run.loop import execute
-from pflbench.run.pack import Step, execute_pack, packs
+from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 from pflbench.store import database as db
 
@@ -62,7 +62,7 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def packed(specs: list[RunSpec], store: Engine, **options: Any) -> list[tuple[int, Step]]:
+def packed(specs: list[RunSpec], store: Engine, **options: Any) -> list[tuple[int, Told]]:
     return list(execute_pack(specs, store, Path("data"), BATCHED, **options))
 
 
@@ -179,7 +179,7 @@ def test_one_diverges_and_the_others_go_on(store: Engine, monkeypatch: pytest.Mo
                 parameter.data *= 1e150
         return made
 
-    monkeypatch.setattr(packing, "initial_model", huge)
+    monkeypatch.setattr(loop, "initial_model", huge)
     steps = packed(seeds(), store)
     assert statuses(store) == ["finished", "diverged", "finished"]
     assert [number for number, step in steps if isinstance(step, packing.Diverged)] == [1]

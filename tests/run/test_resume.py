@@ -25,7 +25,7 @@ from pflbench.store import runs, write
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, checkpoint_every, tmp_path):
     wished = spec(name, rounds=4, batch_size=100)
     whole = run(wished, store)[-1].run_id
-    steps = execute(wished, store, Path("data"), Execution(workers=1), force=True, checkpoint_every=checkpoint_every)
+    steps = execute(wished, store, Path("data"), Execution(workers=1, checkpoint_every=checkpoint_every), force=True)
     for step in steps:
         if step.kind == "round" and step.round == 2:
             break
@@ -70,7 +70,7 @@ from pflbench.run.execution import Execution, federation
 from pflbench.run.loop import execute
 from pflbench.store import database as db
 store = db.connect(sys.argv[1])
-for step in execute(spec("ditto", rounds=40, batch_size=64), store, Path("data"), Execution(workers=2), checkpoint_every=0.05):
+for step in execute(spec("ditto", rounds=40, batch_size=64), store, Path("data"), Execution(workers=2, checkpoint_every=0.05)):
     print(step.round, flush=True)
 """
 

@@ -26,8 +26,8 @@ def spec(method="fedala", *, seed=0, set=None, clients=5, **train) -> RunSpec:
     )
 
 
-def run(spec, store, **options):
-    return list(execute(spec, store, Path("data"), Execution(engine=options.pop("engine", "loop"), workers=1), **options))
+def run(spec, store, *, force=False, engine="loop", **how):
+    return list(execute(spec, store, Path("data"), Execution(engine=engine, workers=1, **how), force=force))
 
 
 def rows(store, query):

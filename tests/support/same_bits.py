@@ -87,10 +87,10 @@ def digest(content: bytes) -> str:
 def once(name: str, repetition: int, store: Engine) -> str:
     hasty = {"max_init_epochs": "12"} if "ala" in name else {}
     this = spec(name, set=hasty, rounds=3, dtype="float32", batch_size=10)
-    how = Execution("cpu", "loop", workers=WORKERS[repetition % len(WORKERS)])
+    how = Execution("cpu", "loop", workers=WORKERS[repetition % len(WORKERS)], checkpoint_every=0)
     resumes = how.workers == INTERRUPTED
     if resumes:
-        steps = execute(this, store, Path("data"), how, checkpoint_every=0, force=True)
+        steps = execute(this, store, Path("data"), how, force=True)
         while next(steps).round < 2:
             pass
         steps.close()

@@ -1,0 +1,88 @@
+"""The round (methods.md 0.2): reception, evaluation and update, for a run, a measurement and a test of a method alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflbench.engine.evaluation import Scores
+from pflbench.engine.federation import COUNTERS, Federation
+from pflbench.methods.base import Method
+from pflbench.run import evaluation
+
+RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
+"""Of a round, in order: download and local initialisation, test, local training and aggregation."""
+
+Within = Callable[[str], AbstractContextManager[None]]
+"""What surrounds a phase, by its name."""
+
+
+class CommunicationRound:
+    """Round t of a method. Its phases are called in order, each at most once; the state goes in and comes out.
+
+    S: the cohort. reception, training: the federation in this round, with a ledger for each of the two, since what reception
+    shows is seen at E1, before training. seconds: by phase, on the executor's clock; within: what surrounds a phase instead.
+    """
+
+    def __init__(self, method: Method, fed: Federation, t: int, within: Within | None = None) -> None:
+        self.method, self.t, self.S = method, t, fed.cohort(t)
+        self.reception, self.training = fed.at(t), fed.at(t)
+        self.seconds: dict[str, float] = {}
+        self._within = within or self._timed
+
+    def receive(self, state: Any) -> Any:
+        """Server -> clients: download and local initialisation."""
+        with self._within(RECEPTION):
+            return self.method.receive(self.reception, state, self.S)
+
+    def evaluate(
+        self, before: Any, received: Any, central: NDArray[Any] | None = None
+    ) -> tuple[dict[str, Scores], dict[str, tuple[float, float]]]:
+        """E1, from the states before and after reception (`evaluation.evaluate`), and the test on central samples, if any."""
+        with self._within(EVALUATION):
+            scores = evaluation.evaluate(self.method, self.reception, before, received, self.S)
+            return scores, evaluation.evaluate_central(self.method, self.reception, received, central)
+
+    def update(self, state: Any) -> Any:
+        """Local training, upload, aggregation, with what the protocol does about BatchNorm buffers before and after (4.3)."""
+        fed, slots = self.training, self.method.shared_slots
+        fed.executor.begin_round(self.t)
+        with self._within(UPDATE):
+            fed.reset_buffers(self.S, slots)
+            state = self.method.update(fed, state, self.S)
+            fed.average_buffers(self.S, slots)
+            return state
+
+    @property
+    def traffic(self) -> NDArray[np.int64]:
+        """What each client sent and received so far, [N, 4], in the order of COUNTERS."""
+        return self.reception.ledger.traffic.by_client() + self.training.ledger.traffic.by_client()
+
+    def take_over(self, seconds: float, traffic: Sequence[Sequence[int]]) -> None:
+        """What reception has cost, where it was before a run was interrupted."""
+        self.seconds[RECEPTION] = seconds
+        for name, sent in zip(COUNTERS, np.array(traffic, dtype=np.int64).T, strict=True):
+            setattr(self.reception.ledger.traffic, name, sent)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        begun = self.training.executor.clock()
+        yield
+        self.seconds[phase] = self.training.executor.clock() - begun
+
+
+def rounds(method: Method, fed: Federation, within: Within | None = None) -> Iterator[tuple[dict[str, float], Any]]:
+    """Whole rounds from the first one on, outside of any database: the seconds of their phases, and the state after each."""
+    state = method.init(fed.at(0))
+    for t in count(1):
+        this = CommunicationRound(method, fed, t, within)
+        before, state = state, this.receive(state)
+        this.evaluate(before, state)
+        del before  # a state is large
+        state = this.update(state)
+        yield this.seconds, state

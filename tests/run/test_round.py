@@ -1,0 +1,142 @@
+"""A run, a measurement, the contract suite and the toy make the round that is written out here, on and with the same clients."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from sqlalchemy import Engine
+from support.runs import run, spec
+from torch import Tensor
+
+from pflbench.bench.arms import arm, way
+from pflbench.contract import small, toy
+from pflbench.engine.federation import Federation
+from pflbench.methods.ditto import Ditto
+from pflbench.run import execution
+from pflbench.run.checkpoint import tensors
+from pflbench.run.execution import Execution, federation
+from pflbench.run.setting import load_setting
+
+ROUNDS = 3
+CPU = torch.device("cpu")
+
+
+class Net(small.BatchNormNet):
+    """For the digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = torch.nn.Linear(64, 6), torch.nn.Linear(6, 10)
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x.flatten(1))
+
+
+class Event(NamedTuple):
+    """A phase that begins: its clients, and every bit of the state and of the buffers that it begins with."""
+
+    phase: str
+    t: int
+    clients: list[int]
+    bits: str
+
+
+def bits(fed: Federation, state: Any) -> str:
+    """A slot whose buffers are the initial ones is as good as none."""
+    initial = fed.flat.buffer_row(fed.dtype)
+    moved = {slot: rows for slot, rows in fed.buffers.items() if not torch.equal(rows, initial.expand_as(rows))}
+    found = hashlib.sha256()
+    for name, value in sorted({**tensors(state), **moved}.items()):
+        found.update(name.encode() + value.numpy().tobytes())
+    return found.hexdigest()
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    """Of Ditto, on a model with BatchNorm; those who are initialised for a test alone are left out."""
+    seen: list[Event] = []
+
+    def noting(phase: str, original: Any) -> Any:
+        def called(self: Ditto, fed: Federation, s: Any, S: Tensor) -> Any:
+            if torch.equal(S, fed.cohort(fed.t)):
+                seen.append(Event(phase, fed.t, S.tolist(), bits(fed, s)))
+            return original(self, fed, s, S)
+
+        return called
+
+    for phase in ("receive", "update"):
+        monkeypatch.setattr(Ditto, phase, noting(phase, getattr(Ditto, phase)))
+    monkeypatch.setattr(execution, "build", lambda *_: Net())
+    return seen
+
+
+@pytest.fixture
+def tested(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
+    """By round."""
+    seen: dict[int, set[int]] = {}
+    original = Federation.evaluate
+
+    def noting(self: Federation, models: Tensor, S: Tensor, slot: str = "model") -> Any:
+        seen.setdefault(self.t, set()).update(S.tolist())
+        return original(self, models, S, slot)
+
+    monkeypatch.setattr(Federation, "evaluate", noting)
+    return seen
+
+
+def by_hand(fed: Federation, rule: str) -> None:
+    method = Ditto()
+    state = method.init(fed)
+    for t in range(1, ROUNDS + 1):
+        now = fed.at(t)
+        S = now.cohort(t)
+        state = method.receive(now, state, S)
+        if rule == "reset":
+            now.reset_buffers(S, ["model"])
+        state = method.update(now, state, S)
+        if rule == "average":
+            now.average_buffers(S, ["model"])
+
+
+@pytest.mark.parametrize("rule", ["local", "average", "reset"])
+@pytest.mark.parametrize("evaluate", ["participants", "all"])
+def test_there_is_one_round(rule: str, evaluate: str, store: Engine, events: list[Event], tested: dict[int, set[int]]) -> None:
+    this = spec("ditto", rounds=ROUNDS, join_ratio=0.5, bn_buffers=rule, evaluate=evaluate)
+    setting = load_setting(this, Path("data"))
+
+    def made() -> Federation:
+        return federation(this, setting, CPU, Execution(workers=1))
+
+    def taken() -> list[Event]:
+        """Without the reception that follows the last round."""
+        found = [event for event in events if event.t <= ROUNDS]
+        events.clear()
+        return found
+
+    by_hand(made(), rule)
+    expected = taken()
+    assert [(event.phase, event.t) for event in expected] == [(p, t) for t in range(1, ROUNDS + 1) for p in ("receive", "update")]
+    assert len({event.bits for event in expected if event.phase == "update"}) == ROUNDS, "every round moves something"
+
+    small.train(Ditto(), made(), ROUNDS)
+    assert taken() == expected
+    toy.rounds(Ditto(), made(), ROUNDS)
+    assert taken() == expected
+    assert not tested
+
+    cohorts = {event.t: set(event.clients) for event in expected}
+    whom = cohorts if evaluate == "participants" else {t: set(range(this.partition.clients)) for t in cohorts}
+    measured = arm(way("loop"), this, setting, CPU)
+    for _ in range(ROUNDS):
+        measured.round()
+    measured.close()
+    assert taken() == expected
+    assert tested == whom
+    tested.clear()
+    run(this, store)
+    assert taken() == expected
+    assert {t: clients for t, clients in tested.items() if t <= ROUNDS} == whom
