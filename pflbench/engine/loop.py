@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from pflbench.engine import devices
 from pflbench.engine.batches import Plan
-from pflbench.engine.factored import Factored
 from pflbench.engine.flat import Flat
+from pflbench.engine.layers import Factors, LargeLinear, install
 from pflbench.engine.requests import (
     Direct,
     Evaluate,
@@ -64,7 +64,9 @@ class Worker:
         # On a GPU sparse gradients would be added up in another order every time, and cost a synchronisation per step.
         compact = self.module if samples.device.type == "cpu" else nn.Module()
         self.embeddings = [m for m in compact.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
-        self.factored = Factored(compact)
+        self.large = install(compact, {nn.Linear: LargeLinear})
+        self.factors: dict[Tensor, Factors] = {}  # of the gradients of large layers' weights
+        self.compact = False
 
     def load(self, row: Tensor, buffers: Tensor) -> None:
         self.row.copy_(row)
@@ -103,7 +105,10 @@ class Worker:
         Those of embeddings then hold the rows of the batch's tokens, and those of large linear layers stay factors.
         """
         self.module.train()
-        self.factored.switch(compact)
+        self.compact = compact
+        self.factors = {layer.weight: Factors() for layer in self.large} if compact else {}  # none that an interrupted step left
+        for layer in self.large:
+            layer.factors = self.factors.get(layer.weight)
         for embedding in self.embeddings:
             embedding.sparse = compact
 
@@ -127,14 +132,15 @@ class Worker:
         compared = [output(reference.module, x) for reference in self.references] if objective else []
         with torch.enable_grad():
             loss = self.value(x, y, objective, compared)
-            return loss.detach(), torch.autograd.grad(loss, parameters, allow_unused=self.factored.on)
+            return loss.detach(), torch.autograd.grad(loss, parameters, allow_unused=self.compact)
 
     def descend(self, parameters: list[Tensor], grads: tuple[Tensor | None, ...], lr: float) -> None:
         """A step of SGD."""
         whole = [(p, g) for p, g in zip(parameters, grads, strict=True) if g is not None]
         if whole:
             torch._foreach_add_([p for p, _ in whole], [g for _, g in whole], alpha=-lr)
-        self.factored.descend(lr)
+        for weight, factors in self.factors.items():
+            factors.descend(weight, lr)
 
     def value(self, x: Tensor, y: Tensor, objective: Objective | None, compared: list[Output]) -> Tensor:
         if objective is None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pflbench.engine import devices, rng
-from pflbench.engine.batched import convolution
+from pflbench.engine.batched import layers
 from pflbench.engine.batched.capture import capture
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
@@ -41,9 +41,7 @@ class Execution:
     chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
     pack: int | None = 1  # batched: runs that differ in the seed alone, made together; None: as many as there is memory for
     capture: Literal["auto", "graph", "compile", "none"] = "auto"  # batched: how steps become programs
-    convolution: Literal["auto", "grouped", "unfolded"] = (
-        "auto"  # batched: see engine.batched.convolution; auto: measured on a GPU
-    )
+    convolution: Literal["auto", "grouped", "unfolded"] = "auto"  # batched: see engine.batched.layers; auto: measured on a GPU
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
     checkpoint_every: float = 30.0  # seconds between checkpoints
@@ -116,14 +114,14 @@ def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, 
         return LoopExecutor(flat, samples, how.workers)
     chosen: str = how.convolution
     if chosen == "auto":
-        decides = device.type == "cuda" and convolution.present(flat.module)
-        chosen = faster_convolution(spec, setting, flat, samples, how) if decides else convolution.CONVOLUTIONS[0]
+        decides = device.type == "cuda" and layers.convolutions(flat.module)
+        chosen = faster_convolution(spec, setting, flat, samples, how) if decides else layers.CONVOLUTIONS[0]
     chunks = Chunks(how.chunk, fitting=True)
     return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, device), convolution=chosen)
 
 
 def faster_convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str:
-    """Of engine.batched.convolution.CONVOLUTIONS the clearly faster one, measured with this model and as many clients."""
+    """Of engine.batched.layers.CONVOLUTIONS the clearly faster one, measured with this model and as many clients."""
     clients = min(how.chunk or spec.partition.clients, spec.partition.clients, MEASURED)
     batch = np.concatenate(setting.partition.train)[: spec.train.batch_size]
     plan = Plan((np.tile(batch, STEPS),) * clients, (np.full(STEPS, len(batch)),) * clients)
@@ -138,7 +136,7 @@ def faster_convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Sam
         return lambda: made.do(Sgd(plan, rows, buffers, 1e-4))
 
     try:
-        return convolution.fastest(samples.device, work)
+        return layers.fastest(samples.device, work)
     finally:
         for made in tried:
             made.close()

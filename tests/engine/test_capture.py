@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -11,22 +10,17 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from pflbench import methods, models
+from pflbench import methods
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation, tensors, train
 from pflbench.engine.batched.capture import WARM_UPS, Compiled, Graph, capture, makes_programs
-from pflbench.engine.batched.convolution import CONVOLUTIONS, fastest, present, unfold
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.programs import KINDS, MIXED, bucket, frozen
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
-from pflbench.run import execution
-from pflbench.run.plan import Wish, plan
-from pflbench.run.setting import load_setting
 
 CPU = torch.device("cpu")
 # Between two sizes of program: some programs are for more clients than take a step.
@@ -276,77 +270,3 @@ def test_on_a_cpu_nothing_is_captured_unless_asked_for():
     for name in ("auto", "none", "compile"):
         assert makes_programs(name, "cpu") == (capture(name, CPU) is not None)
     assert [makes_programs(name, "cuda:0") for name in ("auto", "graph", "compile", "none")] == [True, True, True, False]
-
-
-# -- ways of computing a convolution ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", ["cnn", "cnn2", "resnet18", "resnet20"])
-def test_unfolded_convolutions_give_the_same(model):
-    """Strides, padding and missing biases are in these models."""
-    torch.manual_seed(0)
-    shape = (3, 32, 32) if model == "resnet18" else (1, 16, 16)
-    module = models.build(model, shape, 4).double().eval()
-    other = copy.deepcopy(module)
-    unfold(other)
-    x = torch.randn(2, *shape, dtype=torch.float64)
-    expected, found = module(x), other(x)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    for a, b in zip(
-        torch.autograd.grad(found.square().sum(), list(other.parameters())),
-        torch.autograd.grad(expected.square().sum(), list(module.parameters())),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
-
-
-def test_training_with_unfolded_convolutions():
-    few = {"n": (6, 8), "lr": 0.05}
-    fed = federation("cnn", "batched", **few)
-    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution="unfolded")
-    assert fed.executor.record()["steps"]["convolution"] == "unfolded"
-    assert_same(train(make("fedavg"), federation("cnn", "batched", **few), 1), train(make("fedavg"), fed, 1))
-
-
-def test_what_is_in_groups_or_padded_otherwise_is_left_as_it_is():
-    kept = nn.Sequential(
-        nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding_mode="reflect")
-    )
-    unfold(kept)
-    assert {type(part) for part in kept} == {nn.Conv2d}
-    assert not present(kept)
-    assert present(nn.Sequential(nn.Conv2d(1, 1, 3)))
-
-
-@pytest.mark.parametrize(
-    ("grouped", "unfolded", "chosen"), [(1.0, 1.0, "grouped"), (1.0, 0.9, "grouped"), (1.0, 0.5, "unfolded")]
-)
-def test_the_other_way_is_taken_where_it_is_clearly_faster(grouped, unfolded, chosen, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    takes = {"grouped": grouped, "unfolded": unfolded}
-
-    def work(name):
-        return lambda: now.__setitem__(0, now[0] + takes[name])
-
-    assert fastest(CPU, work) == chosen
-
-
-def test_ways_are_compared_with_the_run_s_own_model_and_clients(tmp_path, monkeypatch):
-    np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
-    request = Wish(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", clients=3, beta=50.0, least=4, batch_size=5)
-    (spec,) = plan(request)
-    setting = load_setting(spec, tmp_path)
-    flat, how = execution.initial_model(spec, setting), execution.Execution("cpu", "batched")
-    samples, trained = Samples(setting.arrays.x, setting.arrays.y, torch.float32, CPU), []
-
-    def first(device, work):
-        trained.extend(work(name)() for name in CONVOLUTIONS)
-        return "unfolded"
-
-    monkeypatch.setattr(execution.convolution, "fastest", first)
-    assert execution.faster_convolution(spec, setting, flat, samples, how) == "unfolded"
-    grouped, unfolded = trained
-    assert grouped.rows.shape == (3, flat.size)
-    assert not torch.equal(grouped.rows[0], flat.row())
-    torch.testing.assert_close(unfolded.rows, grouped.rows, rtol=0, atol=1e-6)

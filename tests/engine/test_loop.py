@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from pflbench.contract.small import federation, train
-from pflbench.engine import factored
+from pflbench.engine import layers
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop import Worker
 from pflbench.engine.samples import Samples
@@ -102,7 +102,7 @@ class Twice(nn.Module):
 @pytest.fixture
 def large(monkeypatch):
     """Every linear layer counts as large."""
-    monkeypatch.setattr(factored, "LARGE", 1)
+    monkeypatch.setattr(layers, "LARGE", 1)
 
 
 def worker_on(module):

@@ -15,10 +15,8 @@ from torch.nn import functional as F
 from pflbench.engine.batched import probe
 from pflbench.engine.batched.capture import Capture, Compiled
 from pflbench.engine.batched.chunks import Chunks
-from pflbench.engine.batched.convolution import unfold
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
-from pflbench.engine.batched.merged import merge
-from pflbench.engine.batched.products import Products, descend
+from pflbench.engine.batched.layers import Layers
 from pflbench.engine.batched.programs import Advance, Inputs, Programs, frozen
 from pflbench.engine.batched.steps import Block, blocks
 from pflbench.engine.batches import Plan
@@ -60,7 +58,7 @@ MODELS, BUFFERS, LOSS, LAST, FEATURES = (
 class BatchedExecutor(Direct):
     """capture: how steps become programs (engine.batched.capture); None: they are made as they are, as on a CPU.
 
-    convolution: one of engine.batched.convolution.CONVOLUTIONS.
+    convolution: one of engine.batched.layers.CONVOLUTIONS.
     """
 
     name = "batched"
@@ -83,13 +81,8 @@ class BatchedExecutor(Direct):
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.convolution = convolution
-        own = not isinstance(self.programs.capture, Compiled)  # that fuses by itself, and refuses functions with rules for vmap
-        if own:
-            merge(self.module)
-        if convolution == "unfolded":
-            unfold(self.module)
-        products = Products(self.module, samples) if own else None
-        self.gradients = Gradients(flat, self.module, samples, loss, products)
+        layers = Layers(self.module, samples, convolution, compiled=isinstance(self.programs.capture, Compiled))
+        self.gradients = Gradients(flat, self.module, samples, loss, layers)
         self._heads: list[BatchedExecutor] = []  # not in use
         self._owner: BatchedExecutor | None = None
 
@@ -250,7 +243,7 @@ class BatchedExecutor(Direct):
                 if isinstance(grads[name], Tensor):
                     _subtract(view, grads[name], lr, live)
                 else:
-                    descend(view, grads[name], lr, live)
+                    grads[name].subtract(view, lr, live)
             if correct is not None:
                 _subtract(w[..., columns], correction[..., columns], lr, live)
             _keep(b, after, live)

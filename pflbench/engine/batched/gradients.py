@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
 
-from pflbench.engine.batched.convolution import present
-from pflbench.engine.batched.merged import owns_buffers, track_statistics
-from pflbench.engine.batched.products import Factors, Products
+from pflbench.engine.batched.layers import Layers, convolutions, cross_entropy, keeping, track_statistics
 from pflbench.engine.flat import Flat
-from pflbench.engine.loss import lean
-from pflbench.engine.requests import ALL, Loss, Objective, Output, output
+from pflbench.engine.requests import ALL, Loss, Objective, output
 from pflbench.engine.samples import Samples
 
 Named = dict[str, Tensor]
@@ -25,28 +22,19 @@ IMAGES = 4  # dimensions of a batch of images, and of the kernels for them
 Gradient = Callable[..., tuple[dict[str, Any], Tensor, Tensor]]
 
 
-class _Whole(nn.Module):
-    """A module with its features, callable by `functional_call`."""
+class _Called(nn.Module):
+    """A function of a module and an input, callable with any parameters and buffers in the module."""
 
-    def __init__(self, whole: nn.Module) -> None:
+    def __init__(self, function: Callable[[nn.Module, Tensor], Any], module: nn.Module) -> None:
         super().__init__()
-        self.whole = whole
+        self.function = function
+        self.module = module
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        out = output(self.whole, x)
-        return out.logits, out.features
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.module, x)
 
-
-class _Below(nn.Module):
-    """A module's layers below its head, callable by `functional_call`."""
-
-    def __init__(self, whole: nn.Module) -> None:
-        super().__init__()
-        self.whole = whole
-
-    def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.whole.features(x)  # type: ignore[operator]
-        return features
+    def on(self, named: Named, x: Tensor) -> Any:
+        return functional_call(self, {f"module.{name}": value for name, value in named.items()}, (x,))
 
 
 class _LookedUp(nn.Module):
@@ -93,14 +81,13 @@ def _clients(tokens: Tensor) -> Tensor:
 class Gradients:
     """Of the clients' objectives, on a model of its own in training mode."""
 
-    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss, products: Products | None) -> None:
-        self.products = products
+    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss, layers: Layers) -> None:
+        self.layers = layers
         self.flat = flat
         self.module = module
         self.samples = samples
-        self.loss = lean(loss)
-        self._own_statistics = owns_buffers(module)
-        self._colours = present(module) and samples.x.dim() == IMAGES and samples.x.shape[1] > 1
+        self.loss = cross_entropy if loss is F.cross_entropy else loss
+        self._colours = convolutions(module) and samples.x.dim() == IMAGES and samples.x.shape[1] > 1
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of samples [c, b]. Images in colours lie as a convolution in groups takes them, [b, c, ...]."""
@@ -126,27 +113,13 @@ class Gradients:
 
         weights: each sample's share of the mean loss, [c, b]; None where all count the same, as they must under an objective of
         a method's own. lookup: the gradient of its parameter is that of the vectors looked up. factors: the gradient of a large
-        linear layer's weight is engine.products.Factors.
+        linear layer's weight is layers.FactorsOfAll.
         """
         module = lookup.module if lookup else self.module
         trained = {e.name for e in self.flat.within(columns)}
-        large = self.products.among(trained) if self.products and factors and not lookup else set()
-        trained -= large
-        whole = _Whole(module)
-
-        def outputs(params: Named, buffered: Named, x: Tensor) -> Output:
-            named = {f"whole.{k}": v for k, v in (*params.items(), *buffered.items())}
-            return Output(*functional_call(whole, named, (x,)))
-
-        def value(
-            params: Named, buffered: Named, x: Tensor, y: Tensor, references: tuple[Named, ...], weights: Tensor | None
-        ) -> Tensor:
-            if objective is not None:
-                # These come first: the module changes its buffers.
-                compared = [outputs(r, {k: v.clone() for k, v in buffered.items()}, x) for r in references]
-                return objective(self.loss, y, outputs(params, buffered, x), *compared)
-            logits = functional_call(module, (params, buffered), (x,))
-            return self.loss(logits, y) if weights is None else (self.each(logits, y) * weights).sum()
+        large = self.layers.large(trained) if factors and not lookup else {}
+        trained -= large.keys()
+        whole = _Called(output, module)
 
         def loss_of(
             params: Named,
@@ -157,7 +130,13 @@ class Gradients:
             references: tuple[Named, ...],
             weights: Tensor | None,
         ) -> tuple[Tensor, Named]:
-            return value({**params, **constants}, buffered, x, y, references, weights), buffered
+            named = {**params, **constants, **buffered}
+            if objective is not None:
+                # These come first: the module changes its buffers.
+                compared = [whole.on(r | {k: v.clone() for k, v in buffered.items()}, x) for r in references]
+                return objective(self.loss, y, whole.on(named, x), *compared), buffered
+            logits = functional_call(module, named, (x,))
+            return self.loss(logits, y) if weights is None else (self.each(logits, y) * weights).sum(), buffered
 
         def gradients(
             w: Tensor, b: Tensor, index: Tensor, references: Sequence[Tensor] = (), weights: Tensor | None = None
@@ -174,8 +153,7 @@ class Gradients:
             compared = tuple(self.flat.views(r) for r in references)
             over = (0, 0, 0, 0, 0, 0, None if weights is None else 0)
             per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=over)
-            keeping: AbstractContextManager[dict[str, Factors]] = self.products.kept(large) if self.products else nullcontext({})
-            with keeping as kept:
+            with keeping(large) as kept:
                 grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights)
             buffers = [after[entry.name].reshape(len(b), -1).to(b.dtype) for entry in self.flat.buffers]
             return {**grads, **kept}, loss, torch.cat(buffers, dim=1) if buffers else b
@@ -184,12 +162,11 @@ class Gradients:
 
     def features(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """(rows [c, P], buffers [c, B], index [c, b]) -> inputs of the head in training mode, [c, b, ...]."""
-        below = _Below(self.module)
+        below = _Called(lambda module, x: module.features(x), self.module)  # type: ignore[operator]
 
         def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
-            named = {f"whole.{k}": v for k, v in (*params.items(), *buffered.items())}
-            out: Tensor = functional_call(below, named, (x,))
-            return out
+            found: Tensor = below.on(params | buffered, x)
+            return found
 
         def features(w: Tensor, b: Tensor, index: Tensor) -> Tensor:
             self.module.train()
@@ -219,7 +196,7 @@ class Gradients:
         """For the module to change."""
         if not self.flat.buffers:
             return {}
-        if self._own_statistics:
+        if self.layers.own_buffers:
             return self.buffers(rows.clone())
         # Reshaping what lies apart is a copy, in which changes of it are lost.
         return {name: v.clone(memory_format=torch.contiguous_format) for name, v in self.buffers(rows).items()}

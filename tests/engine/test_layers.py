@@ -1,0 +1,317 @@
+"""Layers of all clients at once give what PyTorch's layers give each client by itself, and copy no images on the way."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pflbench import methods, models
+from pflbench.contract.small import federation, tensors, train
+from pflbench.engine.batched import layers
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.layers import (
+    CONVOLUTIONS,
+    TOGETHER,
+    UNFOLDED,
+    FactorsOfAll,
+    Layers,
+    convolutions,
+    cross_entropy,
+    fastest,
+    track_statistics,
+)
+from pflbench.engine.layers import install
+from pflbench.engine.samples import Samples
+from pflbench.run import execution
+from pflbench.run.plan import Wish, plan
+from pflbench.run.setting import load_setting
+
+CPU = torch.device("cpu")
+CLIENTS, BATCH = 3, 7
+
+
+class Net(nn.Module):
+    """One of each layer, with windows that overlap, reach beyond the image and are rounded up."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, bias=False)
+        self.norm = nn.BatchNorm2d(4, momentum=0.3, eps=1e-3)
+        self.pool = nn.MaxPool2d(3, 2, 1, ceil_mode=True)
+        self.fc = nn.Linear(4 * 16, 5)
+        self.norm_1d = nn.BatchNorm1d(5)
+        self.output = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.norm(self.conv(x))))
+        return self.output(self.norm_1d(self.fc(x.flatten(1))))
+
+
+@pytest.fixture
+def clients():
+    """Models with parameters and running statistics of their own, images and labels."""
+    torch.manual_seed(0)
+    models = [Net().double() for _ in range(CLIENTS)]
+    for model in models:
+        for norm in (model.norm, model.norm_1d):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.running_mean)
+            nn.init.uniform_(norm.running_var)
+    x = torch.randn(CLIENTS, BATCH, 2, 8, 8, dtype=torch.float64)
+    return models, x, torch.randint(3, (CLIENTS, BATCH))
+
+
+def stacked(models, names):
+    return {
+        name: torch.stack([getattr(m, f"get_{names}")(name).detach().double() for m in models]) for name in own(models, names)
+    }
+
+
+def own(models, names):
+    return [name for name, _ in getattr(models[0], f"named_{names}s")()]
+
+
+def together(models, x, y, tracked=True):
+    """Gradients, losses and buffers by the merged layers."""
+    module = copy.deepcopy(models[0]).train()
+    install(module, TOGETHER)
+    track_statistics(module, tracked)
+
+    def loss(params, buffers, x, y):
+        return F.cross_entropy(functional_call(module, (params, buffers), (x,)), y), buffers
+
+    step = vmap(grad_and_value(loss, has_aux=True))
+    grads, (losses, after) = step(stacked(models, "parameter"), stacked(models, "buffer"), x, y)
+    return grads, losses, after
+
+
+def test_gradients_losses_and_statistics_are_those_of_each_client(clients):
+    models, x, y = clients
+    grads, losses, after = together(models, x, y)
+    for i, model in enumerate(models):
+        loss = F.cross_entropy(model.train()(x[i]), y[i])
+        loss.backward()
+        torch.testing.assert_close(losses[i], loss.detach(), rtol=0, atol=1e-12)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(grads[name][i], parameter.grad, rtol=0, atol=1e-12)
+        for name, buffer in model.named_buffers():
+            torch.testing.assert_close(after[name][i], buffer.double(), rtol=0, atol=1e-12)
+
+
+def test_statistics_stay_where_they_are_not_wanted(clients):
+    models, x, y = clients
+    grads, _, after = together(models, x, y, tracked=False)
+    expected, _, changed = together(models, x, y)
+    for name, before in stacked(models, "buffer").items():
+        assert torch.equal(after[name], before)
+        assert not torch.equal(changed[name], before)
+    assert all(torch.equal(grads[name], expected[name]) for name in expected)
+
+
+def test_evaluation_is_that_of_each_client(clients):
+    models, x, _ = clients
+    module = copy.deepcopy(models[0])
+    install(module.eval(), TOGETHER)
+
+    def logits(params, buffers, x):
+        return functional_call(module, (params, buffers), (x,))
+
+    found = vmap(logits)(stacked(models, "parameter"), stacked(models, "buffer"), x)
+    for i, model in enumerate(models):
+        torch.testing.assert_close(found[i], model.eval()(x[i]), rtol=0, atol=1e-12)
+
+
+def test_a_single_value_cannot_be_normalised():
+    module = nn.BatchNorm1d(3)
+    install(module, TOGETHER)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        module(torch.zeros(1, 3))
+
+
+class Scaled(nn.Linear):
+    """What users make of a layer."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_other_layers_are_left_alone():
+    kept = nn.Sequential(
+        nn.MaxPool2d(2, return_indices=True),
+        nn.BatchNorm2d(2, affine=False),
+        nn.BatchNorm2d(2, track_running_stats=False),
+        nn.BatchNorm2d(2, momentum=None),
+        nn.Linear(2, 2, bias=False),
+        Scaled(2, 2),
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding_mode="reflect"),
+    )
+    own = nn.Linear(2, 2)
+    own.forward = lambda x: x
+    kept.append(own)
+    types = [type(layer) for layer in kept]
+    assert install(kept, {**TOGETHER, **UNFOLDED}) == []
+    assert [type(layer) for layer in kept] == types
+    assert not convolutions(kept)
+    assert convolutions(nn.Sequential(nn.Conv2d(1, 1, 3)))
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.seen.append((func.overloadpacket.__name__, result))
+        return result
+
+
+@pytest.mark.parametrize(("model", "layers"), [("cnn", 0), ("resnet20", 19)])
+def test_a_step_copies_no_images_and_normalises_once(model, layers):
+    fed = federation(model, "batched", n=(BATCH,) * CLIENTS, batch_size=BATCH)
+    rows, index = fed.everyone(fed.initial()), torch.arange(CLIENTS * BATCH).view(CLIENTS, BATCH)
+    with Operations() as made:
+        fed.executor.gradients.make()(rows, fed.buffers_of("model"), index)
+    names = [name for name, _ in made.seen]
+    copied = [tuple(r.shape) for name, r in made.seen if name in ("clone", "copy_") and r.dim() > 3 and BATCH in r.shape]
+    assert copied == []
+    assert names.count("native_batch_norm") == names.count("native_batch_norm_backward") == layers
+
+
+def assert_same(name, a, b, rounds):
+    """A method trains the same in two federations."""
+    method = methods.make(methods.spec(name, {"max_init_epochs": "2"} if name == "fedala" else {}))
+    found, expected = (tensors(train(method, fed, rounds)) for fed in (b, a))
+    for field, value in expected.items():
+        torch.testing.assert_close(found[field], value, rtol=0, atol=1e-10)
+
+
+# -- large linear layers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """The layer "fc" of the small CNN is large, "output" is not."""
+    monkeypatch.setattr(layers, "LARGE", 4000)
+
+
+def steps(monkeypatch, columns=None, engine="batched"):
+    """FedAvg's models after a round; columns: of the layers trained."""
+    fed = federation("cnn", engine, n=(12, 7, 9), lr=0.1)
+    S = fed.nobody_left_out()
+    where = slice(None) if columns is None else fed.flat.columns(columns)
+    taken, whole = [], FactorsOfAll.subtract
+    monkeypatch.setattr(FactorsOfAll, "subtract", lambda mine, *a: taken.append(len(mine.pairs)) or whole(mine, *a))
+    return fed.at(1).sgd(fed.everyone(fed.initial()), S, columns=where), taken
+
+
+@pytest.mark.parametrize("columns", [None, ["fc"], ["conv_2", "fc"], ["fc", "output"], ["output"]])
+def test_the_step_is_the_same(columns, large, monkeypatch):
+    expected, _ = steps(monkeypatch, columns, "loop")
+    found, taken = steps(monkeypatch, columns)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert taken == ([] if columns == ["output"] else [1] * len(taken))
+    assert bool(taken) == (columns != ["output"])
+
+
+@pytest.mark.parametrize("name", ["fedprox", "ditto", "fedala", "pfedme"])
+def test_methods_train_the_same(name, large):
+    assert_same(name, *(federation("cnn", engine, n=(9, 7)) for engine in ("loop", "batched")), 2)
+
+
+def test_which_weights_are_taken(large):
+    module = nn.Sequential(nn.Linear(100, 50), nn.Linear(50, 90, bias=False), nn.Linear(90, 3))
+    taken = Layers(module, Samples(np.zeros((2, 100)), np.zeros(2), torch.float32, CPU))
+    names = {name for name, _ in module.named_parameters()}
+    assert taken.large(names).keys() == {"0.weight"}
+    assert not taken.large(names - {"0.bias"}), "nothing would lead to the layer"
+    assert not taken.large({"2.weight", "2.bias"})
+
+
+# -- convolutions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["cnn", "cnn2", "resnet18", "resnet20"])
+def test_unfolded_convolutions_give_the_same(model):
+    """Strides, padding and missing biases are in these models."""
+    torch.manual_seed(0)
+    shape = (3, 32, 32) if model == "resnet18" else (1, 16, 16)
+    module = models.build(model, shape, 4).double().eval()
+    other = copy.deepcopy(module)
+    install(other, UNFOLDED)
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    expected, found = module(x), other(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    for a, b in zip(
+        torch.autograd.grad(found.square().sum(), list(other.parameters())),
+        torch.autograd.grad(expected.square().sum(), list(module.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+
+
+def test_training_with_unfolded_convolutions():
+    few = {"n": (6, 8), "lr": 0.05}
+    fed = federation("cnn", "batched", **few)
+    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution="unfolded")
+    assert fed.executor.record()["steps"]["convolution"] == "unfolded"
+    assert_same("fedavg", federation("cnn", "batched", **few), fed, 1)
+
+
+@pytest.mark.parametrize(
+    ("grouped", "unfolded", "chosen"), [(1.0, 1.0, "grouped"), (1.0, 0.9, "grouped"), (1.0, 0.5, "unfolded")]
+)
+def test_the_other_way_is_taken_where_it_is_clearly_faster(grouped, unfolded, chosen, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    takes = {"grouped": grouped, "unfolded": unfolded}
+
+    def work(name):
+        return lambda: now.__setitem__(0, now[0] + takes[name])
+
+    assert fastest(CPU, work) == chosen
+
+
+def test_ways_are_compared_with_the_run_s_own_model_and_clients(tmp_path, monkeypatch):
+    np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
+    request = Wish(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", clients=3, beta=50.0, least=4, batch_size=5)
+    (spec,) = plan(request)
+    setting = load_setting(spec, tmp_path)
+    flat, how = execution.initial_model(spec, setting), execution.Execution("cpu", "batched")
+    samples, trained = Samples(setting.arrays.x, setting.arrays.y, torch.float32, CPU), []
+
+    def first(device, work):
+        trained.extend(work(name)() for name in CONVOLUTIONS)
+        return "unfolded"
+
+    monkeypatch.setattr(execution.layers, "fastest", first)
+    assert execution.faster_convolution(spec, setting, flat, samples, how) == "unfolded"
+    grouped, unfolded = trained
+    assert grouped.rows.shape == (3, flat.size)
+    assert not torch.equal(grouped.rows[0], flat.row())
+    torch.testing.assert_close(unfolded.rows, grouped.rows, rtol=0, atol=1e-6)
+
+
+# -- the loss -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_lean_cross_entropy_is_pytorch_s():
+    logits, y = torch.randn(6, 4, dtype=torch.float64, requires_grad=True), torch.tensor([0, 3, 1, 1, 2, 0])
+    found, expected = cross_entropy(logits, y), F.cross_entropy(logits, y)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (found, expected)), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("loss", "taken"), [(F.cross_entropy, cross_entropy), (F.mse_loss, F.mse_loss)])
+def test_another_loss_is_taken_as_it_is(loss, taken):
+    fed = federation("mlp", n=(2,))
+    assert BatchedExecutor(fed.flat, fed.executor.samples, loss=loss).gradients.loss is taken
