@@ -19,7 +19,6 @@ from pflbench.store.runs import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST = 3  # sweeps side by side on a page
 
@@ -117,24 +116,32 @@ def best(run: Result) -> float | None:
 ACCURACY = Measure("Test accuracy (%)", best)
 
 
-def draw(
-    found: Arranged, drawn: Sequence[Sweep], measures: Sequence[Measure], x: str | Sequence[str], titles: Sequence[str] = ()
-) -> Figure:
+def drawing(
+    found: Arranged,
+    drawn: Sequence[Sweep],
+    measures: Sequence[Measure],
+    caption: str,
+    x: str | Sequence[str],
+    titles: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> style.Drawing:
     """A column of panels per sweep, a row of panels per measure. x: one label, or one for each sweep. titles: other ones."""
-    made = [[lines(found, sweep, measure) for sweep in drawn] for measure in measures]
-    shown = [row for row in found.rows if any(line.row == row for panels in made for panel in panels for line in panel)]
-    sheet = Sheet(len(measures) * len(drawn), len(drawn), 1.5, measures=len(measures))
-    for k, ax in enumerate(sheet.axes):
-        which, column = divmod(k, len(drawn))
-        _draw_panel(ax, made[which][column], drawn[column].values)
-        label = x if isinstance(x, str) else x[column]
-        ax.set_xlabel(label if which == len(measures) - 1 else "")
-        ax.set_ylabel(measures[which].label if sheet.left(k) else "")
-        if measures[which].from_zero:
-            ax.set_ylim(bottom=0)
-    sheet.name(titles or [_short(found, sweep, drawn) for sweep in drawn])
-    sheet.key([row.look.line for row in shown], [row.label for row in shown])
-    return sheet.finish()
+    runs, protocol = of_all(found, drawn)
+    with style.context():
+        made = [[lines(found, sweep, measure) for sweep in drawn] for measure in measures]
+        shown = [row for row in found.rows if any(line.row == row for panels in made for panel in panels for line in panel)]
+        sheet = Sheet(len(measures) * len(drawn), len(drawn), 1.5, measures=len(measures))
+        for k, ax in enumerate(sheet.axes):
+            which, column = divmod(k, len(drawn))
+            _draw_panel(ax, made[which][column], drawn[column].values)
+            label = x if isinstance(x, str) else x[column]
+            ax.set_xlabel(label if which == len(measures) - 1 else "")
+            ax.set_ylabel(measures[which].label if sheet.left(k) else "")
+            if measures[which].from_zero:
+                ax.set_ylim(bottom=0)
+        sheet.name(titles or [_short(found, sweep, drawn) for sweep in drawn])
+        sheet.key([row.look.line for row in shown], [row.label for row in shown])
+        return style.Drawing(sheet.finish(), caption, (*found.notes, *notes), runs, protocol)
 
 
 def _short(found: Arranged, sweep: Sweep, drawn: Sequence[Sweep]) -> str:

@@ -52,14 +52,11 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """A panel for each that is varied around one setting. UserError where Elastic Aggregation has no two settings to compare."""
     found = collected(engine, filters)
     centre, drawn = around_one(found, panels(found))
-    sweeps = [panel.sweep for panel in drawn]
-    runs, protocol = sweep.of_all(found, sweeps)
     missing = dict.fromkeys(one.title for one in VARIED if one.title not in {panel.varied.title for panel in drawn})
     notes = [f"No panel: {', '.join(missing)}. `pflbench reproduce plot:elastic` has all three."] if missing else []
-    with style.context():
-        x, titles = [panel.varied.label for panel in drawn], [panel.varied.title for panel in drawn]
-        figure = sweep.draw(found, sweeps, [measure(engine, found)], x, titles)
-        return style.Drawing(figure, caption(found, drawn, centre), (*found.notes, *notes), runs, protocol)
+    x, titles, sweeps = zip(*((panel.varied.label, panel.varied.title, panel.sweep) for panel in drawn), strict=True)
+    said = caption(found, drawn, centre)
+    return sweep.drawing(found, sweeps, [measure(engine, found)], said, x, titles, notes)
 
 
 def collected(engine: Engine, filters: Filters) -> Arranged:

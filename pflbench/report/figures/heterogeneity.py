@@ -20,10 +20,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """Up to three groups of settings that differ in beta alone; UserError where there is none."""
     found = filters.select(engine)
     drawn = sweep.sweeps(found, KEY, COMMAND)[: sweep.MOST]
-    runs, protocol = sweep.of_all(found, drawn)
-    with style.context():
-        figure = sweep.draw(found, drawn, (sweep.ACCURACY,), X)
-        return style.Drawing(figure, caption(found, drawn), found.notes, runs, protocol)
+    return sweep.drawing(found, drawn, (sweep.ACCURACY,), caption(found, drawn), X)
 
 
 def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:

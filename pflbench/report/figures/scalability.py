@@ -22,10 +22,8 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """Up to three groups of settings that differ in the number of clients alone; UserError where there is none."""
     found = filters.select(engine)
     drawn = sweep.sweeps(found, KEY, COMMAND)[: sweep.MOST]
-    runs, protocol = sweep.of_all(found, drawn)
-    with style.context():
-        figure = sweep.draw(found, drawn, measures(engine, runs), X)
-        return style.Drawing(figure, caption(found, drawn), found.notes, runs, protocol)
+    runs, _ = sweep.of_all(found, drawn)
+    return sweep.drawing(found, drawn, measures(engine, runs), caption(found, drawn), X)
 
 
 def measures(engine: Engine, runs: Collection[int]) -> tuple[sweep.Measure, ...]:
