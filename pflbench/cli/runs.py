@@ -49,7 +49,7 @@ def list_(
     from pflbench.store import runs
 
     with opened(db) as engine:
-        found = runs.listed(engine, method=method, dataset=dataset, status=status, key=key, limit=limit + 1)
+        found = runs.listed(engine, runs.ALL, method=method, dataset=dataset, status=status, key=key, limit=limit + 1)
     shown = found[:limit]
     if as_json:
         print_json([_line(one) for one in shown])

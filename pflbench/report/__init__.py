@@ -9,15 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from pflbench.report.selection import Filters
-
-NAMES = ("methods", "datasets", "partitions", "status")
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,7 @@ class Entry:
 
     def build(self, engine: Engine, filters: Filters, **options: Any) -> Any:
         """The report of these runs."""
-        function = self.load()
-        if "filters" in signature(function).parameters:
-            return function(engine, filters, **options)
-        names = {name: asked for name in NAMES if (asked := getattr(filters, name))}
-        return function(filters.database(engine), **names, **options)
+        return self.load()(engine, filters, **options)
 
 
 TABLES = {

@@ -24,7 +24,7 @@ from pflbench.report.paper import Place, Reference
 from pflbench.report.selection import TEST_LABELS_NOTE, Filters
 from pflbench.report.tables import Declared, Line, Planned
 from pflbench.store.rounds import CENTRAL, by_series
-from pflbench.store.runs import Select, distinct
+from pflbench.store.runs import Among, Select, distinct
 
 _UNPRINTED = "No paper's values stand beside these: what is at hand of FedAMP's paper, a review, prints none, and no protocol."
 
@@ -95,10 +95,10 @@ def build(
         raise unknown("value of --paper", paper, accuracy.PAPER)
     rule = selection.parse(select) if isinstance(select, str) else select
     planned = declared or tables.TABLES[name]
-    engine, declared = filters.database(engine), _filtered(planned.with_beside(), filters)
+    among, declared = filters.among(engine), _filtered(planned.with_beside(), filters)
     wanted = declared.wanted(std, ci, test, against)
     paper = paper if planned.printed else "never"
-    found, left = _collected(engine, name, declared, rule, filters.status)
+    found, left = _collected(engine, among, name, declared, rule, filters.status)
     parts = [part for place in declared.places for part in _parts(declared, place, found, rule, wanted)]
     parts = [part for part in parts if part.place not in planned.beside or any(part.cells)]
     parts = _compared(declared, parts, wanted, engine, rule)
@@ -141,14 +141,14 @@ def named(kind: str, asked: Iterable[str], items: tuple[Any, ...], names: Any) -
 
 
 def _collected(
-    engine: Engine, name: str, declared: Declared, rule: Select, status: Collection[str]
+    engine: Engine, among: Among, name: str, declared: Declared, rule: Select, status: Collection[str]
 ) -> tuple[Arranged, list[str]]:
     """The runs that belong to the table, arranged, and what was left out, in words."""
-    methods = _present(engine, "method", {cell.line.method for cell in declared.needed})
-    datasets = _present(engine, "dataset", {place.data for place in declared.places})
+    methods = _present(engine, among, "method", {cell.line.method for cell in declared.needed})
+    datasets = _present(engine, among, "dataset", {place.data for place in declared.places})
     if not methods or not datasets:
         raise _nothing(name, declared)
-    found = Filters(methods, datasets, status=status).select(engine, rule)
+    found = Filters(methods, datasets, status=status, only=among.runs, smoke=among.smoke).select(engine, rule)
     runs = [run for cell in found.cells.values() for run in cell if _place(run.spec, declared)]
     notes = [note for note in found.notes if note != TEST_LABELS_NOTE]
     if declared.places[0].central:
@@ -163,9 +163,9 @@ def _collected(
     return arrange(runs), notes
 
 
-def _present(engine: Engine, column: Any, wanted: Collection[str]) -> list[str]:
+def _present(engine: Engine, among: Among, column: Any, wanted: Collection[str]) -> list[str]:
     # A dataset's runs bear its variant and content, too: "emnist:byclass".
-    named = ((text, labels.without_content(text)) for text in distinct(engine, column))
+    named = ((text, labels.without_content(text)) for text in distinct(engine, among, column))
     return [text for text, name in named if name in wanted or name.partition(":")[0] in wanted]
 
 

@@ -12,8 +12,7 @@ from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
 from pflbench.store import arrays, runs
-from pflbench.store.only import hidden_smoke, only, with_smoke
-from pflbench.store.runs import Result, Select
+from pflbench.store.runs import Among, Result, Select
 from pflbench.store.schema import STATUSES
 
 BEST = Select("best")
@@ -67,15 +66,15 @@ class Filters:
 
         Raises UserError for names without runs and when no run is left.
         """
-        engine, wanted = self.database(engine), statuses(self.status)
-        counted, left_out = _newest(self._matching(engine, rule), wanted)
+        among, wanted = self.among(engine), statuses(self.status)
+        counted, left_out = _newest(self._matching(engine, among, rule), wanted)
         if not counted:
             raise UserError(
                 f"None of the {len(left_out)} matching runs is {' or '.join(wanted)} with a result: {_tally(left_out)}.",
                 "Repeat `pflbench run` to complete them, or show them as they are with --status any.",
             )
         notes = []
-        if hidden := hidden_smoke(engine):
+        if hidden := runs.hidden_smoke(engine, among):
             notes.append(f"Not counted: {labels.counted(hidden, 'run')} of `reproduce --scale smoke`; --smoke shows them.")
         if left_out:
             notes.append(f"Not counted: {_tally(left_out)}. --status any shows what they have.")
@@ -88,12 +87,12 @@ class Filters:
 
     def matching(self, engine: Engine, rule: Select = BEST) -> list[Result]:
         """The runs of any status. Raises UserError where there is none."""
-        return self._matching(self.database(engine), rule)
+        return self._matching(engine, self.among(engine), rule)
 
-    def _matching(self, engine: Engine, rule: Select) -> list[Result]:
-        present, told = runs.distinct(engine, "dataset"), runs.titles(engine)
+    def _matching(self, engine: Engine, among: Among, rule: Select) -> list[Result]:
+        present, told = runs.distinct(engine, among, "dataset"), runs.titles(engine, among)
         if not told:
-            if hidden := hidden_smoke(engine):
+            if hidden := runs.hidden_smoke(engine, among):
                 raise NothingYet(
                     f"There {'are' if hidden > 1 else 'is'} only {labels.counted(hidden, 'smoke run')} in this database.",
                     "--smoke shows them.",
@@ -101,6 +100,7 @@ class Filters:
             raise NothingYet("There are no runs in this database yet.", _FIRST_RUN)
         found = runs.results(
             engine,
+            among,
             rule,
             methods=_named(
                 "method", self.methods, {name: {name, labels.method_title(name, title)} for name, title in told.items()}
@@ -113,17 +113,14 @@ class Filters:
             raise UserError("No run fits these filters together.", "`pflbench runs list` shows what there is.")
         return found
 
-    def database(self, engine: Engine) -> Engine:
-        """The database in which reports see no others, but for names and status, which `select` regards.
+    def among(self, engine: Engine) -> Among:
+        """The runs that a report is of, but for names and status, which `select` regards.
 
         Raises UserError for what no run has, and where none is left.
         """
-        if self.only is not None:
-            engine = only(engine, self.only)
-        elif self.smoke or self.runs:
-            engine = with_smoke(engine)
-        if not self.words or not (found := runs.results(engine, BEST)):
-            return engine
+        among = Among(self.only, smoke=self.smoke or bool(self.runs))
+        if not self.words or not (found := runs.results(engine, among, BEST)):
+            return among
         found = _fitting("model", self.models, found, lambda r: r.spec["model"], lambda name: labels.MODELS.get(name, name))
         found = _fitting("clients", self.clients, found, lambda r: str(r.spec["partition"]["clients"]))
         found = _fitting("rounds", self.rounds, found, lambda r: str(r.spec["train"]["rounds"]))
@@ -134,7 +131,7 @@ class Filters:
             found = _with_value(found, method, name, values)
         if not found:
             raise UserError(f"No run has {self.words}.", "`pflbench runs list` shows what there is.")
-        return only(engine, {r.id for r in found})
+        return Among(frozenset(r.id for r in found))
 
 
 @dataclass(frozen=True)

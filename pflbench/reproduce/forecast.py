@@ -26,6 +26,7 @@ from pflbench.run.round import rounds
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 from pflbench.store.rounds import Speed, speeds
+from pflbench.store.runs import ALL
 
 LONG = 300.0  # seconds, below which nothing is said
 ROUNDS = 3  # of a measurement: in the second, ALA has its initial stage; the last counts
@@ -54,7 +55,7 @@ def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Exec
     ahead = [one.wanted.spec for one in left]
     if force or not ahead or all(_small(spec, load_setting(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
         return None
-    known = speeds(engine, {"fedavg", *(spec.method.name for spec in ahead)})
+    known = speeds(engine, ALL, {"fedavg", *(spec.method.name for spec in ahead)})
     measured = False
     for spec in _settings(ahead):
         here = [one for one in left if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]

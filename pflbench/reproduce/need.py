@@ -13,6 +13,7 @@ from pflbench.reproduce.goal import Wanted, goals
 from pflbench.reproduce.scales import SCALES
 from pflbench.reproduce.standing import Standing, standings
 from pflbench.store.rounds import speeds
+from pflbench.store.runs import ALL
 
 
 def seconds_left(engine: Engine | None, wanted: tuple[Wanted, ...]) -> float | None:
@@ -20,7 +21,7 @@ def seconds_left(engine: Engine | None, wanted: tuple[Wanted, ...]) -> float | N
     if engine is None:
         return None
     standing: list[Standing] = standings(engine, wanted)
-    clock = Clock(speeds(engine, {"fedavg", *(one.spec.method.name for one in wanted)}))
+    clock = Clock(speeds(engine, ALL, {"fedavg", *(one.spec.method.name for one in wanted)}))
     times = [clock.left(one).seconds for one in standing]
     return None if None in times else sum(time for time in times if time is not None)
 

@@ -19,6 +19,7 @@ from pflbench.reproduce.standing import STATES, Standing, State, standings
 from pflbench.run.plan import warnings
 from pflbench.spec import RunSpec
 from pflbench.store.rounds import speeds
+from pflbench.store.runs import ALL
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine | None, data_dir: 
     """How things stand. engine: None where there is no database yet. Data are read only for runs that are still to be made."""
     standing = standings(engine, wanted) if engine is not None else [Standing(one, "missing") for one in wanted]
     ahead = [one.wanted.spec for one in standing if one.rounds_left]
-    measured = speeds(engine, {BASELINE, *(spec.method.name for spec in ahead)}) if ahead and engine is not None else []
+    measured = speeds(engine, ALL, {BASELINE, *(spec.method.name for spec in ahead)}) if ahead and engine is not None else []
     clock = Clock(measured)
     read = [one.spec for one in goal.planned(data_dir)] if goal.untrained else ahead
     return Outlook(goal, tuple(standing), tuple(clock.left(one) for one in standing), _lacking(read, data_dir, progress))

@@ -13,6 +13,7 @@ from pflbench.reproduce.estimate import Clock
 from pflbench.reproduce.goal import Wanted, goals
 from pflbench.reproduce.standing import Standing, standings
 from pflbench.store.rounds import speeds
+from pflbench.store.runs import ALL
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def overview(engine: Engine | None, scale: str, data_dir: Path) -> list[Progress
     if engine is not None:
         different = {(one.spec.key, str(one.keeps)): one for runs, _ in wanted for one in runs}
         standing = dict(zip(different, standings(engine, list(different.values())), strict=True))
-        clock = Clock(speeds(engine, {"fedavg", *(one.spec.method.name for one in different.values())}))
+        clock = Clock(speeds(engine, ALL, {"fedavg", *(one.spec.method.name for one in different.values())}))
     made = []
     for one, (runs, foreign) in zip(EXHIBITS, wanted, strict=True):
         each = [standing.get((run.spec.key, str(run.keeps)), Standing(run, "missing")) for run in runs]

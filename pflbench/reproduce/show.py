@@ -40,7 +40,7 @@ def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
     """The figure of these runs, with all of their datasets. Raises UserError where there is nothing to draw."""
     own = Filters(only=frozenset(runs))
     # What is named is drawn as long as it fits on a page.
-    filters = replace(own, datasets=distinct(own.database(engine), "dataset"))
+    filters = replace(own, datasets=distinct(engine, own.among(engine), "dataset"))
     made: style.Drawing = report.PLOTS[goal.name].build(engine, filters, **goal.figure_options)
     return replace(made, notes=(note(goal), *made.notes))
 

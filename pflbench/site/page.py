@@ -82,7 +82,7 @@ def _shown(filled: Iterable[TableView], drawn: Iterable[FigureGroup]) -> tuple[i
 
 
 def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:
-    if live and not distinct(engine, "method"):
+    if live and not distinct(engine, filters.among(engine), "method"):
         return []
     return filters.matching(engine)
 

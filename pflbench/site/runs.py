@@ -17,7 +17,7 @@ from pflbench.report.overhead import TOLERANCE
 from pflbench.store import arrays, rounds
 from pflbench.store.arrays import Kept
 from pflbench.store.rounds import Cost
-from pflbench.store.runs import Result, Run, Select, as_it_is_now
+from pflbench.store.runs import Among, Result, Run, Select, as_it_is_now
 from pflbench.store.runs import results as stored_results
 
 
@@ -73,7 +73,7 @@ def pages(engine: Engine, lines: Collection[RunLine], chosen: Collection[int]) -
 
 def page(engine: Engine, run_id: int) -> dict[str, Any]:
     """What the page on one run shows. Raises UserError where there is no such run."""
-    results = stored_results(engine, Select("best"))
+    results = stored_results(engine, Among(), Select("best"))
     lines = [line for line in listed(engine, results) if line.info.id == run_id]
     for _, content in pages(engine, lines, [run_id]):
         return content

@@ -15,8 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from pflbench.errors import UserError
 from pflbench.store.arrays import Counts
 from pflbench.store.database import inserted, reading, writing
-from pflbench.store.only import visible_partition
-from pflbench.store.schema import PartitionRow
+from pflbench.store.runs import Among
+from pflbench.store.schema import PartitionRow, RunRow
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,13 @@ def save(engine: Engine, record: PartitionRecord) -> int:
             return int(connection.execute(found).scalar_one())
 
 
-def stored(engine: Engine) -> list[PartitionRecord]:
-    """The stored partitions in the order in which they were stored."""
+def stored(engine: Engine, among: Among) -> list[PartitionRecord]:
+    """The partitions of these runs in the order in which they were stored; where no runs are named, also those of no run."""
+    query = _query().order_by(PartitionRow.id)
+    if among.runs is not None:
+        query = query.where(PartitionRow.id.in_(select(RunRow.partition_id).where(among.condition)))
     with reading(engine) as c:
-        return [_record(row) for row in c.execute(_query().where(visible_partition(engine)).order_by(PartitionRow.id))]
+        return [_record(row) for row in c.execute(query)]
 
 
 def find(engine: Engine, hash_or_id: int | str) -> PartitionRecord:

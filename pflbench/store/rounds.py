@@ -15,7 +15,7 @@ from pflbench.errors import UserError
 from pflbench.store import runs
 from pflbench.store.arrays import Floats, Integers
 from pflbench.store.database import reading
-from pflbench.store.runs import Result, Select
+from pflbench.store.runs import Among, Result, Select
 from pflbench.store.schema import ArtifactRow, ClientRoundRow, RoundRow, RunRow, SeriesRow
 
 CENTRAL = "central"  # the second series of the global model on the central test set
@@ -235,9 +235,9 @@ def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[in
     return found
 
 
-def speeds(engine: Engine, methods: Collection[str]) -> list[Speed]:
+def speeds(engine: Engine, among: Among, methods: Collection[str]) -> list[Speed]:
     """One per run of these methods that has a trained round, whatever became of it."""
-    of = {run.id: run for run in runs.stored(engine, RunRow.method.in_(methods))}
+    of = {run.id: run for run in runs.stored(engine, among, RunRow.method.in_(methods))}
     spent = costs(engine, list(of), 0.0)
     return [
         Speed(

@@ -8,15 +8,38 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Engine, func, literal, select
+from sqlalchemy import ColumnElement, Engine, func, literal, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from pflbench.errors import UserError, unknown
 from pflbench.spec import OTHER_CONTENT
 from pflbench.store.database import reading
 from pflbench.store.locks import UNDER_WAY, present
-from pflbench.store.only import visible
 from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow
+
+SMOKE = "smoke"  # the scale of runs which show that everything works, and nothing about methods
+
+
+@dataclass(frozen=True)
+class Among:
+    """The runs that a read regards: those with these numbers, or (None) all. smoke: then also those of `reproduce --scale smoke`.
+
+    Every read of several runs takes one, unless it is told their numbers or keys.
+    """
+
+    runs: frozenset[int] | None = None
+    smoke: bool = False
+
+    @property
+    def condition(self) -> ColumnElement[bool]:
+        """Of runs: whether they are among these."""
+        if self.runs is not None:
+            return RunRow.id.in_(self.runs)
+        return true() if self.smoke else ~_IS_SMOKE
+
+
+ALL = Among(smoke=True)
+_IS_SMOKE = func.coalesce(RunRow.environment["scale"].as_string(), "") == SMOKE
 
 
 @dataclass(frozen=True)
@@ -90,16 +113,16 @@ _OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": _BEST}
 _COLUMNS: list[Any] = [_OTHERS.get(name, getattr(RunRow, name, None)) for name in Run.__dataclass_fields__]
 
 
-def stored(engine: Engine, *where: ColumnElement[bool]) -> list[Run]:
+def stored(engine: Engine, among: Among, *where: ColumnElement[bool]) -> list[Run]:
     """Runs as they were written down, by number. where: conditions on the table."""
     with reading(engine) as c:
-        return [Run(*row) for row in c.execute(_query().where(*where).order_by(RunRow.id))]
+        return [Run(*row) for row in c.execute(_query().where(among.condition, *where).order_by(RunRow.id))]
 
 
 def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Run]]:
     """Key -> its attempts, oldest first; keys without any are left out."""
     found: dict[str, list[Run]] = defaultdict(list)
-    for run in sorted(stored(engine, RunRow.key.in_(keys)), key=lambda run: run.attempt):
+    for run in sorted(stored(engine, ALL, RunRow.key.in_(keys)), key=lambda run: run.attempt):
         found[run.key].append(run)
     return dict(found)
 
@@ -115,9 +138,9 @@ def find(engine: Engine, id_or_key: int | str) -> Run:
     Raises UserError if none or several fit.
     """
     text = str(id_or_key)
-    found = stored(engine, RunRow.id == int(text)) if text.isdigit() and len(text) < 16 else []
+    found = stored(engine, ALL, RunRow.id == int(text)) if text.isdigit() and len(text) < 16 else []
     if text and not found and not isinstance(id_or_key, int):
-        found = stored(engine, RunRow.key.startswith(text.lower(), autoescape=True))
+        found = stored(engine, ALL, RunRow.key.startswith(text.lower(), autoescape=True))
         found.sort(key=lambda run: run.attempt)
     keys = {run.key for run in found}
     if not keys:
@@ -129,6 +152,7 @@ def find(engine: Engine, id_or_key: int | str) -> Run:
 
 def listed(
     engine: Engine,
+    among: Among,
     *,
     method: str | None = None,
     dataset: str | None = None,
@@ -142,7 +166,7 @@ def listed(
     """
     if status is not None and status not in STATUSES:
         raise unknown("status", status, STATUSES)
-    query = _query().order_by(RunRow.id.desc())
+    query = _query().where(among.condition).order_by(RunRow.id.desc())
     if method is not None:
         query = query.where(RunRow.method == method)
     if dataset is not None:
@@ -161,23 +185,24 @@ def as_it_is_now(engine: Engine, run: Run) -> Run:
     return replace(run, status=present(engine.url, run.key, run.status))
 
 
-def distinct(engine: Engine, column: Literal["method", "dataset"]) -> list[str]:
+def distinct(engine: Engine, among: Among, column: Literal["method", "dataset"]) -> list[str]:
     """The methods or datasets for which there are runs, sorted."""
     named: InstrumentedAttribute[str] = getattr(RunRow, column)
     with reading(engine) as c:
-        return list(c.scalars(select(named).where(visible(engine)).distinct().order_by(named)))
+        return list(c.scalars(select(named).where(among.condition).distinct().order_by(named)))
 
 
-def titles(engine: Engine) -> dict[str, str | None]:
+def titles(engine: Engine, among: Among) -> dict[str, str | None]:
     """The methods for which there are runs, sorted, each with what it calls itself as in `Run.title`."""
     title = func.max(RunRow.environment["plugin"]["title"].as_string()).label("title")
-    query = select(RunRow.method, title).where(visible(engine)).group_by(RunRow.method).order_by(RunRow.method)
+    query = select(RunRow.method, title).where(among.condition).group_by(RunRow.method).order_by(RunRow.method)
     with reading(engine) as c:
         return {row.method: row.title for row in c.execute(query)}
 
 
 def results(
     engine: Engine,
+    among: Among,
     selection: Select,
     *,
     methods: Collection[str] | None = None,
@@ -187,12 +212,20 @@ def results(
 
     The rule is applied by the database, along its indexes.
     """
-    query = _query(*_result_columns(selection)).where(visible(engine))
+    query = _query(*_result_columns(selection)).where(among.condition)
     for column, wanted in ((RunRow.method, methods), (RunRow.dataset, datasets)):
         if wanted is not None:
             query = query.where(column.in_(wanted))
     with reading(engine) as c:
         return [Result(*row) for row in c.execute(query.order_by(RunRow.id))]
+
+
+def hidden_smoke(engine: Engine, among: Among) -> int:
+    """How many smoke runs are left out for being that."""
+    if among.smoke or among.runs is not None:
+        return 0
+    with reading(engine) as c:
+        return int(c.scalar(select(func.count()).select_from(RunRow).where(_IS_SMOKE)) or 0)
 
 
 def _query(*more: Any) -> Any:

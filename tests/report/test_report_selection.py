@@ -46,12 +46,12 @@ def test_the_runs_that_are_left(golden: Engine, asked: dict[str, Any], condition
         expected = {row[0] for row in connection.execute(f"select id from run where {condition}")}
         every = connection.execute("select count(*) from run").fetchone()[0]
     assert 0 < len(expected) < every
-    assert {run.id for run in runs.results(Filters(**asked).database(golden), Select("best"))} == expected
+    assert {run.id for run in runs.results(golden, Filters(**asked).among(golden), Select("best"))} == expected
 
 
 def test_a_run_by_its_key(golden: Engine) -> None:
     key = runs.find(golden, 4).key
-    assert [run.id for run in runs.results(Filters(runs=[key[:10]]).database(golden), Select("best"))] == [4]
+    assert [run.id for run in runs.results(golden, Filters(runs=[key[:10]]).among(golden), Select("best"))] == [4]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_run_by_its_key(golden: Engine) -> None:
 )
 def test_what_no_run_has_is_refused(golden: Engine, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        Filters(**asked).database(golden)
+        Filters(**asked).among(golden)
 
 
 def test_a_row_names_what_differs_in_this_table_alone(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_row_names_what_differs_in_this_table_alone(tmp_path: Path) -> None:
     add_run(engine, spec("fedavg"), [0.5])
 
     def rows(*where: str) -> list[str]:
-        return [row.label for row in accuracy.build(Filters(where=where).database(engine)).rows]
+        return [row.label for row in accuracy.build(engine, Filters(where=where)).rows]
 
     assert sorted(rows()) == ["FedALA", "FedALA (p=2)", "FedALA (p=2, s=5)", "FedAvg"]  # p=1, s=80: the paper's
     assert rows("fedala.p=2") == ["FedAvg", "FedALA (s=5)", "FedALA (s=80)"]

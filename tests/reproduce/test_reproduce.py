@@ -35,6 +35,7 @@ from pflbench.run.plan import plan
 from pflbench.spec import RunSpec
 from pflbench.store import database as db
 from pflbench.store.rounds import speeds
+from pflbench.store.runs import ALL
 
 NAMES = list(dict.fromkeys((*TABLES, *PLOTS)))
 
@@ -160,7 +161,7 @@ def test_the_estimate_by_hand(engine: Engine) -> None:
     ):
         add_run(engine, measured(method, dataset=dataset), [0.1, 0.2, 0.3], seconds=seconds, participants=20)
     add_run(engine, measured("fedavg", 1), [0.1, 0.2], seconds=4.0, participants=20, status="interrupted")
-    clock = Clock(speeds(engine, {"fedavg", "fedala", "ditto", "fedprox", "local"}))
+    clock = Clock(speeds(engine, ALL, {"fedavg", "fedala", "ditto", "fedprox", "local"}))
 
     def left(method: str, done: int = 0, **of: Any) -> float | None:
         need = Wanted(measured(method, 7, rounds=100, **of), Keeps(), {})

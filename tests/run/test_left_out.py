@@ -14,6 +14,7 @@ from support.command import Shell
 from pflbench.report.figures import distribution
 from pflbench.store import database as db
 from pflbench.store import partitions
+from pflbench.store.runs import ALL
 
 # Four clients of 50: two want 40 of class 0 and 10 of class 1, two the reverse. Of class 0 that is 100, and it has 40; the 100 of
 # class 1 are there. So 140 of 200 samples are held.
@@ -40,7 +41,7 @@ def test_groups_that_run_out_of_a_class(shell: Shell, tmp_path: Path, uneven: tu
     assert f"{LEFT_OUT} samples left out" in shell("runs", "show", "1").out.replace("\n", " ")
     assert f"{LEFT_OUT} samples are left out" in shell("partition", "show", "--run", "1").err
     store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
-    assert f" {LEFT_OUT} samples of uneven.npz Groups(2) are left out." in distribution.caption(partitions.stored(store))
+    assert f" {LEFT_OUT} samples of uneven.npz Groups(2) are left out." in distribution.caption(partitions.stored(store, ALL))
     store.dispose()
 
 
@@ -57,9 +58,9 @@ def test_a_partition_stored_before_it_was_counted_gets_its_number(shell: Shell, 
     store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
     with store.begin() as connection:
         connection.execute(text("UPDATE partition SET left_out = NULL"))
-    assert [p.left_out for p in partitions.stored(store)] == [None]
+    assert [p.left_out for p in partitions.stored(store, ALL)] == [None]
     store.dispose()
     shell(*command, "--seed", "1")
     store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
-    assert [p.left_out for p in partitions.stored(store)] == [LEFT_OUT]
+    assert [p.left_out for p in partitions.stored(store, ALL)] == [LEFT_OUT]
     store.dispose()

@@ -90,7 +90,7 @@ def test_kill_9_and_resume(store, tmp_path):
     child.wait()
     status, last = rows(store, "SELECT status, (SELECT MAX(round) FROM round) FROM run")[0]
     assert status == "running"
-    assert [info.status for info in runs.listed(store)] == ["interrupted"]
+    assert [info.status for info in runs.listed(store, runs.ALL)] == ["interrupted"]
     assert reached <= last < 40
     resumed = run(spec("ditto", rounds=40, batch_size=64), store)
     assert resumed[0].kind == "resumed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,9 @@ from sqlalchemy import Engine, event
 from support.report_database import add_partition, add_run, at_work, spec
 
 from pflbench.errors import UserError
-from pflbench.store import arrays, partitions, rounds, runs
+from pflbench.store import arrays, partitions, rounds, runs, write
 from pflbench.store import database as db
-from pflbench.store.runs import Result, Select
+from pflbench.store.runs import ALL, Among, Result, Select
 
 ACCURACIES = [0.10, 0.50, None, 0.575, 0.575, 0.55]
 
@@ -23,7 +25,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def one(engine: Engine, rule: Select) -> Result:
-    (result,) = runs.results(engine, rule)
+    (result,) = runs.results(engine, ALL, rule)
     return result
 
 
@@ -44,7 +46,7 @@ def test_mean_last_counts_evaluated_rounds_only(engine: Engine, k: int) -> None:
     add_run(engine, spec(), [0.9] * 3, status="running")
     add_run(engine, spec(seed=1), ACCURACIES)
     expected = [a for a in ACCURACIES if a is not None][-k:]
-    result = runs.results(engine, Select("mean-last", k))[1]
+    result = runs.results(engine, ALL, Select("mean-last", k))[1]
     assert result.value == pytest.approx(np.mean(expected), abs=1e-15)
     assert result.used == len(expected)
 
@@ -61,7 +63,7 @@ def test_results_are_found_along_indexes(engine: Engine) -> None:
     statements: list[tuple[str, object]] = []
     event.listen(engine, "before_cursor_execute", lambda c, cur, sql, values, *_: statements.append((sql, values)))
     for rule in (Select("best"), Select("last"), Select("mean-last", 10)):
-        runs.results(engine, rule)
+        runs.results(engine, ALL, rule)
     listed = [s for s in statements if s[0].startswith("SELECT")]
     assert len(listed) == 3
     with engine.connect() as c:
@@ -75,21 +77,21 @@ def test_results_are_found_along_indexes(engine: Engine) -> None:
 def test_runs_are_listed_newest_first_and_filtered(engine: Engine) -> None:
     first = add_run(engine, spec(), [0.1, 0.3, 0.2])
     second = add_run(engine, spec("ditto", dataset="cifar10"), [0.4], status="running")
-    assert [r.id for r in runs.listed(engine)] == [second, first]
-    assert [r.id for r in runs.listed(engine, limit=1)] == [second]
-    assert [r.id for r in runs.listed(engine, method="fedavg")] == [first]
-    assert [r.id for r in runs.listed(engine, dataset="cifar10", status="interrupted")] == [second], "no process is at it"
+    assert [r.id for r in runs.listed(engine, ALL)] == [second, first]
+    assert [r.id for r in runs.listed(engine, ALL, limit=1)] == [second]
+    assert [r.id for r in runs.listed(engine, ALL, method="fedavg")] == [first]
+    assert [r.id for r in runs.listed(engine, ALL, dataset="cifar10", status="interrupted")] == [second], "no process is at it"
     with at_work(engine, second):
-        assert [r.id for r in runs.listed(engine, dataset="cifar10", status="running")] == [second]
-        assert runs.listed(engine, status="interrupted") == []
+        assert [r.id for r in runs.listed(engine, ALL, dataset="cifar10", status="running")] == [second]
+        assert runs.listed(engine, ALL, status="interrupted") == []
         assert runs.find(engine, second).status == "running"
-    assert runs.listed(engine, status="running") == []
-    assert [r.id for r in runs.listed(engine, key=spec().key[:6])] == [first]
-    assert runs.listed(engine, key="%") == []
-    info = runs.listed(engine, method="fedavg")[0]
+    assert runs.listed(engine, ALL, status="running") == []
+    assert [r.id for r in runs.listed(engine, ALL, key=spec().key[:6])] == [first]
+    assert runs.listed(engine, ALL, key="%") == []
+    info = runs.listed(engine, ALL, method="fedavg")[0]
     assert (info.best, info.last_round, info.partition_label, info.rounds) == (0.3, 2, "Dir(0.1)", 2000)
     with pytest.raises(UserError, match="Did you mean 'finished'"):
-        runs.listed(engine, status="finshed")
+        runs.listed(engine, ALL, status="finshed")
 
 
 def test_a_run_is_found_by_number_key_and_beginning_of_the_key(engine: Engine) -> None:
@@ -182,4 +184,60 @@ def test_a_damaged_file_is_told_in_words(tmp_path: Path) -> None:
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
     with pytest.raises(UserError, match="damaged"):
-        runs.results(db.open_engine(f"sqlite:///{path}"), Select("best"))
+        runs.results(db.open_engine(f"sqlite:///{path}"), ALL, Select("best"))
+
+
+METHODS = ("m1", "m2", "m3", "m4")
+# Public reads of the rooms below that find runs by themselves -> the numbers of those that they find.
+FINDING: dict[str, Callable[[Engine, Among], set[int]]] = {
+    "runs.stored": lambda engine, among: {run.id for run in runs.stored(engine, among)},
+    "runs.listed": lambda engine, among: {run.id for run in runs.listed(engine, among)},
+    "runs.results": lambda engine, among: {run.id for run in runs.results(engine, among, Select("best"))},
+    "runs.distinct": lambda engine, among: {int(name) for name in runs.distinct(engine, among, "dataset")},
+    "runs.titles": lambda engine, among: {int(name.removeprefix("m")) for name in runs.titles(engine, among)},
+    "rounds.speeds": lambda engine, among: {int(speed.dataset) for speed in rounds.speeds(engine, among, METHODS)},
+    "partitions.stored": lambda engine, among: {int(one.dataset) for one in partitions.stored(engine, among)},
+    "runs.hidden_smoke": lambda engine, among: {1, 2, 3, 4} - ({3} if runs.hidden_smoke(engine, among) else set()),
+}
+TOLD = {"run", "run_id", "run_ids", "id_or_key", "hash_or_id", "key", "keys", "results"}  # whose runs are named one by one
+
+
+@pytest.fixture
+def four(engine: Engine) -> Engine:
+    """Four runs of methods on data sets that are called by their numbers; the third is a smoke run."""
+    for number in (1, 2, 3, 4):
+        partition = add_partition(engine, str(number) * 64, dataset=str(number))
+        run = add_run(
+            engine, spec(f"m{number}", dataset=str(number)), [0.1, 0.2], partition=partition, seconds=1.0, participants=1
+        )
+        write.update_run(engine, run, environment={"scale": "smoke"} if number == 3 else {})
+    return engine
+
+
+def test_every_read_that_finds_runs_is_told_among_which() -> None:
+    taking = set()
+    for room in (runs, rounds, arrays, partitions):
+        for name, function in inspect.getmembers(room, inspect.isfunction):
+            given = list(inspect.signature(function).parameters)
+            if function.__module__ != room.__name__ or name.startswith("_") or given[:1] != ["engine"]:
+                continue
+            if "among" in given:
+                assert inspect.signature(function).parameters["among"].default is inspect.Parameter.empty
+                taking.add(f"{room.__name__.rpartition('.')[2]}.{name}")
+            else:
+                assert TOLD & set(given) or name in ("save", "as_it_is_now"), f"{room.__name__}.{name} finds runs unasked"
+    assert taking == set(FINDING)
+
+
+@pytest.mark.parametrize("read", FINDING)
+def test_a_read_finds_no_other_runs(four: Engine, read: str) -> None:
+    found = FINDING[read]
+    assert found(four, ALL) == {1, 2, 3, 4}
+    if read == "runs.hidden_smoke":
+        assert found(four, Among()) == {1, 2, 4}
+        assert found(four, Among(frozenset({2}))) == {1, 2, 3, 4}, "none is hidden where runs are named"
+        return
+    # A partition says who holds what, which a smoke run shows as well as any other.
+    assert found(four, Among()) == ({1, 2, 3, 4} if read == "partitions.stored" else {1, 2, 4})
+    assert found(four, Among(frozenset({2, 3}))) == {2, 3}, "a smoke run that is named"
+    assert found(four, Among(frozenset())) == set()

@@ -16,7 +16,7 @@ from alembic import command
 from pflbench import papers
 from pflbench.store import database as db
 from pflbench.store.rounds import by_series
-from pflbench.store.runs import Result, Select, results
+from pflbench.store.runs import ALL, Result, Select, results
 from pflbench.store.schema import ReferenceRow, RunRow
 from pflbench.store.write import RoundRecord, create_run, write_round
 
@@ -103,7 +103,7 @@ def test_a_run_counts_by_its_series_under_the_same_rule(engine: Engine, rule: Se
     for t, central in enumerate((0.1, 0.6, 0.6, 0.4)):
         write_round(engine, run, RoundRecord(round=t, accuracy=0.9, series={"central": (central, 1.0), "other": (0.99, 1.0)}))
     add_run(engine, spec("fedavg"), [0.9])
-    (found,) = by_series(engine, results(engine, rule), "central", rule)
+    (found,) = by_series(engine, results(engine, ALL, rule), "central", rule)
     assert isinstance(found, Result)
     assert (found.id, found.round, found.used) == (run, at, used)
     assert found.value == pytest.approx(value)

@@ -48,7 +48,7 @@ def drawing(chosen: Sequence[PartitionRecord], most: int = style.PANELS_CHOSEN) 
 
 def choose(engine: Engine, filters: Filters) -> list[PartitionRecord]:
     """The partitions meant by these filters, all for none. Raises UserError if there are no such partitions."""
-    there = stored(filters.database(engine))
+    there = stored(engine, filters.among(engine))
     if not there:
         raise NothingYet(
             "There are no partitions in this database yet.",

@@ -62,7 +62,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
 def collected(engine: Engine, filters: Filters) -> Arranged:
     """The runs that the filters name; of the methods, if none is named, Elastic Aggregation and FedAvg."""
     if not filters.methods:
-        there = [name for name in (BASELINE, METHOD) if name in distinct(filters.database(engine), "method")]
+        there = [name for name in (BASELINE, METHOD) if name in distinct(engine, filters.among(engine), "method")]
         if METHOD not in there:
             raise NothingYet("There are no runs of Elastic Aggregation in this database yet.", f"Make some: {COMMAND}.")
         filters = replace(filters, methods=there)

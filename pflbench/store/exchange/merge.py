@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Engine, Table, func, insert, select
 from pflbench.errors import UserError
 from pflbench.store.database import connect_read_only, head, inserted, open_engine, reading, revision, to_url, upgrade, writing
 from pflbench.store.failures import friendly, sqlite_path
-from pflbench.store.runs import Run, attempts, stored
+from pflbench.store.runs import ALL, Run, attempts, stored
 from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, PartitionRow, RoundRow, RunRow, SeriesRow
 
 ON_CONFLICT = ("skip", "attempt")
@@ -85,7 +85,7 @@ def opened(path: Path, engine: Engine) -> Iterator[Other]:
             url = _upgraded(path, Path(folder) / path.name)
         other = connect_read_only(url)
         try:
-            yield Other(other, path.name, tuple(stored(other)))
+            yield Other(other, path.name, tuple(stored(other, ALL)))
         finally:
             other.dispose()
 
