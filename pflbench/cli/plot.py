@@ -42,7 +42,7 @@ NAMES = (
 
 
 def _plots() -> list[str]:
-    from pflbench.report import PLOTS
+    from pflbench.report.declared import PLOTS
 
     return list(PLOTS)
 
@@ -114,7 +114,8 @@ def plot(
     data_dir: o.DataDir = o.DEFAULT_DATA,
 ) -> None:
     """Draw a figure, write it to a file, with its caption in a text file beside it, and print the file's name."""
-    from pflbench.report import PLOTS, layout, papermap
+    from pflbench.report import layout, papermap
+    from pflbench.report.declared import PLOTS
     from pflbench.report.selection import Filters
     from pflbench.report.style import SUFFIXES
 
@@ -217,8 +218,10 @@ def _compute_surface(name: str, engine: Engine, filters: Filters, options: dict[
     """The one figure whose numbers the database does not have: they are computed here, and stored."""
     if name != "trajectory":
         raise UserError(f"--surface does not belong to `pflbench plot {name}`.", "Leave it out.")
-    from pflbench.report import Entry
+    from pflbench.report.declared import PLOTS
     from pflbench.run import surface
 
-    paths = call("plot trajectory", Entry("", "pflbench.report.figures.trajectory.numbers:paths"), engine, filters, options)
+    paths = call(
+        "plot trajectory", replace(PLOTS[name], module=f"{PLOTS[name].module}.numbers"), engine, filters, options, "paths"
+    )
     surface.compute(engine, paths, data_dir)

@@ -23,11 +23,11 @@ from pflbench.store.files import write_text
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from pflbench.report import Entry
-    from pflbench.report.grid import Grid
-    from pflbench.report.papermap import Kind, Part
+    from pflbench.report.declared import Kind, Report
+    from pflbench.report.papermap import Part
     from pflbench.report.selection import Filters
     from pflbench.report.style import Drawing
+    from pflbench.report.tables.grid import Grid
 
 
 def _statuses() -> list[str]:
@@ -102,15 +102,15 @@ def provenance(runs: Iterable[int]) -> str:
     return f"{made} from runs {numbers}." if numbers else f"{made}."
 
 
-def call(command: str, entry: Entry, engine: Engine, filters: Filters, given: dict[str, Any]) -> Any:
-    """The report of an entry with the options that were given; one that this report does not have is a UserError."""
+def call(command: str, report: Report, engine: Engine, filters: Filters, given: dict[str, Any], function: str = "") -> Any:
+    """The report with the options that were given; one that it does not have is a UserError."""
     options = {name: value for name, value in given.items() if value not in (None, [])}
-    known = inspect.signature(entry.load()).parameters
-    refused = [name for name in entry.refuses if getattr(filters, name)] + [name for name in options if name not in known]
+    known = inspect.signature(report.load(function)).parameters
+    refused = [name for name in report.refuses if getattr(filters, name)] + [name for name in options if name not in known]
     for name in refused:
         flag = "--" + name.removesuffix("s" if name not in ("status", "references") else "")
         raise UserError(f"{flag} does not belong to `pflbench {command}`.", "Leave it out.")
-    return entry.build(engine, filters, **options)
+    return report.build(engine, filters, function, **options)
 
 
 def one_at_a_time(name: str, parts: Sequence[Part], format: str | None, output: Path | None) -> None:
@@ -125,7 +125,7 @@ def table_format(format: str | None, output: Path | None) -> str:
 
     Raises UserError for an unknown one, and where the two contradict each other.
     """
-    from pflbench.report.render import FORMATS, SUFFIXES
+    from pflbench.report.tables.grid import FORMATS, SUFFIXES
 
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
@@ -147,7 +147,7 @@ def leading(kind: Kind, name: str, db: str, data_dir: Path = o.DEFAULT_DATA) -> 
     try:
         yield
     except NothingYet as nothing:
-        from pflbench.reproduce.need import command, need
+        from pflbench.reproduce.overview import command, need
 
         with opened_if_there(db) as engine:
             words, left = need(kind, name, engine, data_dir)
@@ -159,7 +159,7 @@ def leading(kind: Kind, name: str, db: str, data_dir: Path = o.DEFAULT_DATA) -> 
 
 def write_table(found: Grid, format: str, output: Path | None) -> None:
     """The table on stdout, as wide as the terminal; or in a file, with its provenance."""
-    from pflbench.report.render import render
+    from pflbench.report.tables.grid import render
 
     if output is None:
         print(render(found, format, width=stdout().width if sys.stdout.isatty() else None), end="")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.reproduce.goal import Goal, Keeps, Wanted
-    from pflbench.reproduce.outlook import Outlook, Part
-    from pflbench.reproduce.standing import Standing
+    from pflbench.reproduce.outlook import Outlook, SettingOutlook
+    from pflbench.reproduce.progress import RunProgress
     from pflbench.run.execution import Execution
     from pflbench.spec import RunSpec
 
@@ -43,7 +43,7 @@ def _scales() -> list[str]:
 
 
 def _formats() -> list[str]:
-    from pflbench.report.render import FORMATS
+    from pflbench.report.tables.grid import FORMATS
 
     return list(FORMATS)
 
@@ -146,7 +146,7 @@ def reproduce(
                 _make(outlook, results, data_dir, how, quiet)
             after = _look(one, runs, results, data_dir, quiet)
             whole &= _show(after, results, data_dir, how.device, target, quiet)
-            whole &= not any(standing.state == "diverged" for standing in after.standings)
+            whole &= not any(one.state == "diverged" for one in after.progress)
     if not whole:
         raise typer.Exit(2)
 
@@ -217,7 +217,7 @@ def _list(outlooks: Sequence[Outlook], as_json: bool) -> None:
     """The answer of --dry-run, on stdout; in JSON a list where the name stands for several tables."""
     from pflbench.reproduce.goal import by_hand
 
-    commands = [by_hand([one.wanted for one in outlook.standings]) for outlook in outlooks]
+    commands = [by_hand([one.wanted for one in outlook.progress]) for outlook in outlooks]
     if as_json:
         documents = [{**outlook.document(), "commands": own} for outlook, own in zip(outlooks, commands, strict=True)]
         print_json(documents if len(documents) > 1 else documents[0])
@@ -233,7 +233,7 @@ def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
     from pflbench.reproduce.show import note
 
     say(f"{outlook.goal.name}: {outlook.goal.source}. {note(outlook.goal)}")
-    states = list(outlook.parts()[0].counts) if outlook.standings else []
+    states = list(outlook.parts()[0].counts) if outlook.progress else []
     rows = [(part.setting, sum(part.counts.values()), *part.counts.values(), _time(part)) for part in outlook.parts()]
     if rows:
         print_table(("setting", "runs", *states, "time"), rows, err=err)
@@ -242,7 +242,7 @@ def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
     say(_ahead(outlook))
 
 
-def _time(part: Part) -> str:
+def _time(part: SettingOutlook) -> str:
     return _left(part.seconds, part.unknown)
 
 
@@ -257,7 +257,7 @@ def _ahead(outlook: Outlook) -> str:
         return "It needs no run: data and partition are enough."
     runs = len(outlook.ahead)
     if not runs:
-        left = any(one.rounds_left for one in outlook.standings)
+        left = any(one.rounds_left for one in outlook.progress)
         return "Nothing of what is left can be run here." if left else "Nothing is left to run."
     unknown = sum(outlook.unknown.values())
     known = f" about {duration(outlook.seconds)} for {runs - unknown}" if runs > unknown else ""
@@ -275,15 +275,15 @@ def _make(outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, how: Exe
         follow_client(followed[0].options["trajectory"], [one.spec for one in followed], data_dir)
     series, places = Series(outlook.weights), {one.wanted.spec.key: place for place, (one, _) in enumerate(outlook.ahead)}
 
-    def standing(spec: RunSpec) -> Standing:
+    def progress(spec: RunSpec) -> RunProgress:
         return outlook.ahead[places[spec.key]][0]
 
     def made(spec: RunSpec) -> tuple[Keeps, bool]:
-        return standing(spec).wanted.keeps, standing(spec).anew
+        return progress(spec).wanted.keeps, progress(spec).anew
 
     ahead = [one.wanted.spec for one, _ in outlook.ahead]
     for together in packs(ahead, results, data_dir, how, force=True, also_alike=made):
-        (keeps, anew), names = made(together[0]), [standing(spec).wanted.name for spec in together]
+        (keeps, anew), names = made(together[0]), [progress(spec).wanted.name for spec in together]
         keeping = replace(how, observe_every=keeps.observe_every, follow=keeps.follow, scale=outlook.goal.scale.name)
         series.begin(*(places[spec.key] for spec in together))
         follow(names, execute_pack(together, results, data_dir, keeping, force=anew), series_view(names, quiet, series))

@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from pflbench.report import papermap
-    from pflbench.report.grid import Grid
     from pflbench.report.selection import Filters
+    from pflbench.report.tables.grid import Grid
 
 
 def _tables() -> list[str]:
-    from pflbench.report import TABLES
+    from pflbench.report.declared import TABLES
 
     return list(TABLES)
 
 
 def _formats() -> list[str]:
-    from pflbench.report.render import FORMATS
+    from pflbench.report.tables.grid import FORMATS
 
     return list(FORMATS)
 
@@ -183,12 +183,9 @@ def _each(asked: Sequence[papermap.Part], make: Callable[[papermap.Part], Grid])
 
 
 def _call(part: papermap.Part, engine: Engine, filters: Filters, given: dict[str, Any]) -> Any:
-    from pflbench.report import TABLES, Entry
+    from pflbench.report.declared import TABLES
 
-    command = f"table {part.name}"
+    command, own = f"table {part.name}", TABLES[part.name]
     if not part.printed:
-        return call(command, TABLES[part.name], engine, filters, given)
-    from pflbench.report.tables import printed
-
-    entry = Entry("", "pflbench.report.papertable:build", (part.name,))
-    return call(command, entry, engine, filters, {**given, "declared": printed(part.name, part.printed)})
+        return call(command, own, engine, filters, given)
+    return call(command, TABLES[own.printed], engine, filters, {**given, "declared": own.needs.of(part.printed)})

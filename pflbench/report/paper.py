@@ -93,7 +93,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Reference:
+class PrintedValue:
     """One printed value, in percent; `std` is None where none is printed. varied: hyperparameters that a table varies."""
 
     table: str
@@ -108,12 +108,12 @@ class Reference:
 class Match:
     """A value of the paper and what sets a run's protocol apart from it, in words; nothing if they are the same."""
 
-    reference: Reference
+    reference: PrintedValue
     differences: tuple[str, ...]
 
 
 @cache
-def references() -> tuple[Reference, ...]:
+def references() -> tuple[PrintedValue, ...]:
     """All accuracies."""
     found = [value for value in values() if value.metric == ACCURACY]
     return tuple(_references(sorted(found, key=lambda value: _ORDER.index(value.table))))
@@ -260,13 +260,13 @@ def _names() -> dict[str, str]:
     return {title: name for names in titles for name, title in names.items()} | _OTHER_NAMES
 
 
-def _references(printed: Iterable[Value]) -> Iterator[Reference]:
+def _references(printed: Iterable[Value]) -> Iterator[PrintedValue]:
     for value in printed:
         varied = tuple((key, read(value.setting[key])) for key, read in _VARIED.items() if key in value.setting)
         number = value.table.removeprefix("table")
         table = f"Table {number}" if number.isdecimal() else value.table
         assert value.mean is not None
-        yield Reference(table, _place(value), name(value.method), value.mean, value.std, varied)
+        yield PrintedValue(table, _place(value), name(value.method), value.mean, value.std, varied)
 
 
 # As runs have them: JSON keeps whole numbers and others apart, comparison does not.

@@ -8,12 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from pflbench.errors import UserError, unknown
-from pflbench.report import PLOTS, TABLES
-
-Kind = Literal["table", "plot"]
+from pflbench.report.declared import PLOTS, TABLES, Kind
 
 FEDALA, FEDAMP, ELASTIC, FEDDEPER = "FedALA", "FedAMP", "Elastic Aggregation", "FedDeper"
 

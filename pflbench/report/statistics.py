@@ -30,7 +30,7 @@ _DIGITS = 9
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Statistics:
     """What to compute beside the mean. Raises UserError for unknown names and an impossible level.
 
     std: divisor n or n - 1. ci: level of a bootstrap interval of the mean. test: paired by seed or by client, `against` a method
@@ -172,7 +172,7 @@ def p_text(p: float) -> str:
     return f"{p:.3g}" if p >= 1e-10 else "<1e-10"  # below it is what rounding leaves
 
 
-def notes(wanted: Wanted, counts: Collection[int], comparisons: Collection[Comparison]) -> list[str]:
+def notes(wanted: Statistics, counts: Collection[int], comparisons: Collection[Comparison]) -> list[str]:
     """What a table says of its statistics, and where there are too few runs for them. counts: runs in each cell."""
     said = []
     if wanted.ci is not None:

@@ -17,9 +17,8 @@ from sqlalchemy import Engine
 from pflbench import methods
 from pflbench.models import build
 from pflbench.partition import Partition
-from pflbench.reproduce.estimate import Clock
 from pflbench.reproduce.goal import Keeps, Wanted
-from pflbench.reproduce.standing import standings
+from pflbench.reproduce.progress import Clock, progress_of
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
 from pflbench.run.footprint import footprint
 from pflbench.run.round import rounds
@@ -51,7 +50,7 @@ class Forecast:
 def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Execution, force: bool = False) -> Forecast | None:
     """None for what takes less than LONG, or is so small that it is not worth a measurement."""
     wanted = [Wanted(spec, Keeps(), {}) for spec in specs]
-    left = [one for one in standings(engine, wanted) if one.rounds_left]
+    left = [one for one in progress_of(engine, wanted) if one.rounds_left]
     ahead = [one.wanted.spec for one in left]
     if force or not ahead or all(_small(spec, load_setting(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
         return None

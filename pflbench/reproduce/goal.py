@@ -10,18 +10,15 @@ from typing import Any
 from pflbench import data
 from pflbench.errors import UserError, unknown
 from pflbench.report import labels
-from pflbench.report.declared_figures import DISTRIBUTIONS, FIGURES, DeclaredFigure
+from pflbench.report.declared import PLOTS, TABLES
+from pflbench.report.needs import FigureNeeds, Planned, TableNeeds, command
 from pflbench.report.paper import Place
 from pflbench.report.papermap import Part, resolve
-from pflbench.report.papertable import named
-from pflbench.report.tables import TABLES, Declared, Planned, command, printed
+from pflbench.report.tables.paper import named
 from pflbench.reproduce.scales import SCALES, Scale, proportion
 from pflbench.run.follow import Follow
 from pflbench.run.plan import Wish, plan
 from pflbench.spec import DataSpec, RunSpec
-
-# Tables that the papers do not have, and whose runs they show.
-_RUNS_OF = {"ranks": "accuracy"}
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,8 @@ class Goal:
 
     name: str
     scale: Scale
-    table: Declared | None
-    figure: DeclaredFigure | None
+    table: TableNeeds | None
+    figure: FigureNeeds | None
     cells: tuple[Planned, ...]
     foreign: dict[str, int]
     left_out: tuple[str, ...]
@@ -188,8 +185,8 @@ def goals(
 
 def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[str, ...], partitions: tuple[str, ...]) -> Goal:
     name = part.name
-    table = TABLES.get(_RUNS_OF.get(name, name)) if part.kind != "plot" else None
-    figure = FIGURES.get(name) if part.kind != "table" else None
+    table: TableNeeds | None = TABLES[name].needs if part.kind != "plot" and name in TABLES else None
+    figure: FigureNeeds | None = PLOTS[name].needs if part.kind != "table" and name in PLOTS else None
     # Those of the table come first: a run that both need is one of the table's.
     cells = tuple(dict.fromkeys((*(table.needed if table else ()), *(figure.cells if figure else ()))))
     drawn = {cell for cell in cells if table and cell not in table.needed and cell.place not in table.beside}
@@ -222,8 +219,8 @@ def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[st
 def _printed(part: Part) -> set[Place]:
     """Of a table or figure of ours the places that one of the paper's has."""
     if part.kind == "plot":
-        return set(DISTRIBUTIONS[part.printed])
-    return set(printed(part.name, part.printed).places)
+        return set(PLOTS[part.name].needs.printed[part.printed])
+    return set(TABLES[part.name].needs.of(part.printed).places)
 
 
 def by_hand(wanted: Sequence[Wanted]) -> list[str]:
@@ -282,11 +279,11 @@ def _with(others: dict[str, str], cell: Planned) -> Planned:
     return replace(cell, place=_in_place(others, cell.place))
 
 
-def _placed(others: dict[str, str], table: Declared) -> Declared:
+def _placed(others: dict[str, str], table: TableNeeds) -> TableNeeds:
     return replace(table, places=tuple(_in_place(others, place) for place in table.places))
 
 
-def _part(table: Declared, cells: Sequence[Planned]) -> Declared | None:
+def _part(table: TableNeeds, cells: Sequence[Planned]) -> TableNeeds | None:
     """Of a table the lines and places that these cells are of; None without any."""
     methods, places = {cell.line.method for cell in cells}, {cell.place for cell in cells}
     lines = tuple(line for line in table.lines if line.method in methods)

@@ -13,9 +13,8 @@ from sqlalchemy import Engine
 from pflbench import data
 from pflbench.errors import UserError
 from pflbench.report import labels
-from pflbench.reproduce.estimate import BASELINE, Clock, Estimate
 from pflbench.reproduce.goal import Goal, Wanted
-from pflbench.reproduce.standing import STATES, Standing, State, standings
+from pflbench.reproduce.progress import BASELINE, STATES, Clock, Estimate, RunProgress, State, progress_of
 from pflbench.run.plan import warnings
 from pflbench.spec import RunSpec
 from pflbench.store.rounds import speeds
@@ -23,7 +22,7 @@ from pflbench.store.runs import ALL
 
 
 @dataclass(frozen=True)
-class Part:
+class SettingOutlook:
     """The runs of one setting. seconds: of those still to be made of which it can be told; unknown: of how many it cannot."""
 
     setting: str
@@ -37,14 +36,14 @@ class Outlook:
     """estimates: by run. lacking: dataset -> why it cannot be read, with the command that gets it."""
 
     goal: Goal
-    standings: tuple[Standing, ...]
+    progress: tuple[RunProgress, ...]
     estimates: tuple[Estimate, ...]
     lacking: dict[str, UserError]
 
     @property
-    def ahead(self) -> list[tuple[Standing, Estimate]]:
+    def ahead(self) -> list[tuple[RunProgress, Estimate]]:
         """The runs that can be made, with the time that each takes."""
-        pairs = zip(self.standings, self.estimates, strict=True)
+        pairs = zip(self.progress, self.estimates, strict=True)
         return [(one, time) for one, time in pairs if one.rounds_left and one.wanted.spec.data.label not in self.lacking]
 
     @property
@@ -60,12 +59,12 @@ class Outlook:
     @property
     def runs(self) -> list[int]:
         """Those that the result is made of, and those of which it has to say why it is not."""
-        return [one.run for one in self.standings if one.run is not None]
+        return [one.run for one in self.progress if one.run is not None]
 
     @property
     def tabled(self) -> list[int]:
         """Of these runs those that the table is made of."""
-        return [one.run for one in self.standings if one.run is not None and one.wanted.tabled]
+        return [one.run for one in self.progress if one.run is not None and one.wanted.tabled]
 
     @property
     def weights(self) -> list[float]:
@@ -73,18 +72,18 @@ class Outlook:
         seconds = [time.seconds for _, time in self.ahead if time.seconds is not None]
         return seconds if len(seconds) == len(self.ahead) else [float(one.rounds_left) for one, _ in self.ahead]
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SettingOutlook]:
         """The list by setting, in the order of the table."""
         ahead = {one.wanted.spec.key: time for one, time in self.ahead}
-        by_setting: dict[str, list[Standing]] = {}
-        for one in self.standings:
+        by_setting: dict[str, list[RunProgress]] = {}
+        for one in self.progress:
             by_setting.setdefault(_setting(one.wanted.spec), []).append(one)
         return [_part(setting, same, ahead) for setting, same in by_setting.items()]
 
     def remarks(self) -> list[str]:
         """What is particular about some of the runs, and what stands in the way, a line each."""
         said = warnings([one.wanted.spec for one, _ in self.ahead])
-        for one in self.standings:
+        for one in self.progress:
             if one.state == "interrupted":
                 reached = f"after round {one.round} of {one.wanted.spec.train.rounds}"
                 said.append(f"Interrupted, and goes on: run {one.run}, {one.wanted.name}, {reached}.")
@@ -98,7 +97,7 @@ class Outlook:
             for name, n in self.goal.foreign.items()
         ]
         for name, reason in self.lacking.items():
-            runs = sum(one.rounds_left > 0 and one.wanted.spec.data.label == name for one in self.standings)
+            runs = sum(one.rounds_left > 0 and one.wanted.spec.data.label == name for one in self.progress)
             skipped = (
                 "It is left out."
                 if self.goal.untrained
@@ -109,14 +108,14 @@ class Outlook:
 
     def require_something(self) -> None:
         """Raises UserError where there is no run, and none can be made."""
-        if self.ahead or any(one.state == "there" for one in self.standings):
+        if self.ahead or any(one.state == "there" for one in self.progress):
             return
         if self.goal.untrained and any(cell.place.data not in self.lacking for cell in self.goal.cells):
             return
         name = self.goal.name
         for reason in self.lacking.values():
             raise UserError(f"Nothing of '{name}' can be run here. {reason.message}", reason.hint)
-        if diverged := [one for one in self.standings if one.state == "diverged"]:
+        if diverged := [one for one in self.progress if one.state == "diverged"]:
             raise UserError(f"All {len(diverged)} runs of '{name}' diverged.", "`pflbench runs list` names them.")
         lacking = f"pflbench does not have the dataset {', '.join(self.goal.foreign)}" if self.goal.foreign else "no line is left"
         raise UserError(f"Nothing of '{name}' can be run: {lacking}.", "Choose others with --method and --dataset.")
@@ -132,18 +131,18 @@ class Outlook:
             "lacking": {name: {"message": error.message, "hint": error.hint} for name, error in self.lacking.items()},
             "foreign": self.goal.foreign,
             "left_out": self.goal.left_out,
-            "runs": [_record(one, time) for one, time in zip(self.standings, self.estimates, strict=True)],
+            "runs": [_record(one, time) for one, time in zip(self.progress, self.estimates, strict=True)],
         }
 
 
 def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine | None, data_dir: Path, progress: data.Progress | None) -> Outlook:
     """How things stand. engine: None where there is no database yet. Data are read only for runs that are still to be made."""
-    standing = standings(engine, wanted) if engine is not None else [Standing(one, "missing") for one in wanted]
-    ahead = [one.wanted.spec for one in standing if one.rounds_left]
+    each = progress_of(engine, wanted) if engine is not None else [RunProgress(one, "missing") for one in wanted]
+    ahead = [one.wanted.spec for one in each if one.rounds_left]
     measured = speeds(engine, ALL, {BASELINE, *(spec.method.name for spec in ahead)}) if ahead and engine is not None else []
     clock = Clock(measured)
     read = [one.spec for one in goal.planned(data_dir)] if goal.untrained else ahead
-    return Outlook(goal, tuple(standing), tuple(clock.left(one) for one in standing), _lacking(read, data_dir, progress))
+    return Outlook(goal, tuple(each), tuple(clock.left(one) for one in each), _lacking(read, data_dir, progress))
 
 
 def _lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | None) -> dict[str, UserError]:
@@ -156,11 +155,11 @@ def _lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress |
     return found
 
 
-def _part(setting: str, same: Sequence[Standing], ahead: dict[str, Estimate]) -> Part:
+def _part(setting: str, same: Sequence[RunProgress], ahead: dict[str, Estimate]) -> SettingOutlook:
     counts = Counter(one.state for one in same)
     times = [ahead[one.wanted.spec.key] for one in same if one.wanted.spec.key in ahead]
     known = [time.seconds for time in times if time.seconds is not None]
-    return Part(setting, {state: counts[state] for state in STATES}, sum(known), len(times) - len(known))
+    return SettingOutlook(setting, {state: counts[state] for state in STATES}, sum(known), len(times) - len(known))
 
 
 def _setting(spec: RunSpec) -> str:
@@ -171,7 +170,7 @@ def _setting(spec: RunSpec) -> str:
     return f"{where}, {partition.clients} clients{joining}{epochs}, {train.rounds} round{'s' * (train.rounds > 1)}"
 
 
-def _record(one: Standing, time: Estimate) -> dict[str, Any]:
+def _record(one: RunProgress, time: Estimate) -> dict[str, Any]:
     spec = one.wanted.spec
     return {
         "key": spec.key,

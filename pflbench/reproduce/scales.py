@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pflbench.report import blocks
+from pflbench.report.needs import MethodLine, Planned, TableNeeds
 from pflbench.report.paper import Place
-from pflbench.report.tables import Declared, Line, Planned
 
 # Of ALA's initial stage the fewest epochs that can end it, and one more.
 _ALA = {"max_init_epochs": 12}
@@ -43,12 +43,12 @@ class Scale:
         clients = max(min(20, place.clients // 4), 2 * int(parameter) if kind == "groups" else 1)
         return Place("digits", "mlp", place.partition, clients, 1.0 if place.join_ratio == 1 else 0.5, rounds, place.local_epochs)
 
-    def line(self, line: Line, factor: float = 1.0) -> Line:
+    def line(self, line: MethodLine, factor: float = 1.0) -> MethodLine:
         """The same method. factor: by which rounds become fewer, and the round in which ALA starts becomes an earlier one."""
         varied = tuple((name, proportion(value, factor) if name == "start_round" else value) for name, value in line.varied)
         return replace(line, varied=varied)
 
-    def allows(self, line: Line) -> bool:
+    def allows(self, line: MethodLine) -> bool:
         """Whether the model of this scale has as many blocks as ALA ranges over in this line."""
         return not self.embedded or dict(line.varied).get("p", 1) <= len(blocks.NAMES["mlp"])
 
@@ -60,7 +60,7 @@ class Scale:
         settings = (*found.pop("settings", ()), *(self._cut(line) if self.embedded else ()))
         return found | ({"settings": settings} if settings else {})
 
-    def table(self, table: Declared) -> Declared:
+    def table(self, table: TableNeeds) -> TableNeeds:
         """The table that shows these runs: the papers' own, unless the digits stand in for its places."""
         if not self.embedded:
             return table
@@ -69,7 +69,7 @@ class Scale:
         # The papers count the weights of their own models.
         return replace(table, lines=lines, places=places, extra=None if table.extra == "weights" else table.extra)
 
-    def _cut(self, line: Line) -> tuple[str, ...]:
+    def _cut(self, line: MethodLine) -> tuple[str, ...]:
         base, plus, _ = line.method.partition("+ala")
         cut = CUT.get(base, {}) | (_ALA if plus else {})
         return tuple(f"{line.method}.{name}={value}" for name, value in cut.items())

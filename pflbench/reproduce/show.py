@@ -5,19 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
 
-from pflbench import data, report
+from pflbench import data
 from pflbench.errors import UserError
-from pflbench.report import papertable, style
+from pflbench.report import style
+from pflbench.report.declared import PLOTS, TABLES
 from pflbench.report.figures import distribution
 from pflbench.report.figures.trajectory import numbers as trajectory
-from pflbench.report.grid import Grid
 from pflbench.report.selection import Filters
+from pflbench.report.tables.grid import Grid
 from pflbench.reproduce.goal import Goal
 from pflbench.run import surface
 from pflbench.run.setting import load_setting
@@ -29,9 +29,8 @@ from pflbench.store.runs import distinct
 def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
     """The table of these runs. Raises UserError where they are too few for it."""
     build = _table(goal)
-    made: Grid = build(
-        engine, Filters(only=frozenset(runs)), **_accepted(build, {"declared": goal.table, "paper": _paper(goal)})
-    ).grid()
+    options = _accepted(build, {"declared": goal.table, "paper": _paper(goal)})
+    made: Grid = build(engine, Filters(only=frozenset(runs)), **options).grid()
     left_out = [f"Left out: {', '.join(goal.left_out)}."] if goal.left_out else []
     return replace(made, notes=(note(goal), *left_out, *made.notes))
 
@@ -41,7 +40,7 @@ def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
     own = Filters(only=frozenset(runs))
     # What is named is drawn as long as it fits on a page.
     filters = replace(own, datasets=distinct(engine, own.among(engine), "dataset"))
-    made: style.Drawing = report.PLOTS[goal.name].build(engine, filters, **goal.figure_options)
+    made: style.Drawing = PLOTS[goal.name].build(engine, filters, **goal.figure_options)
     return replace(made, notes=(note(goal), *made.notes))
 
 
@@ -78,9 +77,7 @@ def compute_surface(goal: Goal, engine: Engine, runs: Sequence[int], data_dir: P
 
 def _table(goal: Goal) -> Callable[..., Any]:
     """The table's function. `table accuracy` shows any runs; the paper's Table 2 has the paper's places, run or not."""
-    if goal.name == "accuracy":
-        return partial(papertable.build, goal.name)
-    return report.TABLES[goal.name].load()
+    return TABLES[TABLES[goal.name].printed or goal.name].load()
 
 
 def note(goal: Goal) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, figures
+from pflbench.report import figures
+from pflbench.report.declared import PLOTS
 from pflbench.report.papermap import sources
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive, unless_absent

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
 
+from pflbench.report.declared import TABLES, Kind
 from pflbench.report.papermap import EXHIBITS, Exhibit, Part, sources
-
-# What has the paper's layout comes before what shows any runs.
-_TABLES = {"accuracy": ("table2", "accuracy")}
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Shown:
 class Missing:
     """A table or figure that the database cannot fill: why, and what would."""
 
-    kind: Literal["table", "plot"]
+    kind: Kind
     name: str
     title: str
     reason: str
@@ -54,5 +51,6 @@ def shown(tables: Collection[str], figures: Collection[str]) -> tuple[Shown, ...
 def _link(part: Part, tables: Collection[str], figures: Collection[str]) -> tuple[str, str] | None:
     if part.kind == "plot":
         return (f"figures-{part.name}", part.name) if part.name in figures else None
-    here = next((name for name in _TABLES.get(part.name, (part.name,)) if name in tables), None)
+    # What has the paper's layout comes before what shows any runs.
+    here = next((name for name in (TABLES[part.name].printed, part.name) if name in tables), None)
     return None if here is None else (f"table-{here}", here)

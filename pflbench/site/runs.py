@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import labels
 from pflbench.report.figures import run as run_figures
-from pflbench.report.overhead import TOLERANCE
+from pflbench.report.tables.overhead import TOLERANCE
 from pflbench.store import arrays, rounds
 from pflbench.store.arrays import Kept
 from pflbench.store.rounds import Cost

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import TABLES
-from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report.declared import TABLES
 from pflbench.report.papermap import sources
-from pflbench.report.render import render
 from pflbench.report.selection import Filters
+from pflbench.report.tables.grid import CellText, Column, Grid, render
 from pflbench.site.papermap import Missing
 
 _NUMBER = re.compile(r"[<>]?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
@@ -80,7 +79,7 @@ def view(name: str, summary: str, grid: Grid) -> TableView:
     return TableView(name, grid.title, summary, groups, heads, rows, notes, runs, f"data:text/csv;charset=utf-8;base64,{data}")
 
 
-def _cell(entry: Entry) -> CellView:
+def _cell(entry: CellText) -> CellView:
     return CellView(entry.text.removesuffix(" *"), sort_value(entry.text), entry.best, entry.runs)
 
 

@@ -12,7 +12,8 @@ from support.command import Shell
 from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, TABLES
+from pflbench.report import paper
+from pflbench.report.declared import PLOTS, TABLES
 from pflbench.run.plan import partition_options
 from pflbench.store import database as db
 from pflbench.store import runs
@@ -74,9 +75,7 @@ def test_one_run_of_the_paper_s_usual_setting_fills_its_place_in_the_table(engin
 
 
 def _fedala() -> dict[str, object]:
-    from pflbench.report.paper import HYPERPARAMETERS
-
-    return HYPERPARAMETERS["fedala"]
+    return paper.hyperparameters("fedala")
 
 
 def test_a_distribution_needs_no_run_and_no_database(shell: Shell) -> None:

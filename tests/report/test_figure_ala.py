@@ -15,7 +15,8 @@ from support.pages import only, pages
 from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, blocks
+from pflbench.report import blocks
+from pflbench.report.declared import PLOTS
 from pflbench.report.figures import ala_convergence, ala_weights, attention, loss
 from pflbench.store import arrays, partitions
 from pflbench.store import database as db

@@ -16,7 +16,8 @@ from scipy.stats import rankdata
 from sqlalchemy import Engine
 from support.figure_options import DIR_1, FILTERS, RANKED
 
-from pflbench.report import PLOTS, labels
+from pflbench.report import labels
+from pflbench.report.declared import PLOTS
 from pflbench.report.selection import Filters
 from pflbench.report.style import Drawing
 from pflbench.store import database as db

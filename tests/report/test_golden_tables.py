@@ -16,9 +16,9 @@ from golden.raw import METHODS, PAPER, Raw, as_official, cells, printed, unpack
 from scipy.stats import friedmanchisquare, rankdata, wilcoxon
 from sqlalchemy import Engine
 
-from pflbench.report import TABLES
-from pflbench.report.grid import Grid
+from pflbench.report.declared import TABLES
 from pflbench.report.selection import Filters
+from pflbench.report.tables.grid import Grid
 from pflbench.store import database as db
 
 Cells = dict[tuple[int, ...], dict[str, Any]]

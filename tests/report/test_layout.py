@@ -21,7 +21,8 @@ from support.report_database import add_partition, add_run, spec
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, layout
+from pflbench.report import layout
+from pflbench.report.declared import PLOTS
 from pflbench.report.figures import ala_convergence, curves, distribution, loss
 from pflbench.report.layout import PrintPage
 from pflbench.report.selection import Filters

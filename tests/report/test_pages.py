@@ -23,8 +23,9 @@ from support.swept import SENT, add_clients, clients, sent
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, figures, labels, looks, style, web
+from pflbench.report import figures, labels, looks, style, web
 from pflbench.report.arrangement import Row
+from pflbench.report.declared import PLOTS
 from pflbench.report.figures import pages
 from pflbench.report.figures import run as run_figures
 from pflbench.report.selection import Filters
@@ -68,7 +69,7 @@ def texts(of: Interactive) -> Iterator[str]:
 
 
 def test_each_is_drawn_on_paper_and_for_a_page_by_one_module_and_nothing_else_is_there() -> None:
-    made = {name: import_module(entry.target.partition(":")[0]) for name, entry in PLOTS.items()}
+    made = {name: import_module(f"pflbench.report.{entry.module}") for name, entry in PLOTS.items()}
     assert all(callable(module.plot) and callable(module.page) for module in made.values())
     modules = {f"{figures.__name__}.{found.name}" for found in iter_modules(figures.__path__)}
     assert modules == {module.__name__ for module in made.values()} | {run_figures.__name__}
@@ -290,7 +291,8 @@ def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:
 
 def test_figures_and_pages_import_nothing_heavy() -> None:
     code = (
-        "import sys; from pflbench.report import PLOTS; [entry.load() for entry in PLOTS.values()]; import pflbench.site.page;"
+        "import sys; from pflbench.report.declared import PLOTS; [entry.load() for entry in PLOTS.values()];"
+        "import pflbench.site.page;"
         "print([m for m in ('torch', 'plotly', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

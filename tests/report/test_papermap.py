@@ -13,7 +13,8 @@ from support.report_database import add_run
 
 from pflbench.errors import UserError
 from pflbench.partition import make
-from pflbench.report import PLOTS, TABLES, papermap
+from pflbench.report import papermap
+from pflbench.report.declared import PLOTS, TABLES
 from pflbench.reproduce.goal import Wanted, goals
 from pflbench.spec import RunSpec
 from pflbench.store import database as db

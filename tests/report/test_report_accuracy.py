@@ -11,9 +11,11 @@ from support.report_database import HYPERPARAMETERS, add_partition, add_run, spe
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import TABLES, accuracy, labels, paper
-from pflbench.report.accuracy import Cell, Table, build
+from pflbench.report import labels, paper
+from pflbench.report.declared import TABLES
 from pflbench.report.selection import Filters
+from pflbench.report.tables import accuracy
+from pflbench.report.tables.accuracy import AccuracyTable, Cell, build
 from pflbench.store import database as db
 from pflbench.store.runs import Select
 
@@ -25,7 +27,7 @@ def engine(tmp_path: Path) -> Engine:
     return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
 
 
-def cell(table: Table, row: str, head: str = "MNIST, Dir(0.1)") -> Cell:
+def cell(table: AccuracyTable, row: str, head: str = "MNIST, Dir(0.1)") -> Cell:
     i = [r.label for r in table.rows].index(row)
     j = [s.title for s in table.settings].index(head)
     found = table.cells[i][j]

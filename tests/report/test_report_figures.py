@@ -17,7 +17,8 @@ from support.report_database import add_partition, add_run, spec
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, looks
+from pflbench.report import looks
+from pflbench.report.declared import PLOTS
 from pflbench.report.figures import curves, distribution
 from pflbench.report.selection import Filters
 from pflbench.store import database as db
@@ -246,7 +247,7 @@ def test_the_plots_are_in_the_table_of_contents() -> None:
 
 def test_tables_import_neither_torch_nor_pandas_nor_matplotlib() -> None:
     code = (
-        "import sys, pflbench.report.render, pflbench.report.figures.curves, pflbench.report.figures.distribution;"
+        "import sys, pflbench.report.tables.grid, pflbench.report.figures.curves, pflbench.report.figures.distribution;"
         "print([m for m in ('torch', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -11,11 +11,11 @@ from sqlalchemy import Engine
 from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import table3
-from pflbench.report.accuracy import Paper
-from pflbench.report.overhead import Cell, Table, build
-from pflbench.report.render import FORMATS, render
-from pflbench.report.tables import METHODS
+from pflbench.report.needs import METHODS
+from pflbench.report.tables import overhead as table3
+from pflbench.report.tables.accuracy import Paper
+from pflbench.report.tables.grid import FORMATS, render
+from pflbench.report.tables.overhead import CostCell, OverheadTable, build
 from pflbench.store import database as db
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
@@ -44,7 +44,7 @@ def add(engine: Engine, method: str, rounds: list[tuple[float, float, float]], s
     return run
 
 
-def cell(table: Table, label: str) -> Cell:
+def cell(table: OverheadTable, label: str) -> CostCell:
     (found,) = [cells[0] for row, cells in zip(table.rows, table.cells, strict=True) if row.label == label]
     assert found is not None
     return found
@@ -115,7 +115,7 @@ IMPLIED = {
 
 
 def test_table_3_as_it_is_printed() -> None:
-    found = table3.printed()
+    found = table3.table_3()
     assert {method: round(one.rounds) for method, one in found.items()} == IMPLIED
     assert (found["fedala"].total, found["fedala"].initial) == (60 * 123, 60 * 7)
     assert [found[name].multiple for name in ("fedavg", "apple", "fedfomo", "fedrep")] == [2, 21, 21, None]

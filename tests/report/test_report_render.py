@@ -14,10 +14,9 @@ from sqlalchemy import Engine
 from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report.accuracy import Table, build
-from pflbench.report.grid import Column, Entry, Grid
-from pflbench.report.render import FORMATS, render
 from pflbench.report.selection import Filters
+from pflbench.report.tables.accuracy import AccuracyTable, build
+from pflbench.report.tables.grid import FORMATS, CellText, Column, Grid, render
 from pflbench.store import database as db
 
 CLIENTS_50 = {"scheme": "dirichlet", "beta": 0.1, "clients": 50}
@@ -40,11 +39,11 @@ def engine(tmp_path: Path) -> Engine:
 
 
 @pytest.fixture
-def table(engine: Engine) -> Table:
+def table(engine: Engine) -> AccuracyTable:
     return build(engine)
 
 
-def test_csv_reads_back_in_full_precision(table: Table) -> None:
+def test_csv_reads_back_in_full_precision(table: AccuracyTable) -> None:
     rows = list(csv.DictReader(io.StringIO(render(table.grid(), "csv"))))
     assert [(r["row"], r["setting"]) for r in rows] == [
         ("FedAvg", "MNIST, Dir(0.1)"),
@@ -61,7 +60,7 @@ def test_csv_reads_back_in_full_precision(table: Table) -> None:
     assert json.loads(ditto["hyperparameters"])["lam"] == 0.1
 
 
-def test_json_names_the_runs_and_the_protocol(table: Table) -> None:
+def test_json_names_the_runs_and_the_protocol(table: AccuracyTable) -> None:
     document = json.loads(render(table.grid(), "json"))
     assert document["cells"][0]["runs"] == [1, 4]
     assert document["cells"][0]["values"] == [98.5, pytest.approx(98.9)]
@@ -71,7 +70,7 @@ def test_json_names_the_runs_and_the_protocol(table: Table) -> None:
     assert document["notes"] == list(table.notes)
 
 
-def test_markdown_cells(table: Table) -> None:
+def test_markdown_cells(table: AccuracyTable) -> None:
     lines = [line for line in render(table.grid(), "markdown").splitlines() if line.startswith("|")]
     head, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert head == ["Method", "MNIST<br>Dir(0.1)", "paper", "verdict", "Cifar10<br>Dir(0.1)"]
@@ -82,7 +81,7 @@ def test_markdown_cells(table: Table) -> None:
     ]
 
 
-def test_latex_is_a_booktabs_table_of_the_same_cells(table: Table) -> None:
+def test_latex_is_a_booktabs_table_of_the_same_cells(table: AccuracyTable) -> None:
     text = render(table.grid(), "latex")
     columns = re.search(r"\\begin\{tabular\}\{(l+r+)\}", text)
     assert columns is not None
@@ -95,7 +94,7 @@ def test_latex_is_a_booktabs_table_of_the_same_cells(table: Table) -> None:
     assert text.count("{") == text.count("}")
 
 
-def test_latex_has_a_label_and_keeps_commands_and_runs_in_comments(table: Table) -> None:
+def test_latex_has_a_label_and_keeps_commands_and_runs_in_comments(table: AccuracyTable) -> None:
     notes = ("Times of A.", "`pflbench runs show` names B.", "Not run; next: pflbench run -m x.", "--status any shows it.")
     grid = replace(table.grid().with_runs(), title="Average ranks", notes=notes)
     text = render(grid, "latex")
@@ -109,9 +108,9 @@ def test_latex_has_a_label_and_keeps_commands_and_runs_in_comments(table: Table)
     assert "% runs of Ditto, MNIST, Dir(0.1): 2, 5" in comments
 
 
-def test_a_wide_latex_table_takes_both_columns_in_blocks_of_the_pages_width(table: Table) -> None:
+def test_a_wide_latex_table_takes_both_columns_in_blocks_of_the_pages_width(table: AccuracyTable) -> None:
     def made(columns: int, head: str = "MNIST") -> str:
-        column = Column((head,), (Entry("98.70 ± 0.20"), Entry("α_f Σ")))
+        column = Column((head,), (CellText("98.70 ± 0.20"), CellText("α_f Σ")))
         return render(replace(table.grid(), columns=(column,) * columns), "latex")
 
     narrow, wide, split = made(2), made(5), made(20)
@@ -122,7 +121,7 @@ def test_a_wide_latex_table_takes_both_columns_in_blocks_of_the_pages_width(tabl
     assert split.count(r"$\alpha_f$ $\Sigma$") == 20
 
 
-def test_text_shows_cells_best_and_notes(table: Table) -> None:
+def test_text_shows_cells_best_and_notes(table: AccuracyTable) -> None:
     text = render(table.grid(), "text")
     lines = text.splitlines()
     for row, cells in (
@@ -173,7 +172,7 @@ def test_names_with_special_characters_do_not_break_latex_or_markup(engine: Engi
     assert "my_100%[red]" in render(table.grid(), "text")
 
 
-def test_an_unknown_format_is_refused(table: Table) -> None:
+def test_an_unknown_format_is_refused(table: AccuracyTable) -> None:
     assert list(FORMATS) == ["text", "markdown", "latex", "csv", "json"]
     with pytest.raises(UserError, match=r"Did you mean 'latex'(.|\n)*csv, json"):
         render(table.grid(), "latx")
@@ -181,7 +180,7 @@ def test_an_unknown_format_is_refused(table: Table) -> None:
 
 def test_what_does_not_fit_is_split_between_settings_and_every_part_names_its_own() -> None:
     def column(*head: str, beside: bool = False) -> Column:
-        return Column(head, (Entry("12.34 ± 0.56"),), beside)
+        return Column(head, (CellText("12.34 ± 0.56"),), beside)
 
     columns = (
         column("MNIST", "Dir(0.1)"),

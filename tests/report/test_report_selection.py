@@ -13,8 +13,9 @@ from support.command import Shell
 from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import accuracy, selection
+from pflbench.report import selection
 from pflbench.report.selection import Filters
+from pflbench.report.tables import accuracy
 from pflbench.store import database as db
 from pflbench.store import runs
 from pflbench.store.runs import Select

@@ -14,12 +14,14 @@ from sqlalchemy import Engine
 from support.report_database import HYPERPARAMETERS, add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import paper, papertable, ranks
-from pflbench.report.accuracy import Table, build
-from pflbench.report.cell import Cell
-from pflbench.report.render import FORMATS, render
+from pflbench.report import paper
 from pflbench.report.selection import Filters
-from pflbench.report.statistics import Wanted, compare, deviation, holm, interval, least_p, paired
+from pflbench.report.statistics import Statistics, compare, deviation, holm, interval, least_p, paired
+from pflbench.report.tables import paper as papertable
+from pflbench.report.tables import ranks
+from pflbench.report.tables.accuracy import AccuracyTable, build
+from pflbench.report.tables.cell import Cell
+from pflbench.report.tables.grid import FORMATS, render
 from pflbench.store import database as db
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
@@ -37,7 +39,7 @@ def add(engine: Engine, method: str, values: list[float], first: int = 0, **fiel
         add_run(engine, spec(method, seed, hyperparameters=HYPERPARAMETERS[method], **fields), [value])  # type: ignore[arg-type]
 
 
-def cell(table: Table, row: str, column: int = 0) -> Cell:
+def cell(table: AccuracyTable, row: str, column: int = 0) -> Cell:
     found = table.cells[[r.label for r in table.rows].index(row)][column]
     assert found is not None
     return found
@@ -276,7 +278,7 @@ def test_intervals_and_sample_std_stand_in_the_table(engine: Engine) -> None:
 )
 def test_impossible_wishes_are_refused(fields: dict[str, object], text: str) -> None:
     with pytest.raises(UserError, match=text):
-        Wanted(**fields)  # type: ignore[arg-type]
+        Statistics(**fields)  # type: ignore[arg-type]
 
 
 # Ranks

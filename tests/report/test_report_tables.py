@@ -20,18 +20,20 @@ from pflbench.cli.options import wish
 from pflbench.cli.run import run as run_command
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
-from pflbench.report import TABLES, blocks, cell, paper
-from pflbench.report.papertable import Part, Table, build
-from pflbench.report.render import FORMATS, render
+from pflbench.report import blocks, paper
+from pflbench.report.declared import TABLES
+from pflbench.report.needs import Planned
 from pflbench.report.selection import Filters
-from pflbench.report.tables import TABLES as DECLARED
-from pflbench.report.tables import Planned
+from pflbench.report.tables import cell
+from pflbench.report.tables.grid import FORMATS, render
+from pflbench.report.tables.paper import PaperTable, PlaceCells, build
 from pflbench.run.plan import Wish, plan
 from pflbench.spec import RunSpec
 from pflbench.store import database as db
 from pflbench.store.runs import Select
 from pflbench.store.write import RoundRecord, create_run, update_run, write_round
 
+DECLARED = {name: table.needs for name, table in TABLES.items() if table.needs and name != "ranks"}
 SHOWN = [name for name in DECLARED if name not in ("accuracy", "overhead")]
 EVERY = [planned for table in DECLARED.values() for planned in table.needed]
 
@@ -60,12 +62,12 @@ def add(engine: Engine, of: Planned, *accuracies: float, **train: Any) -> list[i
     return [add_run(engine, one, [0.01, value / 100]) for one, value in zip(found, accuracies, strict=True)]
 
 
-def part(table: Table, title: str) -> Part:
+def part(table: PaperTable, title: str) -> PlaceCells:
     (found,) = [part for part in table.parts if part.title == title]
     return found
 
 
-def verdict(table: Table, row: str, column: int = 0) -> str | None:
+def verdict(table: PaperTable, row: str, column: int = 0) -> str | None:
     return table.parts[column].verdicts[[line.label for line in table.lines].index(row)]
 
 
@@ -158,11 +160,11 @@ def test_difference_and_verdict_by_hand(engine: Engine) -> None:
     assert "† protocol differs (Tiny-ImageNet, Dir(0.5), 20 rounds): rounds 20 instead of 2000." in table.notes
 
 
-def reference(mean: float, std: float | None = None) -> paper.Reference:
-    return paper.Reference("Table 2", DECLARED["accuracy"].places[0], "fedavg", mean, std)
+def reference(mean: float, std: float | None = None) -> paper.PrintedValue:
+    return paper.PrintedValue("Table 2", DECLARED["accuracy"].places[0], "fedavg", mean, std)
 
 
-def a_cell(mean: float, of: paper.Reference | None, *differences: str) -> cell.Cell:
+def a_cell(mean: float, of: paper.PrintedValue | None, *differences: str) -> cell.Cell:
     return cell.Cell(mean, 0, (1,), (0,), (mean,), (1,), False, of, differences)
 
 
@@ -377,7 +379,7 @@ def test_every_table_in_every_format(name: str, engine: Engine) -> None:
     run = create_run(engine, one, {})
     update_run(engine, run, status="finished")
     write_round(engine, run, RoundRecord(round=0, accuracy=0.25, series={"central": (0.25, 1.0)}))
-    table: Table = TABLES[name].load()(engine)
+    table: PaperTable = TABLES[name].load()(engine)
     assert (first.reference is not None) == DECLARED[name].printed
     for format in FORMATS:
         text = render(table.grid(), format)
@@ -405,7 +407,7 @@ def test_runs_names_the_runs_of_every_cell(
 
 
 def test_the_accuracy_table_has_verdicts_too(engine: Engine) -> None:
-    from pflbench.report.accuracy import build as accuracy
+    from pflbench.report.tables.accuracy import build as accuracy
 
     place = {"dataset": "mnist", "partition": ("dirichlet", 0.1)}
     add(engine, planned("accuracy", "fedavg", **place), 98.5)

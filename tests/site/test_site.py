@@ -25,9 +25,10 @@ from support.site_database import MADE, RUNNING, SNEAKY, fill
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import PLOTS, papermap
-from pflbench.report.grid import Column, Entry, Grid
+from pflbench.report import papermap
+from pflbench.report.declared import PLOTS
 from pflbench.report.selection import Filters
+from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.site import html, page, runs, serve
 from pflbench.site.page import Page, build
 from pflbench.site.tables import HeadGroup, sort_value, view
@@ -114,7 +115,7 @@ def test_the_numbers_of_the_tables_are_those_of_the_database(engine: Engine) -> 
 
 
 def test_every_table_and_figure_is_there_or_among_those_left_out(engine: Engine) -> None:
-    from pflbench.report import TABLES
+    from pflbench.report.declared import TABLES
 
     built, text = made(engine)
     missing = {kind: {one.name for one in built.missing if one.kind == kind} for kind in ("table", "plot")}
@@ -217,7 +218,7 @@ def test_cells_are_sorted_by_the_number_they_begin_with(text: str, value: str) -
 
 def test_columns_of_a_setting_stand_under_its_head() -> None:
     heads = (("MNIST", "best %"), ("", "total s"), ("Cifar10", "best %"), ("", "total s"))
-    grid = Grid("T", ("a",), tuple(Column(head, (Entry("1"),)) for head in heads), (), ({"x": 1},), (3, 1, 3))
+    grid = Grid("T", ("a",), tuple(Column(head, (CellText("1"),)) for head in heads), (), ({"x": 1},), (3, 1, 3))
     shown = view("t", "", grid)
     assert shown.groups == (HeadGroup(("MNIST",), 2), HeadGroup(("Cifar10",), 2))
     assert shown.heads == (("best %",), ("total s",), ("best %",), ("total s",))

@@ -1,4 +1,4 @@
-"""One file per figure of `report.PLOTS`: its numbers, `plot` for print, and `page` for a page, with every value on hover.
+"""One file per figure of `declared.PLOTS`: its numbers, `plot` for print, and `page` for a page, with every value on hover.
 
 Both draw the same numbers. Plotly itself is the page's: nothing here imports it.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from itertools import count
 
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError, unknown
-from pflbench.report import PLOTS
+from pflbench.report.declared import PLOTS
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
 
@@ -25,8 +24,7 @@ def pages(name: str, engine: Engine, filters: Filters = Filters()) -> tuple[Inte
     """
     if name not in PLOTS:
         raise unknown("figure", name, PLOTS)
-    module = import_module(PLOTS[name].target.partition(":")[0])
-    made = tuple(_distinct(module.page(engine, filters)))
+    made = tuple(_distinct(PLOTS[name].load("page")(engine, filters)))
     if not made:
         raise UserError("There is nothing to draw.")
     return made

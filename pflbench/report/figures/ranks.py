@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.report import ranks, style, web
+from pflbench.report import style, web
 from pflbench.report.arrangement import protocol
 from pflbench.report.layout import COLUMN, PAGE, Sheet, scale
-from pflbench.report.ranks import Ranks
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL
+from pflbench.report.tables import ranks
+from pflbench.report.tables.ranks import Ranks
 from pflbench.report.web import Interactive, Json
 from pflbench.store.runs import Select
 

@@ -1,4 +1,4 @@
-"""A Grid as text (Rich), Markdown, LaTeX (booktabs), CSV or JSON.
+"""What every table is made of, whatever it shows; and the same as text (Rich), Markdown, LaTeX (booktabs), CSV or JSON.
 
 Text, Markdown and LaTeX show the same grid. CSV (a line per cell) and JSON carry every number in full precision, and the runs
 behind it.
@@ -11,9 +11,10 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pflbench.errors import unknown
-from pflbench.report.grid import Column, Entry, Grid
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -22,6 +23,56 @@ _LATEX = {
 }  # fmt: skip
 _HEAD = 24  # characters of a head's line beyond which it is broken at its commas
 _LATEX_COLUMN, _LATEX_PAGE = 50, 110  # characters in a column of text, and over a page in \footnotesize
+
+
+@dataclass(frozen=True)
+class CellText:
+    text: str
+    best: bool = False
+    runs: tuple[int, ...] = ()  # those it is made of
+
+
+@dataclass(frozen=True)
+class Column:
+    """beside: it belongs to the column before it, whose head names the setting of both."""
+
+    head: tuple[str, ...]
+    entries: tuple[CellText, ...]
+    beside: bool = False
+
+    def under(self, first: Column) -> Column:
+        """The same, standing alone: with the setting that `first` names, above its own head."""
+        blank = next((k for k, line in enumerate(self.head) if line), len(self.head))
+        return replace(self, head=(*(first.head[:blank] if blank else first.head), *self.head[blank:]), beside=False)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows, columns of text, notes, and the numbers behind them.
+
+    columns[j].entries[i] stands in the row labels[i]. records: a line of CSV for each cell, in full precision.
+    """
+
+    title: str
+    labels: tuple[str, ...]
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...]
+    records: tuple[dict[str, Any], ...]
+    runs: tuple[int, ...]  # all that the table is made of
+    document: dict[str, Any] = field(default_factory=dict)  # what JSON says beside the records
+
+    def with_runs(self) -> Grid:
+        """The same with the numbers of its runs in every cell that has any."""
+
+        def named(entry: CellText) -> CellText:
+            if not entry.runs:
+                return entry
+            text = entry.text.removesuffix(" *")
+            numbers = ", ".join(map(str, entry.runs))
+            return replace(entry, text=f"{text} #{numbers}" + entry.text.removeprefix(text))
+
+        columns = (replace(column, entries=tuple(map(named, column.entries))) for column in self.columns)
+        return replace(self, columns=tuple(columns), notes=(*self.notes, "#: the runs of a cell, as in `pflbench runs show`."))
 
 
 def render(table: Grid, format: str = "text", *, width: int | None = None) -> str:
@@ -99,7 +150,7 @@ def _tabular(table: Grid, columns: Sequence[Column]) -> list[str]:
         inner = r" \\ ".join(parts)
         return rf"\shortstack[r]{{{inner}}}" if len(parts) > 1 else inner
 
-    def entry(e: Entry) -> str:
+    def entry(e: CellText) -> str:
         text = "--" if e.text == "-" else _escape(_bare(e.text))
         return rf"\textbf{{{text}}}" if e.best else text
 

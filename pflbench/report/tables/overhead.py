@@ -5,27 +5,90 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError, unknown
-from pflbench.report import table3
-from pflbench.report.accuracy import PAPER, Paper
+from pflbench.papers import values
+from pflbench.report import paper as papers
 from pflbench.report.arrangement import Arranged, Row, SharedSetting
-from pflbench.report.cell import difference_notes
-from pflbench.report.grid import Column, Entry, Grid
-from pflbench.report.selection import Filters
-from pflbench.report.table3 import Printed
+from pflbench.report.declared import TABLES
+from pflbench.report.selection import BEST, Filters
+from pflbench.report.tables.accuracy import PAPER, Paper
+from pflbench.report.tables.cell import difference_notes
+from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.rounds import Cost, costs
 
 BASELINE = "fedavg"
 TOLERANCE = 0.5  # points
 
 
+# Parameters that a client sends and receives in a round (methods.md 1.18): of Table 3, and of the methods that it lacks. Sigma:
+# those of a model; alpha_f: the share of its feature extractor; M: the models that a client receives.
+_OTHERS = {"local": "0", "heurfedamp": "2 Σ", "feddeper": "2 Σ", "elastic": "3 Σ"}
+
+
 @dataclass(frozen=True)
-class Cell:
+class PrintedCost:
+    """What Table 3 has of a method; times in seconds.
+
+    initial: ALA's initial stage. multiple: communication over Sigma, None for FedRep's.
+    """
+
+    total: float
+    initial: float | None
+    iteration: float
+    multiple: float | None
+
+    @property
+    def rounds(self) -> float:
+        """Iterations until convergence, which total and iteration imply."""
+        return (self.total - (self.initial or 0.0)) / self.iteration
+
+
+@cache
+def table_3() -> dict[str, PrintedCost]:
+    """By method."""
+    found: dict[str, dict[str, float]] = {}
+    for value in values():
+        if value.table == "table3" and value.mean is not None:
+            found.setdefault(papers.name(value.method), {})[value.metric] = value.mean
+    return {
+        method: PrintedCost(
+            60 * own["total_time_min"],
+            60 * own["total_time_min_initial_stage"] if "total_time_min_initial_stage" in own else None,
+            60 * own["time_per_iter_min"],
+            own.get("comm_params_per_iter_in_units_of_Sigma"),
+        )
+        for method, own in found.items()
+    }
+
+
+@cache
+def _formulas() -> dict[str, str]:
+    said = {papers.name(v.method): v.setting["formula"] for v in values() if v.table == "table3" and "formula" in v.setting}
+    plain = {m: f.replace("alpha_f", "α_f").replace("Sigma", "Σ").replace("*", " ").replace("+", " + ") for m, f in said.items()}
+    return {**plain, **_OTHERS}
+
+
+def formula(method: str) -> str:
+    """'2 Σ'; plugging in ALA changes nothing. Nothing for a plug-in's method."""
+    return _formulas().get(method.partition("+ala")[0], "")
+
+
+def _differences(spec: dict[str, Any]) -> tuple[str, ...] | None:
+    """What sets a run's protocol apart from the table's; None where dataset, model or partition is another."""
+    (place,) = TABLES["overhead"].needs.places
+    if not papers.is_at(spec, place):
+        return None
+    return papers.differences(spec, BEST, place)
+
+
+@dataclass(frozen=True)
+class CostCell:
     """One method in one setting: means over its runs. `relative`: to FedAvg in the same setting.
 
     paper: what Table 3 has of the method, where its setting is the table's; differences: what of the protocol is not.
@@ -35,24 +98,24 @@ class Cell:
     runs: tuple[int, ...]
     relative: float | None
     formula: str
-    paper: Printed | None = None
+    paper: PrintedCost | None = None
     differences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Table:
+class OverheadTable:
     """cells[i][j] is rows[i] in settings[j]; None where there are no runs."""
 
     settings: tuple[SharedSetting, ...]
     rows: tuple[Row, ...]
-    cells: tuple[tuple[Cell | None, ...], ...]
+    cells: tuple[tuple[CostCell | None, ...], ...]
     notes: tuple[str, ...]
 
     def grid(self) -> Grid:
         columns = [
             Column(
                 (*(setting.head if k == 0 else ("",) * len(setting.head)), *head),
-                tuple(Entry(_text(c, show), runs=c.runs if c and k == 0 else ()) for c in cells),
+                tuple(CellText(_text(c, show), runs=c.runs if c and k == 0 else ()) for c in cells),
                 beside=k > 0,
             )
             for setting, cells in zip(self.settings, zip(*self.cells, strict=True), strict=True)
@@ -91,7 +154,7 @@ def build(
     *,
     tolerance: float = TOLERANCE,
     paper: Paper = "auto",
-) -> Table:
+) -> OverheadTable:
     """Costs of each method in each setting, means over its runs, beside FedAvg's.
 
     paper: as of `accuracy.build`; other datasets, models and partitions never have a value. tolerance: a run has converged at the
@@ -124,7 +187,7 @@ def build(
         *_devices(found.settings),
         *found.notes,
     )
-    return Table(found.settings, found.rows, tuple(map(tuple, cells)), notes)
+    return OverheadTable(found.settings, found.rows, tuple(map(tuple, cells)), notes)
 
 
 def _devices(settings: Sequence[SharedSetting]) -> list[str]:
@@ -132,7 +195,7 @@ def _devices(settings: Sequence[SharedSetting]) -> list[str]:
     return said if settings else []
 
 
-def _paper_notes(found: Arranged, cells: Sequence[Sequence[Cell | None]]) -> list[str]:
+def _paper_notes(found: Arranged, cells: Sequence[Sequence[CostCell | None]]) -> list[str]:
     shown = [
         (row.label, setting.title, cell.differences)
         for row, line in zip(found.rows, cells, strict=True)
@@ -155,41 +218,41 @@ def _mean(group: Sequence[Cost]) -> dict[str, float | None]:
     }
 
 
-def _cell(means: dict[tuple[int, int], Any], found: Arranged, i: int, j: int) -> Cell | None:
+def _cell(means: dict[tuple[int, int], Any], found: Arranged, i: int, j: int) -> CostCell | None:
     if (i, j) not in means:
         return None
     cost, runs = means[i, j]
     baseline = next((means[k, j][0] for k, row in enumerate(found.rows) if row.method == BASELINE and (k, j) in means), None)
     relative = cost["seconds_round"] / baseline["seconds_round"] if baseline and baseline["seconds_round"] else None
-    return Cell(cost, runs, relative, table3.formula(found.rows[i].method))
+    return CostCell(cost, runs, relative, formula(found.rows[i].method))
 
 
-def _with_paper(cell: Cell | None, found: Arranged, i: int, j: int, shown: Paper) -> Cell | None:
-    printed = table3.printed().get(found.rows[i].method)
-    if cell is None or printed is None or shown == "never":
+def _with_paper(cell: CostCell | None, found: Arranged, i: int, j: int, shown: Paper) -> CostCell | None:
+    own = table_3().get(found.rows[i].method)
+    if cell is None or own is None or shown == "never":
         return cell
-    differences = table3.differences(found.cells[i, j][0].spec)
+    differences = _differences(found.cells[i, j][0].spec)
     if differences is None or (differences and shown == "auto"):
         return cell
-    return replace(cell, paper=printed, differences=differences)
+    return replace(cell, paper=own, differences=differences)
 
 
-def _relative(cell: Cell) -> float | None:
-    return cell.paper.iteration / table3.printed()[BASELINE].iteration if cell.paper else None
+def _relative(cell: CostCell) -> float | None:
+    return cell.paper.iteration / table_3()[BASELINE].iteration if cell.paper else None
 
 
-def _columns(cells: Sequence[Cell | None]) -> list[tuple[tuple[str, ...], Any]]:
+def _columns(cells: Sequence[CostCell | None]) -> list[tuple[tuple[str, ...], Any]]:
     """With the paper's columns beside ours where one of these cells has its values."""
     compared = any(cell and cell.paper for cell in cells)
     return [(head, show) for head, show, is_paper in _COLUMNS if compared or not is_paper]
 
 
-def _text(cell: Cell | None, show: Any) -> str:
+def _text(cell: CostCell | None, show: Any) -> str:
     return "-" if cell is None else show(cell)
 
 
 def _number(name: str, form: str, scale: float = 1.0) -> Any:
-    def show(cell: Cell) -> str:
+    def show(cell: CostCell) -> str:
         value = cell.cost[name]
         return "-" if value is None else format(value * scale, form)
 
@@ -197,7 +260,7 @@ def _number(name: str, form: str, scale: float = 1.0) -> Any:
 
 
 def _paper(of: Any, form: str) -> Any:
-    def show(cell: Cell) -> str:
+    def show(cell: CostCell) -> str:
         value = of(cell) if cell.paper else None
         return "" if value is None else format(value, form) + " †" * bool(cell.differences)
 

@@ -10,14 +10,14 @@ from typing import Literal
 from sqlalchemy import Engine
 
 from pflbench.errors import unknown
-from pflbench.report import cell as cellular
 from pflbench.report import labels, selection
 from pflbench.report import paper as reference
 from pflbench.report import statistics as stats
 from pflbench.report.arrangement import Row, SharedSetting
-from pflbench.report.cell import Cell as Cell
-from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.selection import Filters
+from pflbench.report.tables import cell as cellular
+from pflbench.report.tables.cell import Cell as Cell
+from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.runs import Result, Select
 
 Paper = Literal["auto", "always", "never"]
@@ -37,12 +37,12 @@ _PROTOCOL = {
 
 
 @dataclass(frozen=True)
-class Table:
+class AccuracyTable:
     """cells[i][j] is rows[i] in settings[j]; None where there are no runs."""
 
     title: str
     select: str
-    wanted: stats.Wanted
+    wanted: stats.Statistics
     settings: tuple[SharedSetting, ...]
     rows: tuple[Row, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
@@ -74,16 +74,16 @@ def build(
     ci: float | None = None,
     test: stats.Test | None = None,
     against: str | None = None,
-) -> Table:
+) -> AccuracyTable:
     """Mean and std over the runs (seeds) of each method in each setting; the best are marked, ties too.
 
     `paper`: 'auto' shows the paper's value where the protocol is the paper's, 'always' also where it is not (marked,
-    with the differences), 'never' not at all. std, ci, test, against: see `statistics.Wanted`. Raises UserError for unknown
+    with the differences), 'never' not at all. std, ci, test, against: see `statistics.Statistics`. Raises UserError for unknown
     names and when there is nothing to show.
     """
     if paper not in PAPER:
         raise unknown("value of --paper", paper, PAPER)
-    wanted = stats.Wanted(std, ci, test, against)
+    wanted = stats.Statistics(std, ci, test, against)
     rule = selection.parse(select) if isinstance(select, str) else select
     found = filters.select(engine, rule)
     cells: list[list[Cell | None]] = [[None] * len(found.settings) for _ in found.rows]
@@ -103,10 +103,10 @@ def build(
     if used < rule.last:
         notes.append(f"A run with fewer than {rule.last} evaluated rounds counts with all it has (shortest: {used}).")
     notes += [*protocol(found.settings), *_paper_notes(found.rows, found.settings, cells), *found.notes]
-    return Table("Accuracy", str(rule), wanted, found.settings, found.rows, tuple(map(tuple, cells)), tuple(notes))
+    return AccuracyTable("Accuracy", str(rule), wanted, found.settings, found.rows, tuple(map(tuple, cells)), tuple(notes))
 
 
-def _cell(runs: Sequence[Result], select: Select, paper: Paper, wanted: stats.Wanted) -> Cell:
+def _cell(runs: Sequence[Result], select: Select, paper: Paper, wanted: stats.Statistics) -> Cell:
     match = None if paper == "never" else reference.find(runs[0].spec, select)
     if match and match.differences and paper == "auto":
         match = None
@@ -172,7 +172,7 @@ def _shared(spec: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in spec.items() if key not in ("method", "seed")}
 
 
-def _records(table: Table) -> list[dict[str, object]]:
+def _records(table: AccuracyTable) -> list[dict[str, object]]:
     """One record per cell that holds runs; accuracies in percent."""
     return [
         {
@@ -197,14 +197,14 @@ def _records(table: Table) -> list[dict[str, object]]:
     ]
 
 
-def _columns(table: Table) -> list[Column]:
+def _columns(table: AccuracyTable) -> list[Column]:
     numbers = {cell.n for row in table.cells for cell in row if cell}
     columns = []
     for setting, cells in zip(table.settings, zip(*table.cells, strict=True), strict=True):
         columns.append(Column(setting.head, tuple(cellular.ours(cell, len(numbers) > 1) for cell in cells)))
         if any(cell and cell.paper for cell in cells):
             columns.append(Column(("paper",), tuple(cellular.papers(cell and cell.paper, cell) for cell in cells), beside=True))
-            columns.append(Column(("verdict",), tuple(Entry((cell and cell.verdict) or "") for cell in cells), beside=True))
+            columns.append(Column(("verdict",), tuple(CellText((cell and cell.verdict) or "") for cell in cells), beside=True))
         if table.wanted.test is not None:
             columns += cellular.columns_of_test(cells, table.wanted.test)
     return columns

@@ -12,10 +12,10 @@ from sqlalchemy import Engine
 from pflbench.errors import NothingYet
 from pflbench.report import selection
 from pflbench.report.arrangement import Row, SharedSetting
-from pflbench.report.grid import Column, Entry, Grid
 from pflbench.report.labels import counted
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL, p_text
+from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.runs import Select
 
 _FEWEST = 10  # settings, below which the distribution of Friedman's statistic is only roughly that of chi squared
@@ -57,12 +57,12 @@ class Ranks:
         columns = (
             Column(
                 ("average", "rank"),
-                tuple(Entry(f"{self.average[i]:.2f}" + " *" * (i == top), i == top, self.runs[i]) for i in order),
+                tuple(CellText(f"{self.average[i]:.2f}" + " *" * (i == top), i == top, self.runs[i]) for i in order),
             ),
-            Column(("mean over", "settings"), tuple(Entry(f"{self.accuracy[i].mean():.2f}") for i in order)),
+            Column(("mean over", "settings"), tuple(CellText(f"{self.accuracy[i].mean():.2f}") for i in order)),
             Column(
                 ("p (Nemenyi)", f"against {self.rows[top].label}"),
-                tuple(Entry("" if i == top else p_text(float(self.nemenyi[i, top]))) for i in order),
+                tuple(CellText("" if i == top else p_text(float(self.nemenyi[i, top]))) for i in order),
             ),
         )
         records = tuple(

@@ -14,15 +14,17 @@ from typing import Any
 from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet, UserError, unknown
-from pflbench.report import accuracy, blocks, labels, paper, selection, tables
-from pflbench.report import cell as cellular
+from pflbench.report import blocks, labels, paper, selection
 from pflbench.report import statistics as stats
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange
-from pflbench.report.cell import Cell
-from pflbench.report.grid import Column, Entry, Grid
-from pflbench.report.paper import Place, Reference
+from pflbench.report.declared import TABLES
+from pflbench.report.needs import MethodLine, Planned, TableNeeds
+from pflbench.report.paper import Place, PrintedValue
 from pflbench.report.selection import TEST_LABELS_NOTE, Filters
-from pflbench.report.tables import Declared, Line, Planned
+from pflbench.report.tables import accuracy
+from pflbench.report.tables import cell as cellular
+from pflbench.report.tables.cell import Cell
+from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.rounds import CENTRAL, by_series
 from pflbench.store.runs import Among, Select, distinct
 
@@ -30,7 +32,7 @@ _UNPRINTED = "No paper's values stand beside these: what is at hand of FedAMP's 
 
 
 @dataclass(frozen=True)
-class Part:
+class PlaceCells:
     """A column of cells: a place with one of the settings in which it was run, or with none. All lists are by line."""
 
     place: Place
@@ -38,7 +40,7 @@ class Part:
     head: tuple[str, ...]
     cells: tuple[Cell | None, ...]
     rows: tuple[Row | None, ...]  # what each cell's runs are: version, hyperparameters
-    references: tuple[Reference | None, ...]
+    references: tuple[PrintedValue | None, ...]
     verdicts: tuple[str | None, ...]
     improvements: tuple[float | None, ...]  # by ALA, in points; None where not run or where the table has none
 
@@ -48,14 +50,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     name: str
-    declared: Declared
+    declared: TableNeeds
     select: str
     paper: accuracy.Paper
-    wanted: stats.Wanted
-    lines: tuple[Line, ...]
-    parts: tuple[Part, ...]
+    wanted: stats.Statistics
+    lines: tuple[MethodLine, ...]
+    parts: tuple[PlaceCells, ...]
     notes: tuple[str, ...]
 
     def grid(self) -> Grid:
@@ -77,14 +79,14 @@ def build(
     engine: Engine,
     filters: Filters = Filters(),
     *,
-    declared: Declared | None = None,
+    declared: TableNeeds | None = None,
     select: Select | str = "best",
     paper: accuracy.Paper = "always",
     std: stats.Std = "population",
     ci: float | None = None,
     test: stats.Test | None = None,
     against: str | None = None,
-) -> Table:
+) -> PaperTable:
     """The table `name` of `tables.TABLES`, of its rows and columns those that the filters name.
 
     declared: another declaration in its place, as of a part of it. paper: 'always' marks the paper's values where the protocol
@@ -94,7 +96,7 @@ def build(
     if paper not in accuracy.PAPER:
         raise unknown("value of --paper", paper, accuracy.PAPER)
     rule = selection.parse(select) if isinstance(select, str) else select
-    planned = declared or tables.TABLES[name]
+    planned = declared or TABLES[name].needs
     among, declared = filters.among(engine), _filtered(planned.with_beside(), filters)
     wanted = declared.wanted(std, ci, test, against)
     paper = paper if planned.printed else "never"
@@ -118,10 +120,10 @@ def build(
     ]
     if any(cell.test_labels for cell in cells):
         notes.append(TEST_LABELS_NOTE)
-    return Table(name, declared, str(rule), paper, wanted, declared.lines, tuple(parts), tuple(notes))
+    return PaperTable(name, declared, str(rule), paper, wanted, declared.lines, tuple(parts), tuple(notes))
 
 
-def _filtered(declared: Declared, filters: Filters) -> Declared:
+def _filtered(declared: TableNeeds, filters: Filters) -> TableNeeds:
     """The part of the table that the filters name, each by name or title."""
     lines = named("method", filters.methods, declared.lines, lambda x: (x.method, labels.method_title(x.method)))
     places = named("dataset", filters.datasets, declared.places, lambda x: x.names)
@@ -141,7 +143,7 @@ def named(kind: str, asked: Iterable[str], items: tuple[Any, ...], names: Any) -
 
 
 def _collected(
-    engine: Engine, among: Among, name: str, declared: Declared, rule: Select, status: Collection[str]
+    engine: Engine, among: Among, name: str, declared: TableNeeds, rule: Select, status: Collection[str]
 ) -> tuple[Arranged, list[str]]:
     """The runs that belong to the table, arranged, and what was left out, in words."""
     methods = _present(engine, among, "method", {cell.line.method for cell in declared.needed})
@@ -169,13 +171,13 @@ def _present(engine: Engine, among: Among, column: Any, wanted: Collection[str])
     return [text for text, name in named if name in wanted or name.partition(":")[0] in wanted]
 
 
-def _nothing(name: str, declared: Declared) -> UserError:
+def _nothing(name: str, declared: TableNeeds) -> UserError:
     first = next((cell for cell in declared.needed if cell.known and cell.place not in declared.beside), None)
     hint = f"A first part of it: {first.command}" if first else "pflbench does not have its datasets."
     return NothingYet(f"Nothing of the table '{name}' ({declared.source}) was run yet.", hint)
 
 
-def _place(spec: dict[str, Any], declared: Declared) -> Place | None:
+def _place(spec: dict[str, Any], declared: TableNeeds) -> Place | None:
     """The nearest of the table's places to which a run belongs; None if a place of another table is nearer."""
     here = {"clients": spec["partition"]["clients"], "join_ratio": spec["train"]["join_ratio"]}
     fits = [
@@ -186,8 +188,9 @@ def _place(spec: dict[str, Any], declared: Declared) -> Place | None:
     nearest = min(fits, key=lambda place: _distance(spec, place), default=None)
     if nearest is None or any(
         paper.is_at(spec, other) and _distance(spec, other) < _distance(spec, nearest)
-        for table in tables.TABLES.values()
-        for other in table.places
+        for table in TABLES.values()
+        if table.needs
+        for other in table.needs.places
     ):
         return None
     return nearest
@@ -197,12 +200,12 @@ def _distance(spec: dict[str, Any], place: Place) -> int:
     return len(paper.setting_differences(spec, place))
 
 
-def _matches(method: dict[str, Any], line: Line) -> bool:
+def _matches(method: dict[str, Any], line: MethodLine) -> bool:
     own = method["hyperparameters"]
     return bool(method["name"] == line.method and all(own.get(name) == value for name, value in line.varied))
 
 
-def _parts(declared: Declared, place: Place, found: Arranged, rule: Select, wanted: stats.Wanted) -> list[Part]:
+def _parts(declared: TableNeeds, place: Place, found: Arranged, rule: Select, wanted: stats.Statistics) -> list[PlaceCells]:
     here = [j for j, setting in enumerate(found.settings) if _place(setting.spec, declared) == place]
     planned = [declared.planned(line, place) for line in declared.lines]
     filled = {j: [_filled(found, j, cell, rule, wanted) for cell in planned] for j in here}
@@ -217,14 +220,14 @@ def _parts(declared: Declared, place: Place, found: Arranged, rule: Select, want
         gains = tuple(_improvement(found, j, *pair) for pair in filled[j]) if declared.extra == "improvement" else empty
         leader = None
         if declared.leader is not None:
-            leader, _ = _filled(found, j, declared.planned(Line(declared.leader), place), rule, wanted)
+            leader, _ = _filled(found, j, declared.planned(MethodLine(declared.leader), place), rule, wanted)
         verdicts = tuple(_verdict(declared, cell, own, leader) for cell, own in zip(planned, cells, strict=True))
-        parts.append(Part(place, found.settings[j], head, cells, rows, printed, verdicts, gains))
+        parts.append(PlaceCells(place, found.settings[j], head, cells, rows, printed, verdicts, gains))
     missing = tuple(_verdict(declared, cell, None, None) for cell in planned)
-    return parts or [Part(place, None, _head(declared, place), empty, empty, printed, missing, empty)]
+    return parts or [PlaceCells(place, None, _head(declared, place), empty, empty, printed, missing, empty)]
 
 
-def _filled(found: Arranged, j: int, planned: Planned, rule: Select, wanted: stats.Wanted) -> tuple[Cell | None, Row | None]:
+def _filled(found: Arranged, j: int, planned: Planned, rule: Select, wanted: stats.Statistics) -> tuple[Cell | None, Row | None]:
     """The runs of a cell in setting j; of several sets of hyperparameters the nearest to the paper's, of versions the newest."""
     fits = []
     for i, row in enumerate(found.rows):
@@ -255,13 +258,15 @@ def _improvement(found: Arranged, j: int, cell: Cell | None, row: Row | None) ->
     return None
 
 
-def _verdict(declared: Declared, planned: Planned, cell: Cell | None, leader: Cell | None) -> str | None:
+def _verdict(declared: TableNeeds, planned: Planned, cell: Cell | None, leader: Cell | None) -> str | None:
     if cell is None and planned not in declared.cells:
         return None  # it cannot be run
     return cellular.judge(cell, leader, declared.leader is not None)
 
 
-def _compared(declared: Declared, parts: Sequence[Part], wanted: stats.Wanted, engine: Engine, rule: Select) -> list[Part]:
+def _compared(
+    declared: TableNeeds, parts: Sequence[PlaceCells], wanted: stats.Statistics, engine: Engine, rule: Select
+) -> list[PlaceCells]:
     """The parts with their best cells marked and their comparisons."""
     names, methods = [line.label for line in declared.lines], [line.method for line in declared.lines]
     cells: cellular.Cells = list(zip(*(part.cells for part in parts), strict=True))
@@ -269,7 +274,7 @@ def _compared(declared: Declared, parts: Sequence[Part], wanted: stats.Wanted, e
     return [replace(part, cells=tuple(column)) for part, column in zip(parts, zip(*cells, strict=True), strict=True)]
 
 
-def _hidden(parts: Sequence[Part], declared: Declared, found: Arranged) -> list[str]:
+def _hidden(parts: Sequence[PlaceCells], declared: TableNeeds, found: Arranged) -> list[str]:
     shown = {run for part in parts for cell in part.cells if cell for run in cell.runs}
     more = [
         run.id
@@ -283,7 +288,7 @@ def _hidden(parts: Sequence[Part], declared: Declared, found: Arranged) -> list[
     return [f"Not shown: {held} with other hyperparameters or an older version; `pflbench table accuracy` has them."]
 
 
-def _paper_notes(declared: Declared, parts: Sequence[Part], shown: accuracy.Paper) -> list[str]:
+def _paper_notes(declared: TableNeeds, parts: Sequence[PlaceCells], shown: accuracy.Paper) -> list[str]:
     if shown == "never":
         return []
     notes = [f"paper: {declared.source}; in brackets our mean minus the paper's."]
@@ -296,7 +301,7 @@ def _paper_notes(declared: Declared, parts: Sequence[Part], shown: accuracy.Pape
     return notes + cellular.difference_notes((line, title, cell.differences) for line, title, cell in cells)
 
 
-def _missing(declared: Declared, parts: Sequence[Part], beside: Collection[Place]) -> list[str]:
+def _missing(declared: TableNeeds, parts: Sequence[PlaceCells], beside: Collection[Place]) -> list[str]:
     """What of the table was not run, and the command for the first of it."""
     cells = [planned for planned in declared.cells if planned.place not in beside]
     run = {(line, part.place) for part in parts for line, cell in zip(declared.lines, part.cells, strict=True) if cell}
@@ -310,7 +315,7 @@ def _missing(declared: Declared, parts: Sequence[Part], beside: Collection[Place
     return notes + [f"pflbench does not have the dataset {name}." for name in foreign]
 
 
-def _head(declared: Declared, place: Place, content: str = "") -> tuple[str, ...]:
+def _head(declared: TableNeeds, place: Place, content: str = "") -> tuple[str, ...]:
     """Dataset, with a content that is not the official one, and partition, and what else differs between its places."""
     alike = [other for other in declared.places if (other.dataset, other.partition) == (place.dataset, place.partition)]
     more = {
@@ -324,35 +329,35 @@ def _head(declared: Declared, place: Place, content: str = "") -> tuple[str, ...
     return ((labels.label_title(place.data) or place.data) + content, *partition, *apart)
 
 
-def _columns(table: Table, part: Part) -> list[Column]:
+def _columns(table: PaperTable, part: PlaceCells) -> list[Column]:
     counts = Counter(cell.n for other in table.parts for cell in other.cells if cell)
     # Neither cell nor verdict: a range beyond the model's blocks.
     cells = zip(part.cells, part.verdicts, strict=True)
-    shown = tuple(cellular.ours(c, len(counts) > 1) if c or verdict else Entry("") for c, verdict in cells)
+    shown = tuple(cellular.ours(c, len(counts) > 1) if c or verdict else CellText("") for c, verdict in cells)
     columns = [Column(part.head, shown)]
     if table.paper != "never":
         printed = tuple(
             cellular.papers(None if table.paper == "auto" and cell and cell.differences else value, cell)
             for value, cell in zip(part.references, part.cells, strict=True)
         )
-        columns += [Column(("paper",), printed), Column(("verdict",), tuple(Entry(text or "") for text in part.verdicts))]
+        columns += [Column(("paper",), printed), Column(("verdict",), tuple(CellText(text or "") for text in part.verdicts))]
     if table.wanted.test is not None:
         columns += cellular.columns_of_test(part.cells, table.wanted.test)
     if table.declared.extra == "improvement":
-        columns.append(Column(("improvement",), tuple(Entry(_number(gain, "+.2f", "-")) for gain in part.improvements)))
+        columns.append(Column(("improvement",), tuple(CellText(_number(gain, "+.2f", "-")) for gain in part.improvements)))
         gains = [paper.improvements().get((line.method, part.place.dataset)) for line in table.lines]
         if table.paper != "never":
-            columns.append(Column(("paper",), tuple(Entry(_number(gain, "+.2f")) for gain in gains)))
+            columns.append(Column(("paper",), tuple(CellText(_number(gain, "+.2f")) for gain in gains)))
     if table.declared.extra == "weights":
         counted = [_weights(line, part.place) for line in table.lines]
-        columns.append(Column(("weights",), tuple(Entry(_number(ours, ",d")) for ours, _, _ in counted)))
+        columns.append(Column(("weights",), tuple(CellText(_number(ours, ",d")) for ours, _, _ in counted)))
         if table.paper != "never":
-            columns.append(Column(("paper",), tuple(Entry(_number(theirs, ",d")) for _, theirs, _ in counted)))
-        columns.append(Column(("range",), tuple(Entry(" ".join(covered)) for _, _, covered in counted)))
+            columns.append(Column(("paper",), tuple(CellText(_number(theirs, ",d")) for _, theirs, _ in counted)))
+        columns.append(Column(("range",), tuple(CellText(" ".join(covered)) for _, _, covered in counted)))
     return [columns[0], *(replace(column, beside=True) for column in columns[1:])]
 
 
-def _weights(line: Line, place: Place) -> tuple[int | None, int | None, tuple[str, ...]]:
+def _weights(line: MethodLine, place: Place) -> tuple[int | None, int | None, tuple[str, ...]]:
     """The weights that ALA learns, ours and the paper's, and the blocks of its range. Nothing for a p beyond the model."""
     varied = dict(line.varied)
     covered = paper.covered().get((place.model, varied["p"]), ())
@@ -364,7 +369,7 @@ def _number(value: float | None, form: str, missing: str = "") -> str:
     return missing if value is None else format(value, form)
 
 
-def _record(table: Table, part: Part, i: int) -> dict[str, Any]:
+def _record(table: PaperTable, part: PlaceCells, i: int) -> dict[str, Any]:
     """A cell, run or not."""
     line, cell, row, reference = table.lines[i], part.cells[i], part.rows[i], part.references[i]
     record: dict[str, Any] = {

@@ -1,12 +1,12 @@
-"""The papers' tables, declared: which method with which hyperparameters, where, and the value that is printed there.
+"""What a table or figure needs: which method with which hyperparameters, where, and the value that is printed there.
 
-`pflbench table NAME` shows such a table from the runs that there are; the cells say which runs it needs.
+These are the words of `declared`. `pflbench table NAME` shows a table from the runs that there are; the cells say which it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,21 +14,21 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import blocks, labels, paper
 from pflbench.report import statistics as stats
-from pflbench.report.paper import Place, Reference
+from pflbench.report.paper import Place, PrintedValue
 
 # The 14 methods of the paper, in the order of its tables.
 METHODS = tuple(name for name in methods.METHODS if name in {r.method for r in paper.references() if r.table == "Table 2"})
 WITH_ALA = tuple(f"{name}+ala" for name in METHODS if (f"{name}+ala", "tiny") in paper.improvements())
 
-# They need all clients in every round (methods.md 6): the paper has no value for them at a join ratio below 1.
-_CROSS_SILO = ("fedamp", "apple")
+# FedAMP and APPLE need all clients in every round (methods.md 6): the paper has no value for them at a join ratio below 1.
+CROSS_DEVICE = tuple(name for name in METHODS if name not in ("fedamp", "apple"))
 _SCHEMES = {"dirichlet": "beta", "pathological": "classes_per_client", "groups": "groups"}
 _FLAGS = {"methods": "-m", "datasets": "-d", "partition": "-p", "settings": "--set"}
 _DEFAULTS = {"join_ratio": 1.0, "rounds": 2000, "local_epochs": 1, "batch_size": 10, "lr": None}
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodLine:
     """A row: a method, and those of its hyperparameters that the table is about. title: what stands before the row."""
 
     method: str
@@ -44,9 +44,9 @@ class Line:
 class Planned:
     """A cell: what has to be run for it, and what the paper has there, if anything."""
 
-    line: Line
+    line: MethodLine
     place: Place
-    reference: Reference | None
+    reference: PrintedValue | None
 
     @property
     def known(self) -> bool:
@@ -85,7 +85,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Declared:
+class TableNeeds:
     """A table. same: of a place, what must agree beside dataset, model and partition for a run to be shown there at all.
 
     compared: the method against which the others are tested over the clients, unless another test is asked for. printed: whether
@@ -96,7 +96,7 @@ class Declared:
 
     title: str
     source: str
-    lines: tuple[Line, ...]
+    lines: tuple[MethodLine, ...]
     places: tuple[Place, ...]
     same: tuple[Literal["clients", "join_ratio"], ...] = ()
     leader: str | None = "fedala"
@@ -105,7 +105,7 @@ class Declared:
     compared: str | None = None
     printed: bool = True
 
-    def with_beside(self) -> Declared:
+    def with_beside(self) -> TableNeeds:
         """The same with those places among its own, by dataset, partition and clients."""
         if not self.beside:
             return self
@@ -121,16 +121,16 @@ class Declared:
     @property
     def needed(self) -> tuple[Planned, ...]:
         """All that has to be run: the cells, the leader, and for the extra columns the methods without ALA."""
-        lines = [Line(line.method.removesuffix("+ala")) for line in self.lines if self.extra == "improvement"]
+        lines = [MethodLine(line.method.removesuffix("+ala")) for line in self.lines if self.extra == "improvement"]
         if self.leader is not None:
-            lines.append(Line(self.leader))
+            lines.append(MethodLine(self.leader))
         shown = {cell.line.method for cell in self.cells}
         more = (self.planned(line, place) for line in lines if line.method not in shown for place in self.places)
         return (*more, *self.cells)
 
-    def wanted(self, std: stats.Std, ci: float | None, test: stats.Test | None, against: str | None) -> stats.Wanted:
+    def wanted(self, std: stats.Std, ci: float | None, test: stats.Test | None, against: str | None) -> stats.Statistics:
         """What to compute, as asked for, or else what the table is about. Raises UserError for clients that nobody tested."""
-        asked = stats.Wanted(std, ci, test or (stats.OVER_CLIENTS if self.compared else None), against)
+        asked = stats.Statistics(std, ci, test or (stats.OVER_CLIENTS if self.compared else None), against)
         if asked.test != stats.OVER_CLIENTS:
             return asked
         if self.places[0].central:
@@ -138,8 +138,34 @@ class Declared:
         own = next((line.label for line in self.lines if line.method == self.compared), None)
         return replace(asked, against=asked.against or own)
 
-    def planned(self, line: Line, place: Place) -> Planned:
+    def of(self, number: str) -> TableNeeds:
+        """The part of it that stands in this table of the FedALA paper: "Table 7"."""
+        there = {reference.place for reference in paper.references() if reference.table == number}
+        return replace(self, places=tuple(place for place in self.places if place in there))
+
+    def planned(self, line: MethodLine, place: Place) -> Planned:
         return Planned(line, place, _printed(line, place) if self.printed else None)
+
+
+@dataclass(frozen=True)
+class FigureNeeds:
+    """A figure and its runs.
+
+    one_seed: it draws the first seed alone. trained: whether it needs runs at all, or data and partition alone. fewest: rounds,
+    below which there is nothing to see. array: what a method observes, in every `observe_every`th round. client, window: whose
+    models are kept, and in which rounds. printed: the places of each of the FedALA paper's figures that it is.
+    """
+
+    source: str
+    cells: tuple[Planned, ...]
+    one_seed: bool = False
+    trained: bool = True
+    fewest: int = 1
+    array: str | None = None
+    observe_every: int = 0
+    client: int | None = None
+    window: tuple[int, int] | None = None
+    printed: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
 
 
 def command(options: Mapping[str, Any]) -> str:
@@ -152,12 +178,12 @@ def command(options: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def _possible(line: Line, place: Place) -> bool:
+def _possible(line: MethodLine, place: Place) -> bool:
     p = dict(line.varied).get("p")
     return p is None or p <= len(blocks.NAMES[place.model])
 
 
-def _printed(line: Line, place: Place) -> Reference | None:
+def _printed(line: MethodLine, place: Place) -> PrintedValue | None:
     usual = paper.hyperparameters(line.method)
     for reference in paper.references():
         same = {**usual, **dict(reference.varied)} == {**usual, **dict(line.varied)}
@@ -172,123 +198,48 @@ def _plain(value: Any) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def _lines(*methods: str) -> tuple[Line, ...]:
-    return tuple(Line(method) for method in methods)
+def lines(*methods: str) -> tuple[MethodLine, ...]:
+    return tuple(MethodLine(method) for method in methods)
 
 
-def _ala(*pairs: tuple[int, int]) -> tuple[Line, ...]:
+def fedala(*pairs: tuple[int, int]) -> tuple[MethodLine, ...]:
     """FedALA with (s, p)."""
-    return tuple(Line("fedala", (("s", float(s)), ("p", p)), f"s = {s}, p = {p}") for s, p in pairs)
+    return tuple(MethodLine("fedala", (("s", float(s)), ("p", p)), f"s = {s}, p = {p}") for s, p in pairs)
 
 
-def _dirichlet(dataset: str, model: str, beta: float = 0.1, **more: Any) -> Place:
+def dirichlet(dataset: str, beta: float = 0.1, model: str = "cnn", **more: Any) -> Place:
     return Place(dataset, model, ("dirichlet", beta), **more)
 
 
-def _pathological(dataset: str, classes: int) -> Place:
-    return Place(dataset, "cnn", ("pathological", float(classes)))
+def pathological(dataset: str, classes: int = 2, **more: Any) -> Place:
+    return Place(dataset, "cnn", ("pathological", float(classes)), **more)
 
 
-_TINY = _dirichlet("tiny", "cnn")
-_TINY_RESNET = _dirichlet("tiny", "resnet18")
-_CIFAR100 = _dirichlet("cifar100", "cnn")
-_AGNEWS = _dirichlet("agnews", "fasttext")
-# FedAMP's three partitions: of its third, groups, the review says no more than what they are.
-_FEDAMP = (paper.EQUAL, ("pathological", 2.0), ("groups", 5.0))
-_POSTER = tuple(dict.fromkeys(r.place for r in paper.references() if r.place.central))
-
-TABLES = {
-    "accuracy": Declared(
-        "Accuracy",
-        "FedALA paper, Table 2 and Table 7 (MNIST)",
-        _lines(*METHODS),
-        (
-            _pathological("mnist", 2),
-            _pathological("cifar10", 2),
-            _pathological("cifar100", 10),
-            _dirichlet("mnist", "cnn"),
-            _dirichlet("cifar10", "cnn"),
-            _CIFAR100,
-            _TINY,
-            _TINY_RESNET,
-            _AGNEWS,
-        ),
-    ),
-    "heterogeneity": Declared(
-        "Heterogeneity",
-        "FedALA paper, Table 4",
-        _lines(*METHODS),
-        (_dirichlet("tiny", "cnn", 0.01), _dirichlet("tiny", "cnn", 0.5), _dirichlet("agnews", "fasttext", 1.0)),
-        beside=(_TINY, _AGNEWS),
-    ),
-    "scalability": Declared(
-        "Scalability",
-        "FedALA paper, Table 4",
-        _lines(*METHODS),
-        (_dirichlet("cifar100", "cnn", clients=50), _dirichlet("cifar100", "cnn", clients=100)),
-        same=("clients", "join_ratio"),
-    ),
-    "applicability": Declared(
-        "Applicability of ALA",
-        "FedALA paper, Table 4",
-        _lines(*WITH_ALA),
-        (_TINY, _CIFAR100),
-        extra="improvement",
-    ),
-    "overhead": Declared("Overhead", "FedALA paper, Table 3", _lines(*METHODS), (_TINY_RESNET,)),
-    "hyperparameters": Declared(
-        "Hyperparameters of FedALA",
-        "FedALA paper, Table 1",
-        _ala((5, 1), (10, 1), (20, 1), (40, 1), (60, 1), (80, 1), (100, 1), (80, 6), (80, 5), (80, 4), (80, 3), (80, 2)),
-        (_TINY_RESNET,),
-        leader=None,
-        extra="weights",
-    ),
-    "range": Declared(
-        "Range of ALA",
-        "FedALA paper, Tables 5 and 6",
-        _ala((80, 4), (80, 3), (80, 2), (80, 1)),
-        (_TINY, _AGNEWS),
-        leader=None,
-        extra="weights",
-    ),
-    "participation": Declared(
-        "Partial participation",
-        "FedALA paper, Table 7",
-        _lines(*(name for name in METHODS if name not in _CROSS_SILO)),
-        (_dirichlet("cifar100", "cnn", clients=100, join_ratio=0.5),),
-        same=("join_ratio",),
-    ),
-    "elastic": Declared(
-        "Elastic Aggregation on a central test set",
-        "Elastic Aggregation's poster",
-        _lines("fedavg", "elastic"),
-        _POSTER,
-        leader=None,
-    ),
-    "partitions": Declared(
-        "Comparison over partitions",
-        "FedAMP, by a review of it",
-        # The review names FedAvg and FedProx; Local and Per-FedAvg show what no and what other personalization gives.
-        _lines("local", "fedavg", "fedprox", "per-fedavg", "fedamp", "heurfedamp"),
-        tuple(Place(data, "cnn", kind) for data in ("mnist", "fashionmnist", "emnist:byclass", "cifar100") for kind in _FEDAMP),
-        leader=None,
-        compared="fedamp",
-        printed=False,
-    ),
-    "ablation": Declared(
-        "ALA without adaptation",
-        "FedALA paper, text and Table 2",
-        (
-            Line("fedala", (("adapt", True),), "FedALA"),
-            Line("fedala", (("adapt", False),), "FedALA without adaptation"),
-        ),
-        (_TINY,),
-    ),
-}
+def groups(dataset: str) -> Place:
+    """FedAMP's third partition, of which the review says no more than that there are groups."""
+    return Place(dataset, "cnn", ("groups", 5.0))
 
 
-def printed(name: str, number: str) -> Declared:
-    """The part of a table of ours that stands in this one of the FedALA paper: "Table 7"."""
-    there = {reference.place for reference in paper.references() if reference.table == number}
-    return replace(TABLES[name], places=tuple(place for place in TABLES[name].places if place in there))
+def fedamp(*datasets: str) -> tuple[Place, ...]:
+    """FedAMP's three partitions."""
+    return tuple(place for data in datasets for place in (Place(data, "cnn", paper.EQUAL), pathological(data), groups(data)))
+
+
+def poster() -> tuple[Place, ...]:
+    """Where Elastic Aggregation's poster has values."""
+    return tuple(dict.fromkeys(r.place for r in paper.references() if r.place.central))
+
+
+def around_the_poster() -> tuple[Place, ...]:
+    """The poster's MNIST, one thing varied at a time: the settings of its figure are not printed."""
+    (mnist,) = (place for place in poster() if place.dataset == "mnist")
+    centre = replace(mnist, partition=("pathological", 2.0))
+    varied = [replace(centre, partition=("pathological", classes)) for classes in (5.0, 10.0)]
+    varied += [replace(centre, join_ratio=ratio) for ratio in (0.01, 1.0)]
+    varied += [replace(centre, local_epochs=epochs) for epochs in (5, 10)]
+    return (centre, *varied)
+
+
+def cells(lines: Iterable[MethodLine], *places: Place) -> tuple[Planned, ...]:
+    """Of a figure, which has no values beside its own."""
+    return tuple(Planned(line, place, None) for line in lines for place in places)

@@ -14,8 +14,8 @@ from pflbench.errors import UserError
 from pflbench.report import labels
 from pflbench.report import statistics as stats
 from pflbench.report.arrangement import TEST_LABELS
-from pflbench.report.grid import Column, Entry
-from pflbench.report.paper import Reference
+from pflbench.report.paper import PrintedValue
+from pflbench.report.tables.grid import CellText, Column
 from pflbench.store.rounds import by_client
 from pflbench.store.runs import Result, Select
 
@@ -39,7 +39,7 @@ class Cell:
     values: tuple[float, ...]
     rounds: tuple[int, ...]  # the round of each value; the last one that went into a mean
     best: bool
-    paper: Reference | None
+    paper: PrintedValue | None
     differences: tuple[str, ...]
     interval: tuple[float, float] | None = None
     comparison: stats.Comparison | None = None
@@ -78,7 +78,9 @@ class Cell:
 Cells = Sequence[Sequence[Cell | None]]
 
 
-def make(runs: Sequence[Result], wanted: stats.Wanted, paper: Reference | None = None, differences: tuple[str, ...] = ()) -> Cell:
+def make(
+    runs: Sequence[Result], wanted: stats.Statistics, paper: PrintedValue | None = None, differences: tuple[str, ...] = ()
+) -> Cell:
     values = tuple(100 * run.value for run in runs if run.value is not None)
     return Cell(
         mean=float(np.mean(values)),
@@ -105,7 +107,7 @@ def mark_best(cells: Cells) -> list[list[Cell | None]]:
 
 
 def compare(
-    cells: Cells, rows: Sequence[str], methods: Sequence[str], wanted: stats.Wanted, engine: Engine, select: Select
+    cells: Cells, rows: Sequence[str], methods: Sequence[str], wanted: stats.Statistics, engine: Engine, select: Select
 ) -> list[list[Cell | None]]:
     """The cells with their comparisons. rows: the rows' labels. engine, select: where the runs are, and what counts of them.
 
@@ -204,38 +206,38 @@ def record(cell: Cell | None) -> dict[str, Any]:
     }
 
 
-def ours(cell: Cell | None, with_n: bool) -> Entry:
+def ours(cell: Cell | None, with_n: bool) -> CellText:
     if cell is None:
-        return Entry("-")
+        return CellText("-")
     text = value(cell.mean, cell.std if cell.n > 1 else None)
     if cell.interval:
         text += f" [{cell.interval[0]:.2f}, {cell.interval[1]:.2f}]"
     text += f" ({cell.n})" * with_n + f" {TEST_LABELS}" * cell.test_labels
-    return Entry(text + " *" * cell.best, cell.best, cell.runs)
+    return CellText(text + " *" * cell.best, cell.best, cell.runs)
 
 
-def papers(reference: Reference | None, cell: Cell | None) -> Entry:
+def papers(reference: PrintedValue | None, cell: Cell | None) -> CellText:
     """The paper's value; in brackets our mean minus it, or a dagger where the protocol is not the paper's."""
     if reference is None:
-        return Entry("")
+        return CellText("")
     text = value(reference.mean, reference.std)
     if cell is None:
-        return Entry(text)
-    return Entry(f"{text} †" if cell.difference is None else f"{text} ({cell.difference:+.2f})")
+        return CellText(text)
+    return CellText(f"{text} †" if cell.difference is None else f"{text} ({cell.difference:+.2f})")
 
 
 def columns_of_test(cells: Sequence[Cell | None], test: stats.Test) -> list[Column]:
     """p, and before it the median client where the clients are what is compared."""
 
-    def entry(cell: Cell | None) -> Entry:
+    def entry(cell: Cell | None) -> CellText:
         if cell is None or cell.comparison is None:
-            return Entry("")
-        return Entry("-" if cell.comparison.adjusted is None else stats.p_text(cell.comparison.adjusted))
+            return CellText("")
+        return CellText("-" if cell.comparison.adjusted is None else stats.p_text(cell.comparison.adjusted))
 
     p = tuple(map(entry, cells))
     if test != stats.OVER_CLIENTS:
         return [Column((f"p ({test})",), p, beside=True)]
-    medians = tuple(Entry("" if cell is None or cell.median is None else f"{cell.median:.2f}") for cell in cells)
+    medians = tuple(CellText("" if cell is None or cell.median is None else f"{cell.median:.2f}") for cell in cells)
     return [Column(("median", "client"), medians, beside=True), Column(("p", "(clients)"), p, beside=True)]
 
 

@@ -1,0 +1,118 @@
+"""How far the wanted runs are, and how long what is left of them will take, from what rounds took in the same database."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from sqlalchemy import Engine
+
+from pflbench.report.paper import seconds_per_iteration
+from pflbench.reproduce.goal import Keeps, Wanted
+from pflbench.spec import RunSpec
+from pflbench.store import arrays
+from pflbench.store.rounds import Speed
+from pflbench.store.runs import Run, attempts
+
+State = Literal["there", "interrupted", "missing", "diverged"]
+STATES: tuple[State, ...] = ("there", "interrupted", "missing", "diverged")
+BASELINE = "fedavg"
+_Where = tuple[str, str, int, int]  # dataset, model, clients that join a round, their local epochs
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """run: the attempt that counts or goes on. round: what it has reached. anew: one did not keep what is needed."""
+
+    wanted: Wanted
+    state: State
+    run: int | None = None
+    round: int = 0
+    anew: bool = False
+
+    @property
+    def rounds_left(self) -> int:
+        return self.wanted.spec.train.rounds - self.round if self.state in ("interrupted", "missing") else 0
+
+
+def progress_of(engine: Engine, wanted: Sequence[Wanted]) -> list[RunProgress]:
+    """How far each run is, in the same order."""
+    found = attempts(engine, [one.spec.key for one in wanted])
+    runs = [attempt.id for same in found.values() for attempt in same]
+    names = {one.keeps.array for one in wanted if one.keeps.array is not None}
+    kept = arrays.rounds(engine, runs, names) if names else {}
+    return [_progress(one, found.get(one.spec.key, []), kept) for one in wanted]
+
+
+def _progress(wanted: Wanted, found: Sequence[Run], kept: dict[tuple[int, str], list[int]]) -> RunProgress:
+    def whole(attempt: Run) -> bool:
+        return _kept(wanted.keeps, kept.get((attempt.id, wanted.keeps.array or ""), []), attempt.last_round or 0)
+
+    for attempt in reversed(found):
+        if attempt.status == "finished" and whole(attempt):
+            return RunProgress(wanted, "there", attempt.id, attempt.last_round or 0)
+    if not found:
+        return RunProgress(wanted, "missing")
+    newest = found[-1]
+    if newest.status == "diverged":
+        return RunProgress(wanted, "diverged", newest.id, newest.last_round or 0)
+    if newest.status == "finished" or not whole(newest):
+        return RunProgress(wanted, "missing", anew=True)
+    if newest.last_round is None:
+        return RunProgress(wanted, "missing")
+    return RunProgress(wanted, "interrupted", newest.id, newest.last_round)
+
+
+def _kept(keeps: Keeps, rounds: Sequence[int], reached: int) -> bool:
+    """Whether a run kept its arrays in all rounds in which it has to, as far as it got."""
+    return {t for t in keeps.rounds if t <= reached} <= set(rounds)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """seconds: of what is left of a run, None where nothing tells. basis: what it rests on."""
+
+    seconds: float | None
+    basis: str
+
+
+class Clock:
+    """Seconds per round by method and setting: medians over the runs that there are."""
+
+    def __init__(self, measured: Sequence[Speed]) -> None:
+        taken: dict[str, dict[_Where, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for one in measured:
+            taken[one.method][one.dataset, one.model, one.clients, one.epochs].append(one.seconds)
+        self._seconds = {name: {at: median(values) for at, values in own.items()} for name, own in taken.items()}
+
+    def left(self, run: RunProgress) -> Estimate:
+        """Of the rounds that a run has still to do."""
+        if not run.rounds_left:
+            return Estimate(0.0, "nothing left")
+        seconds, basis = self._round(run.wanted.spec)
+        return Estimate(None if seconds is None else seconds * run.rounds_left, basis)
+
+    def _round(self, spec: RunSpec) -> tuple[float | None, str]:
+        train = spec.train
+        at = (spec.data.label, spec.model, int(train.join_ratio * spec.partition.clients), train.local_epochs)
+        own, baseline = (self._seconds.get(name, {}).get(at) for name in (spec.method.name, BASELINE))
+        if own is not None:
+            return own, "measured"
+        if baseline is None:
+            return None, "neither the method nor FedAvg was measured in that setting"
+        ratio, basis = self._ratio(spec.method.name)
+        return (None if ratio is None else ratio * baseline), basis
+
+    def _ratio(self, method: str) -> tuple[float | None, str]:
+        """A method's round in rounds of FedAvg: as measured in other settings, else as the paper's Table 3 has it."""
+        baseline = self._seconds.get(BASELINE, {})
+        ratios = [seconds / baseline[at] for at, seconds in self._seconds.get(method, {}).items() if baseline.get(at)]
+        if ratios:
+            return median(ratios), "FedAvg's, times the ratio in other settings"
+        paper = seconds_per_iteration()
+        if method in paper:
+            return paper[method] / paper[BASELINE], "FedAvg's, times the ratio in the paper's Table 3"
+        return None, f"how {method} compares with FedAvg is not known"
