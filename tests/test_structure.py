@@ -15,7 +15,11 @@ from pflbench.cli import app
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pflbench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-LONGEST = 400
+LONGEST, SHORTEST = 400, 40  # lines of a file
+LOOSE = {"__init__", "__main__", "spec", "errors", "environment", "_torchvision"}
+# A file may be short where it is one of many of its kind. `engine.rng` is named in the documentation for authors of methods.
+SHORT = {"methods", "partition", "models", "data"}
+NAMED = {"engine/rng.py"}
 
 # Part of the package -> the parts it may import. Every part may import itself; nothing imports cli.
 MAY_IMPORT = {
@@ -93,6 +97,75 @@ def identifier(module: Path) -> str:
     return str(module.relative_to(PACKAGE))
 
 
+# Chamber -> chambers of the same room that it must not know. "engine" alone is what lies in the room itself.
+CLOSED = {
+    "engine": {"engine.loop", "engine.batched", "engine.packed"},
+    "engine.loop": {"engine.batched", "engine.packed"},
+    "engine.batched": {"engine.loop", "engine.packed"},
+    "engine.packed": {"engine.loop"},
+    "store": {"store.exchange"},
+}
+# What leads out of its own folder, and why: the checkout's commit; migrations, which lie beside the package in a checkout.
+UPWARD = {"environment.py": "parents[1]", "store/database.py": "parents[1]"}
+
+
+def chambers(module: Path) -> set[str]:
+    """Of pflbench/engine/batched/steps.py: "engine.batched"; of engine/loop.py: "engine.loop" and "engine"."""
+    parts = module.relative_to(PACKAGE).with_suffix("").parts
+    return {".".join(parts[:2]), *(parts[:1] if len(parts) == 2 else ())}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=identifier)
+def test_chambers_are_closed_to_one_another(module: Path) -> None:
+    closed = set().union(*(CLOSED.get(chamber, set()) for chamber in chambers(module))) - chambers(module)
+    seen = {".".join(name.split(".")[1:3]) for name in imports(module) if name.startswith("pflbench.")}
+    assert not seen & closed
+
+
+def test_a_method_knows_engine_and_torch_alone() -> None:
+    """Not the device, no metric, no database: what it may not import, `MAY_IMPORT` says; this, what it has of others."""
+    for module in (PACKAGE / "methods").glob("*.py"):
+        assert packages_imported(module) <= {"torch", "numpy", "pydantic", "pydantic_core"}, module
+
+
+def test_there_is_no_further_loose_module() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} <= LOOSE
+
+
+def test_no_public_class_name_occurs_twice() -> None:
+    found: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.parse(module.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(identifier(module))
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=identifier)
+def test_executors_are_asked_by_requests_alone(module: Path) -> None:
+    """Whoever asks does not look what kind of executor it is: outside the engine nobody does."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id == "isinstance" and part(module) != "engine":
+            asked = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            assert not {name for name in asked if name.endswith("Executor")}
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("sgd", "walk", "head", "evaluate"):
+            asked_of = ast.unparse(node.func.value)
+            assert not asked_of.endswith("executor"), f"{asked_of}.{node.func.attr}: say {asked_of}.do(...)"
+        if isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            assert not ast.unparse(node.args[0]).endswith("executor")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=identifier)
+def test_no_path_leads_upward(module: Path) -> None:
+    """Data lie in the room that reads them."""
+    text = module.read_text(encoding="utf-8").replace(UPWARD.get(identifier(module), "(none)"), "")
+    assert "__file__).parents" not in text
+    assert "__file__).parent.parent" not in text
+
+
 def test_rules_know_every_part() -> None:
     assert {part(module) for module in MODULES} == {*MAY_IMPORT, "__init__"}
 
@@ -124,8 +197,18 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("module", MODULES, ids=identifier)
-def test_no_file_is_too_long(module: Path) -> None:
-    assert len(module.read_text(encoding="utf-8").splitlines()) <= LONGEST
+def test_no_file_is_too_long_or_too_short(module: Path) -> None:
+    lines = len(module.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGEST
+    if module.name not in ("__init__.py", "__main__.py") and part(module) not in SHORT and identifier(module) not in NAMED:
+        assert lines >= SHORTEST, "a file so short belongs to another"
+
+
+@pytest.mark.parametrize("test", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name)
+def test_no_test_imports_another(test: Path) -> None:
+    modules = {name.split(".")[0] for name in imports(test)}
+    assert not {name for name in modules if name.startswith("test_")}
+    assert len(test.read_text(encoding="utf-8").splitlines()) <= 500
 
 
 def commands() -> list[str]:
