@@ -82,7 +82,7 @@ def new(
 @app.command("test")
 def check(name: Name, plugins: o.Plugins = []) -> None:  # noqa: B006
     """Run the contract suite on a method: what every method must keep. Exit code 1 if it does not."""
-    from pflbench.contract.check import keeps_the_contract
+    from pflbench.contract import keeps_the_contract
 
     if not keeps_the_contract(name):
         raise typer.Exit(1)

@@ -28,6 +28,7 @@ from pflbench.cli.reports import (
     write_figure,
 )
 from pflbench.errors import UserError, unknown
+from pflbench.report.declared import PLOTS
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -35,16 +36,8 @@ if TYPE_CHECKING:
     from pflbench.report import style
     from pflbench.report.selection import Filters
 
-NAMES = (
-    "curves, distribution, overhead, scalability, heterogeneity, elastic, fairness, ranks, attention, ala-weights, "
-    "ala-convergence, trajectory or loss: see docs/tables-and-figures.md; figure4 and such, as of the FedALA paper."
-)
-
-
-def _plots() -> list[str]:
-    from pflbench.report.declared import PLOTS
-
-    return list(PLOTS)
+*_FIRST, _LAST = PLOTS
+NAMES = f"{', '.join(_FIRST)} or {_LAST}: see docs/tables-and-figures.md; figure4 and such, as of the FedALA paper."
 
 
 def _widths() -> list[str]:
@@ -61,7 +54,7 @@ def _legends() -> list[str]:
 
 @uncollected()
 def plot(
-    name: Annotated[str, typer.Argument(metavar="PLOT", autocompletion=o.completion(_plots), help=NAMES)],
+    name: Annotated[str, typer.Argument(metavar="PLOT", autocompletion=o.completion(lambda: PLOTS), help=NAMES)],
     methods: MethodsFilter = [],  # noqa: B006
     datasets: DatasetsFilter = [],  # noqa: B006
     partitions: PartitionsFilter = [],  # noqa: B006
@@ -115,7 +108,6 @@ def plot(
 ) -> None:
     """Draw a figure, write it to a file, with its caption in a text file beside it, and print the file's name."""
     from pflbench.report import layout, papermap
-    from pflbench.report.declared import PLOTS
     from pflbench.report.selection import Filters
     from pflbench.report.style import SUFFIXES
 
@@ -218,7 +210,6 @@ def _compute_surface(name: str, engine: Engine, filters: Filters, options: dict[
     """The one figure whose numbers the database does not have: they are computed here, and stored."""
     if name != "trajectory":
         raise UserError(f"--surface does not belong to `pflbench plot {name}`.", "Leave it out.")
-    from pflbench.report.declared import PLOTS
     from pflbench.run import surface
 
     paths = call(

@@ -30,6 +30,7 @@ from pflbench.cli.reports import (
     write_table,
 )
 from pflbench.errors import NothingYet, UserError
+from pflbench.report.declared import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,10 +42,11 @@ if TYPE_CHECKING:
     from pflbench.report.tables.grid import Grid
 
 
-def _tables() -> list[str]:
-    from pflbench.report.declared import TABLES
-
-    return list(TABLES)
+_PAPERS = [name for name, table in TABLES.items() if table.name]  # in the shape of a paper's
+NAMES = (
+    f"{', '.join(name for name in TABLES if name not in _PAPERS)}; of the papers: {', '.join(_PAPERS)}; "
+    "table4 and such, as of the FedALA paper."
+)
 
 
 def _formats() -> list[str]:
@@ -71,9 +73,8 @@ def table(
         str,
         typer.Argument(
             metavar="TABLE",
-            autocompletion=o.completion(_tables),
-            help="accuracy, overhead, ranks; of the papers: table2, heterogeneity, scalability, applicability, hyperparameters, "
-            "range, participation, elastic, partitions, ablation; table4 and such, as of the FedALA paper.",
+            autocompletion=o.completion(lambda: TABLES),
+            help=NAMES,
         ),
     ] = "accuracy",
     methods: MethodsFilter = [],  # noqa: B006
@@ -183,8 +184,6 @@ def _each(asked: Sequence[papermap.Part], make: Callable[[papermap.Part], Grid])
 
 
 def _call(part: papermap.Part, engine: Engine, filters: Filters, given: dict[str, Any]) -> Any:
-    from pflbench.report.declared import TABLES
-
     command, own = f"table {part.name}", TABLES[part.name]
     if not part.printed:
         return call(command, own, engine, filters, given)
