@@ -56,3 +56,8 @@ def test_a_module_in_the_text_is_there(name: str) -> None:
     if not (path.is_dir() or path.with_suffix(".py").is_file()):
         place = path.parent / "__init__.py" if path.parent.is_dir() else path.parent.with_suffix(".py")
         assert re.search(rf"^(def|class) {rest[-1]}\b|^{rest[-1]}\b", place.read_text(encoding="utf-8"), re.M), name
+
+
+@pytest.mark.parametrize("name", sorted({name for name in NAMED if re.fullmatch(r"[A-Z]+[a-z][A-Za-z]*", name)}))
+def test_a_class_in_the_text_is_there(name: str) -> None:
+    assert any(re.search(rf"^class {name}\b", path.read_text(encoding="utf-8"), re.M) for path in PACKAGE.rglob("*.py"))
