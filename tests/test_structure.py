@@ -39,8 +39,8 @@ MAY_IMPORT = {
     # Of methods only their names and cards: torch stays out.
     "report": {"methods", "store", "papers", "spec", "errors"},
     "site": {"report", "store", "errors"},
-    # The only room that knows data, engine, method and store at once. Of a figure's surface it computes what runs leave open.
-    "run": {"data", "partition", "models", "methods", "engine", "store", "report", "environment", "spec", "errors"},
+    # The only room that knows data, engine, method and store at once.
+    "run": {"data", "partition", "models", "methods", "engine", "store", "environment", "spec", "errors"},
     # Runs methods' rounds outside the database, as `run` does inside, and keeps what they cost.
     "bench": {"engine", "methods", "partition", "run", "environment", "store", "spec", "errors"},
     # Says which runs a table needs and how they stand; the command line makes them.
@@ -70,7 +70,7 @@ WITHOUT = {"store": {"torch", "torchvision"}, "report": {"torch", "torchvision"}
 
 
 def part(module: Path) -> str:
-    """Of pflbench/data/tiny.py: "data"; of pflbench/run.py: "run"."""
+    """Of pflbench/data/tiny.py: "data"; of pflbench/spec.py: "spec"."""
     return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -126,6 +126,13 @@ def test_a_method_knows_engine_and_torch_alone() -> None:
     """Not the device, no metric, no database: what it may not import, `MAY_IMPORT` says; this, what it has of others."""
     for module in (PACKAGE / "methods").glob("*.py"):
         assert packages_imported(module) <= {"torch", "numpy", "pydantic", "pydantic_core"}, module
+
+
+def test_reports_know_of_methods_what_their_cards_say() -> None:
+    """The table of contents and the cards; no method itself, which would import torch."""
+    files = {f"pflbench.methods.{path.stem}" for path in (PACKAGE / "methods").glob("*.py")} - {"pflbench.methods.cards"}
+    for module in (PACKAGE / "report").rglob("*.py"):
+        assert not {name for name in imports(module) if ".".join(name.split(".")[:3]) in files}, module
 
 
 def test_there_is_no_further_loose_module() -> None:

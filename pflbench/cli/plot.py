@@ -210,9 +210,9 @@ def _compute_surface(name: str, engine: Engine, filters: Filters, options: dict[
     """The one figure whose numbers the database does not have: they are computed here, and stored."""
     if name != "trajectory":
         raise UserError(f"--surface does not belong to `pflbench plot {name}`.", "Leave it out.")
-    from pflbench.run import surface
+    from pflbench.reproduce.show import keep_surface
 
     paths = call(
         "plot trajectory", replace(PLOTS[name], module=f"{PLOTS[name].module}.numbers"), engine, filters, options, "paths"
     )
-    surface.compute(engine, paths, data_dir)
+    keep_surface(engine, paths, data_dir)

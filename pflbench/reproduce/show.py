@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Engine
 
 from pflbench import data
@@ -22,8 +23,11 @@ from pflbench.reproduce.goal import Goal
 from pflbench.run import surface
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
+from pflbench.store import arrays
 from pflbench.store.partitions import PartitionRecord
 from pflbench.store.runs import distinct
+
+AT_ONCE = 16  # models of a surface in memory
 
 
 def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
@@ -72,7 +76,17 @@ def compute_surface(goal: Goal, engine: Engine, runs: Sequence[int], data_dir: P
         return
     paths = trajectory.paths(engine, Filters(only=frozenset(runs)), **goal.figure_options)
     if trajectory.stored_surface(engine, paths, trajectory.plane(paths)) is None:
-        surface.compute(engine, paths, data_dir, device)
+        keep_surface(engine, paths, data_dir, device)
+
+
+def keep_surface(engine: Engine, paths: trajectory.Paths, data_dir: Path, device: str = "auto") -> None:
+    """Stores the client's mean training loss on a grid in the plane of these paths, with the first of their runs."""
+    plane, run = trajectory.plane(paths), paths.runs[0]
+    at = plane.grid()
+    points = at.reshape(-1, 2)
+    models = (plane.models(points[k : k + AT_ONCE]) for k in range(0, len(points), AT_ONCE))
+    found = surface.losses(engine, run, paths.client, models, data_dir, device).reshape(*at.shape[:2], 1)
+    arrays.keep(engine, run, trajectory.surface_name(paths.client), paths.rounds[-1], np.concatenate([at, found], axis=2))
 
 
 def _table(goal: Goal) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
-"""The loss of one client around the path of its model: what the contours of Figure 4 of the FedALA paper are made of."""
+"""The loss of a client at models that no run has trained: what the contours of Figure 4 of the FedALA paper are made of."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +15,24 @@ from pflbench.engine.evaluation import EVALUATION_BATCH
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluate
 from pflbench.errors import UserError
-from pflbench.report.figures.trajectory import numbers as trajectory
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
-from pflbench.store import arrays, runs
-
-AT_ONCE = 16  # models in memory
+from pflbench.store import runs
 
 
-def compute(store: sqlalchemy.Engine, paths: trajectory.Paths, data_root: Path, device: str = "auto") -> None:
-    """Stores the client's mean training loss on a grid in the plane of these paths, with the first of their runs.
+def losses(
+    store: sqlalchemy.Engine,
+    run: int,
+    client: int,
+    models: Iterable[NDArray[np.float64]],
+    data_root: Path,
+    device: str = "auto",
+) -> NDArray[np.float64]:
+    """Mean losses of models on all training data of a run's client, [g]; models come some at a time, each part [., P].
 
-    Raises UserError for a model with BatchNorm, of which a point of the plane is no whole model.
+    Raises UserError for a model with BatchNorm, of which parameters are no whole model.
     """
-    run, client, plane = paths.runs[0], paths.client, trajectory.plane(paths)
     spec, place = RunSpec.model_validate(runs.find(store, run).spec), find_device(device)
     with exact_arithmetic(place, spec.train.dtype):
         fed = federation(spec, load_setting(spec, data_root), place, Execution())
@@ -38,13 +42,9 @@ def compute(store: sqlalchemy.Engine, paths: trajectory.Paths, data_root: Path, 
                     f"The loss of {spec.model} depends on BatchNorm's buffers, which a trajectory does not have.",
                     "Draw it without --surface.",
                 )
-            at = plane.grid()
-            points = at.reshape(-1, 2)
-            found = [_losses(fed, plane.models(points[k : k + AT_ONCE]), client) for k in range(0, len(points), AT_ONCE)]
+            return np.concatenate([_losses(fed, some, client) for some in models])
         finally:
             fed.executor.close()
-    surface = np.concatenate([at, np.concatenate(found).reshape(*at.shape[:2], 1)], axis=2)
-    arrays.keep(store, run, trajectory.surface_name(client), paths.rounds[-1], surface)
 
 
 def _losses(fed: Federation, models: NDArray[np.float64], client: int) -> NDArray[np.float64]:
