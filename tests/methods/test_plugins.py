@@ -209,8 +209,11 @@ def test_a_new_method_needs_a_name_of_its_own(shell: Shell, tmp_path: Path, name
     assert not list(tmp_path.iterdir())
 
 
-def test_the_template_s_own_test_passes_and_can_fail(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_template_s_own_test_passes_and_can_fail(
+    shell: Shell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second one mixes with the wrong weight, which shows in no number where both are 1/2."""
+    monkeypatch.setattr(sys, "path", [*sys.path])  # pytest adds the folder of a test, and leaves it there
     _, test = template.write("fed-mix", Path())
     method, test_of_wrong = template.write("fed-wrong", Path())
     method.write_text(method.read_text().replace("(1 - self.alpha)", "self.alpha"))
