@@ -36,7 +36,7 @@ demo: $(STAMP)
 	@$(BIN)/python -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).absolute().as_uri())' $(DEMO_REPORT)
 
 test: $(STAMP)
-	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
