@@ -14,7 +14,7 @@ TRIES = 7
 SECONDS = 0.5  # of tries at least: a machine that has other work shows its speed only now and then
 LONG_ENOUGH = 0.02  # seconds of one product, beside which starting it does not count
 SMALLEST, LARGEST = 1024, 16384
-COPIED = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes: beyond any cache
+COPIED, ON_A_GPU = 1 << 28, 1 << 30  # bytes: beyond any cache
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _product(device: torch.device, tf32: bool) -> float:
 
 
 def _copy(device: torch.device) -> float:
-    source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
+    source = torch.zeros(COPIED if device.type == "cpu" else ON_A_GPU, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _best(lambda: target.copy_(source), device)
 

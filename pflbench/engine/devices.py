@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -18,9 +19,21 @@ from pflbench import environment
 _here = threading.local()
 
 
+def of(device: torch.device) -> Any:
+    """PyTorch's module for devices of this kind, as torch.cuda: streams, graphs, memory. A CPU's has none of these."""
+    return torch.get_device_module(device)
+
+
+def accelerator() -> str | None:
+    """The kind of GPU that PyTorch sees here, as "cuda"; None without one, or of a kind that has no float64."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return None if found is None or found.type == "mps" else found.type
+
+
 def name(device: torch.device) -> str:
     """As its maker calls it."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else environment.processor()
+    found: str = environment.processor() if device.type == "cpu" else of(device).get_device_name(device)
+    return found
 
 
 def software(device: torch.device) -> dict[str, str | None]:
@@ -30,8 +43,8 @@ def software(device: torch.device) -> dict[str, str | None]:
 
 def synchronise(device: torch.device) -> None:
     """Waits until everything that was asked of the device so far is done. A CPU is never behind."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        of(device).synchronize(device)
 
 
 def seconds(device: torch.device) -> float:
@@ -42,15 +55,16 @@ def seconds(device: torch.device) -> float:
 
 def reset_peak(device: torch.device) -> None:
     """Makes the peak of memory begin anew: of a GPU its tensors', of a CPU this process's."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
+    if device.type == "cpu":
         environment.reset_peak_memory()
+    else:
+        of(device).reset_peak_memory_stats(device)
 
 
 def peak(device: torch.device) -> int:
     """Bytes, the most since `reset_peak`."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else environment.peak_resident_memory()
+    found: int = environment.peak_resident_memory() if device.type == "cpu" else of(device).max_memory_allocated(device)
+    return found
 
 
 def cores() -> int:

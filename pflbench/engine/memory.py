@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pflbench.engine import devices
+
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -59,9 +61,9 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def free(device: torch.device) -> int | None:
     """Bytes that new tensors can have there. None where the system does not say (a CPU that does not run Linux)."""
-    if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + kept
+    if device.type != "cpu":
+        gpu = devices.of(device)
+        return int(gpu.mem_get_info(device)[0] + gpu.memory_reserved(device) - gpu.memory_allocated(device))
     known = [size for size in (_from_meminfo("MemAvailable"), _of_container()) if size is not None]
     return min(known, default=None)
 
@@ -72,7 +74,7 @@ def room(device: torch.device) -> int | None:
     On a CPU half of what the machine has or the container may have, not what is free just now: the number of clients decides the
     last digits of a result, and the same command has to give the same.
     """
-    if device.type == "cuda":
+    if device.type != "cpu":
         return free(device)
     known = [size for size in (_from_meminfo("MemTotal"), _limit()) if size is not None]
     return min(known) // 2 if known else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # numbers of all models together: what stays in a core's cache, or fills a GPU
+AT_ONCE, ON_A_GPU = 1 << 16, 1 << 22  # numbers of all models together: what stays in a core's cache, or fills a GPU
 FEWEST = 512  # columns: with many clients it is the pairs that fill the cache
 
 
@@ -57,5 +57,5 @@ def mixed(own: Tensor, w: Tensor, others: Tensor) -> Tensor:
 
 def _columns(*of: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same columns of each of some matrices [..., P], block by block."""
-    width = max(FEWEST, AT_ONCE[of[0].device.type] // max(map(len, of)))
+    width = max(FEWEST, (AT_ONCE if of[0].device.type == "cpu" else ON_A_GPU) // max(map(len, of)))
     return zip(*(torch.split(x, width, 1) for x in of), strict=True)

@@ -61,8 +61,12 @@ def _device(problems: list[str]) -> dict[str, Any]:
     except (ImportError, OSError) as error:
         problems.append(f"torch cannot be imported: {error}")
         return found
-    found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    found["auto"] = "cuda, engine batched, capture graph" if found["gpus"] else "cpu, engine loop"
+    from pflbench.engine import devices
+
+    kind = devices.accelerator()
+    here = [torch.device(kind, i) for i in range(torch.accelerator.device_count())] if kind else []
+    found["gpus"] = [devices.name(device) for device in here]
+    found["auto"] = f"{kind}, engine batched, capture graph" if here else "cpu, engine loop"
     found["capture"] = ["graph", "compile", "none"] if found["gpus"] else ["compile", "none"]
     return found
 

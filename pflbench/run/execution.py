@@ -28,6 +28,7 @@ from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 
 MEASURED = 32  # clients, at most, with which ways of computing are compared
+VALID = "Valid: auto, cpu, cuda, cuda:0, cuda:1, ..."
 STEPS = 8  # that each of them takes then
 
 
@@ -79,15 +80,17 @@ def checked(how: Execution) -> Execution:
 def find_device(name: str) -> torch.device:
     """ "auto" is the first GPU if there is one, else the CPU. A GPU that is not there is a UserError."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(devices.accelerator() or "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"Unknown device '{name}'.", "Valid: auto, cpu, cuda, cuda:0, cuda:1, ...") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"Device '{name}' is not supported.", "Valid: auto, cpu, cuda, cuda:0, cuda:1, ...")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
+        raise UserError(f"Unknown device '{name}'.", VALID) from None
+    if name == "cpu":
+        return device
+    if device.type not in ("cuda", devices.accelerator()):
+        raise UserError(f"Device '{name}' is not supported.", VALID)
+    count = devices.of(device).device_count()
+    if (device.index or 0) >= count:
         raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
                         "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
     return device
@@ -114,7 +117,7 @@ def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, 
         return LoopExecutor(flat, samples, how.workers)
     chosen: str = how.convolution
     if chosen == "auto":
-        decides = device.type == "cuda" and layers.convolutions(flat.module)
+        decides = device.type != "cpu" and layers.convolutions(flat.module)
         chosen = faster_convolution(spec, setting, flat, samples, how) if decides else layers.CONVOLUTIONS[0]
     chunks = Chunks(how.chunk, fitting=True)
     return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, device), convolution=chosen)

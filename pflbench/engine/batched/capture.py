@@ -8,6 +8,8 @@ from weakref import WeakSet
 
 import torch
 
+from pflbench.engine import devices
+
 Call = Callable[[], None]
 WARM_UPS = 2  # before a CUDA graph is recorded: libraries choose their algorithms and take their workspaces
 COMPILED = 512  # shapes of one step that torch.compile may see: it stops at 8 by itself
@@ -33,24 +35,27 @@ class Graph:
 
     def __call__(self, step: Call) -> Call:
         self._warm_up(step)
-        graph = torch.cuda.CUDAGraph()
+        gpu = devices.of(self.device)
+        graph = gpu.CUDAGraph()
         try:
             # A capture that fails leaves its own stream as the current one.
-            with torch.cuda.stream(torch.cuda.current_stream(self.device)), torch.cuda.graph(graph, pool=self._pool()):
+            with gpu.stream(gpu.current_stream(self.device)), gpu.graph(graph, pool=self._pool()):
                 step()
         except BaseException:
             self._graphs.clear()  # nor is their memory offered again
             raise
         self._graphs.add(graph)
-        return graph.replay
+        replay: Call = graph.replay
+        return replay
 
     def _warm_up(self, step: Call) -> None:
-        self._aside = self._aside or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._aside):
+        gpu = devices.of(self.device)
+        self._aside = self._aside or gpu.Stream(self.device)
+        self._aside.wait_stream(gpu.current_stream(self.device))
+        with gpu.stream(self._aside):
             for _ in range(WARM_UPS):
                 step()
-        torch.cuda.current_stream(self.device).wait_stream(self._aside)
+        gpu.current_stream(self.device).wait_stream(self._aside)
 
     def _pool(self) -> Any:
         """The memory of the graphs that there are: no two run at once, and they share it. It ends with the last of them."""
@@ -74,7 +79,7 @@ class Compiled:
 
 def capture(name: str, device: torch.device) -> Capture | None:
     """By name: "graph", "compile", "none", or "auto": a graph on a GPU, none on a CPU."""
-    graph = Graph(device) if device.type == "cuda" else None
+    graph = None if device.type == "cpu" else Graph(device)
     return {"auto": graph, "graph": graph, "compile": Compiled(graph), "none": None}[name]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflbench.engine import memory
+from pflbench.engine import devices, memory
 from pflbench.engine.memory import Shortage
 
 SHARE = 0.8  # of the free memory: the rest is for what no estimate knows, such as workspaces of kernels and fragmentation
@@ -49,7 +49,7 @@ class Chunks:
             if _enough_memory(do, now):
                 start += len(now)
             else:
-                size = self._halve(work, len(now))
+                size = self._halve(work, len(now), device)
 
     def need(self, request: Hashable, find: Callable[[], int | None]) -> int | None:
         """Bytes that a client takes in a request, found out once."""
@@ -85,12 +85,13 @@ class Chunks:
             self._fits[each] = max(1, int(SHARE * there_is / each))
         return self._fits.get(each) if each else None
 
-    def _halve(self, work: str, clients: int) -> int:
+    def _halve(self, work: str, clients: int, device: torch.device) -> int:
         half = clients // 2
         self.shortages.append(Shortage(work, clients, half))
         self._smallest[work] = min(half, self._smallest.get(work, half))
         gc.collect()
-        torch.cuda.empty_cache()
+        if device.type != "cpu":
+            devices.of(device).empty_cache()
         return half
 
 
