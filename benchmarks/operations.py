@@ -28,8 +28,8 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from pflbench import methods
 from pflbench.contract.recorded import Recorded
-from pflbench.engine.batched.capture import Call
 from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.program import Call
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution, federation, find_device
 from pflbench.run.plan import Wish, plan

@@ -19,16 +19,16 @@ SEEDS = 5  # of a pack: the paper's runs of a method
 
 Engine = Literal["loop", "batched", "packed"]
 ENGINES = get_args(Engine)
-WAYS = {"capture": ("none", "graph", "compile"), "convolution": ("grouped", "unfolded")}
+WAYS = {"capture": ("none", "graph"), "convolution": ("grouped", "unfolded")}
 
 
 @dataclass(frozen=True)
 class Way:
-    """How an arm's rounds are made. name: as the user gives it, "batched" or "batched:compile:unfolded"."""
+    """How an arm's rounds are made. name: as the user gives it, "batched" or "batched:none:unfolded"."""
 
     name: str
     engine: Engine
-    capture: Literal["auto", "graph", "compile", "none"] = "auto"
+    capture: Literal["auto", "graph", "none"] = "auto"
     convolution: Literal["auto", "grouped", "unfolded"] = "auto"
 
     @property

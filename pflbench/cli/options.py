@@ -315,9 +315,8 @@ EXECUTION = _group(
         str,
         "auto",
         typer.Option(
-            **_among("auto", "graph", "compile", "none"),
-            help="batched: how a step becomes one call. graph: a CUDA graph (auto on a GPU); compile: torch.compile; none (auto "
-            "on a CPU): as it is.",
+            **_among("auto", "graph", "none"),
+            help="batched: how a step becomes one call. graph: a CUDA graph (auto on a GPU); none (auto on a CPU): as it is.",
         ),
     ),
     convolution=(

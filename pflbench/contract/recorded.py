@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pflbench.engine.batched.capture import Call
+from pflbench.engine.batched.program import Call
 
 # Their results are on the host, or have a size that only the numbers tell.
 _WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "equal")

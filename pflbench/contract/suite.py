@@ -16,7 +16,7 @@ import torch
 from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.engine import rng
-from pflbench.engine.batched.programs import MIXED
+from pflbench.engine.batched.program import MIXED
 from pflbench.engine.federation import Federation
 from pflbench.engine.packed.executor import Pack
 from pflbench.errors import Diverged

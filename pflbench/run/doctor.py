@@ -67,7 +67,7 @@ def _device(problems: list[str]) -> dict[str, Any]:
     here = [torch.device(kind, i) for i in range(torch.accelerator.device_count())] if kind else []
     found["gpus"] = [devices.name(device) for device in here]
     found["auto"] = f"{kind}, engine batched, capture graph" if here else "cpu, engine loop"
-    found["capture"] = ["graph", "compile", "none"] if found["gpus"] else ["compile", "none"]
+    found["capture"] = ["graph", "none"] if found["gpus"] else ["none"]
     return found
 
 

@@ -12,9 +12,9 @@ import torch
 
 from pflbench.engine import devices, rng
 from pflbench.engine.batched import layers
-from pflbench.engine.batched.capture import capture
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.program import capture
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
@@ -41,7 +41,7 @@ class Execution:
     workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
     chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
     pack: int | None = 1  # batched: runs that differ in the seed alone, made together; None: as many as there is memory for
-    capture: Literal["auto", "graph", "compile", "none"] = "auto"  # batched: how steps become programs
+    capture: Literal["auto", "graph", "none"] = "auto"  # batched: how steps become programs
     convolution: Literal["auto", "grouped", "unfolded"] = "auto"  # batched: see engine.batched.layers; auto: measured on a GPU
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
@@ -73,7 +73,7 @@ def checked(how: Execution) -> Execution:
     if how.workers is not None and place != "cpu":
         raise UserError(f"--workers {how.workers}: clients go side by side on a CPU alone.", "Add --device cpu, or leave it out.")
     if how.capture == "graph" and place == "cpu":
-        raise UserError("--capture graph: a CUDA graph needs a GPU.", "On a CPU there is --capture compile.")
+        raise UserError("--capture graph: a CUDA graph needs a GPU.", "Add --device cuda, or leave it out.")
     return how
 
 

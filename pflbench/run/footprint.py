@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from pflbench import methods
 from pflbench.engine import devices, memory
-from pflbench.engine.batched.capture import makes_programs
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.executor import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT, BatchedExecutor
-from pflbench.engine.batched.programs import COPIES
+from pflbench.engine.batched.program import COPIES, capture
 from pflbench.engine.evaluation import EVALUATION_BATCH
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
@@ -76,7 +75,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     row, cohort = fed.dtype.itemsize * fed.flat.size, len(fed.cohort(1))
     step = _step(fed, samples)
     # Model and gradient, and what a captured step keeps of them.
-    copies = 2 + (COPIES if engine == "batched" and makes_programs(how.capture, place) else 0)
+    copies = 2 + (COPIES if engine == "batched" and capture(how.capture, torch.device(place)) else 0)
     free, room = (None, None) if device is None else (memory.free(device), memory.room(device))
     # Of this round and of the last one, and what those outside the cohort are tested with.
     states = 3 if spec.train.initialised == "all" else 2

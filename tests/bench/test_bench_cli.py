@@ -104,7 +104,8 @@ def test_bench_packs_seeds_and_measures_ways_apart(shell: Shell) -> None:
     [
         (("--engine", "gpu"), "Unknown engine 'gpu'"),
         (("--engine", "batched:fast"), "Unknown way of computing 'fast'"),
-        (("--engine", "loop:compile"), "the loop executor has no such choice"),
+        (("--engine", "loop:none"), "the loop executor has no such choice"),
+        (("--engine", "batched:compile"), "Valid: graph, grouped, none, unfolded"),
         (("--dtype", "tf32"), "there is none on a CPU"),
         (("--share", "0"), "--share 0 leaves nothing"),
         (("--share", "1.5"), "--share 1.5 is not possible"),

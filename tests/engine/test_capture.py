@@ -14,9 +14,9 @@ import torch
 from pflbench import methods
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation, tensors, train
-from pflbench.engine.batched.capture import WARM_UPS, Compiled, Graph, capture, makes_programs
 from pflbench.engine.batched.executor import BatchedExecutor
-from pflbench.engine.batched.programs import KINDS, MIXED, bucket, frozen
+from pflbench.engine.batched.program import MIXED, WARM_UPS, Graph, bucket, capture
+from pflbench.engine.batched.programs import KINDS, frozen
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
 from pflbench.engine.samples import Samples
@@ -67,27 +67,6 @@ def test_clients_that_have_finished_stay_as_they_are(name, model):
     assert_same(train(make(name), federation(model, "batched", **settings), 1), train(make(name), fed, 1))
     assert fed.executor.programs.record()["programs"] > 0
     assert set(fed.executor.programs.apart) <= {MIXED}
-
-
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("fedprox", "mlp"),
-        *(
-            pytest.param(*slow, marks=pytest.mark.slow)
-            for slow in (("fedala", "mlp"), ("fedavg", "cnn"), ("fedavg", "batchnorm"))
-        ),
-    ],
-)
-def test_compiled_steps(name, model):
-    settings = {"n": (10, 10), "dtype": "float32"}
-    fed = captured(model, Compiled(), **settings)
-    with torch.random.fork_rng():  # the compiler draws from the global generator
-        assert_same(train(make(name), federation(model, "batched", **settings), 1), train(make(name), fed, 1), 1e-5)
-    record = fed.executor.programs.record()
-    assert record["capture"] == "compile"
-    assert record["programs"] > 0
-    assert record["apart"] == {}
 
 
 def test_batches_of_different_sizes_are_one_block_with_weights():
@@ -263,10 +242,13 @@ def test_functions_are_known_by_themselves_and_their_arguments():
     assert frozen(partial(looks, strength=1)) != frozen(partial(looks, strength=2))
 
 
-def test_on_a_cpu_nothing_is_captured_unless_asked_for():
-    assert capture("auto", CPU) is None
-    assert capture("none", CPU) is None
-    assert capture("compile", CPU).name == "compile"
-    for name in ("auto", "none", "compile"):
-        assert makes_programs(name, "cpu") == (capture(name, CPU) is not None)
-    assert [makes_programs(name, "cuda:0") for name in ("auto", "graph", "compile", "none")] == [True, True, True, False]
+def test_steps_are_captured_on_a_gpu_alone():
+    assert [capture(name, CPU) for name in ("auto", "graph", "none")] == [None] * 3
+    found = [capture(name, torch.device("cuda", 7)) for name in ("auto", "graph", "none")]
+    assert [one and one.name for one in found] == ["graph", "graph", None]
+
+
+def test_there_is_no_other_way_of_capture(shell):
+    told = shell.refused("run", "-m", "fedavg", "-d", "digits", "--engine", "batched", "--capture", "compile", "--dry-run")
+    assert "Unknown capture 'compile'" in told
+    assert "Valid: auto, graph, none" in told

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from pflbench import models
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation
-from pflbench.engine.batched.capture import Compiled
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
@@ -159,14 +158,6 @@ def results(name, kind, capture=None):
 def test_all_executors_give_the_same(name, capture):
     for found, expected in zip(results(name, "batched", capture), results(name, "loop"), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_compiled_steps_keep_running_statistics():
-    with torch.random.fork_rng():
-        found = results("subclass of a normalisation", "batched", Compiled())
-    for value, expected in zip(found, results("subclass of a normalisation", "loop"), strict=True):
-        torch.testing.assert_close(value, expected, rtol=0, atol=1e-10)
 
 
 # -- steps of a method's own ----------------------------------------------------------------------------------------------

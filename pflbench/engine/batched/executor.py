@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pflbench.engine.batched import probe
-from pflbench.engine.batched.capture import Capture, Compiled
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
 from pflbench.engine.batched.layers import Layers
-from pflbench.engine.batched.programs import Advance, Inputs, Programs, frozen
+from pflbench.engine.batched.program import Advance, Capture, Inputs
+from pflbench.engine.batched.programs import Programs, frozen
 from pflbench.engine.batched.steps import Block, blocks
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
@@ -56,7 +56,7 @@ MODELS, BUFFERS, LOSS, LAST, FEATURES = (
 
 
 class BatchedExecutor(Direct):
-    """capture: how steps become programs (engine.batched.capture); None: they are made as they are, as on a CPU.
+    """capture: how steps become programs (engine.batched.program); None: they are made as they are, as on a CPU.
 
     convolution: one of engine.batched.layers.CONVOLUTIONS.
     """
@@ -81,8 +81,7 @@ class BatchedExecutor(Direct):
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.convolution = convolution
-        layers = Layers(self.module, samples, convolution, compiled=isinstance(self.programs.capture, Compiled))
-        self.gradients = Gradients(flat, self.module, samples, loss, layers)
+        self.gradients = Gradients(flat, self.module, samples, loss, Layers(self.module, samples, convolution))
         self._heads: list[BatchedExecutor] = []  # not in use
         self._owner: BatchedExecutor | None = None
 
@@ -332,8 +331,6 @@ def _keep(of: Tensor, what: Tensor, live: Tensor | None) -> None:
 
 def _apart(values: Named, carry: Named) -> Named:
     """What a step returns, without the memory of what it was given: that is overwritten, one value after another."""
-    if torch.compiler.is_compiling():  # which does not see memory
-        return {name: value.clone() for name, value in values.items()}
     given = {tensor.untyped_storage()._cdata for tensor in carry.values()}
     return {name: v.clone() if v.untyped_storage()._cdata in given else v for name, v in values.items()}
 

@@ -296,14 +296,10 @@ UNFOLDED: Ways = {nn.Conv2d: _Unfolded}
 
 
 class Layers:
-    """Takes over the layers of a module. samples: what it is for, on any device. convolution: one of CONVOLUTIONS.
+    """Takes over the layers of a module. samples: what it is for, on any device. convolution: one of CONVOLUTIONS."""
 
-    compiled: by torch.compile, which fuses by itself, and refuses functions with rules for vmap.
-    """
-
-    def __init__(self, module: nn.Module, samples: Samples, convolution: str = "grouped", *, compiled: bool = False) -> None:
-        ways = {**({} if compiled else TOGETHER), **(UNFOLDED if convolution == "unfolded" else {})}
-        for layer in install(module, ways):
+    def __init__(self, module: nn.Module, samples: Samples, convolution: str = "grouped") -> None:
+        for layer in install(module, {**TOGETHER, **(UNFOLDED if convolution == "unfolded" else {})}):
             if isinstance(layer, _Norm):  # it counts in the rows of the buffers, which are no integers
                 layer.num_batches_tracked = layer.num_batches_tracked.to(layer.weight.dtype)  # type: ignore[union-attr]
         # Normalisations change their buffers where they lie, however far apart they lie.
