@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,14 +75,23 @@ def part(module: Path) -> str:
     return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(module: Path) -> Iterator[str]:
+@cache
+def nodes(module: Path) -> tuple[ast.AST, ...]:
+    """The file's syntax, the module first."""
+    return tuple(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
+
+
+@cache
+def imports(module: Path) -> tuple[str, ...]:
     """Full names of everything a module imports, anywhere in it; `from a import b` gives "a.b"."""
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+    found: list[str] = []
+    for node in nodes(module):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: imports are absolute here"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def parts_imported(module: Path) -> set[str]:
@@ -146,7 +156,7 @@ def test_there_is_no_further_loose_module() -> None:
 def test_no_public_class_name_occurs_twice() -> None:
     found: dict[str, list[str]] = {}
     for module in MODULES:
-        for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        for node in nodes(module)[0].body:  # type: ignore[attr-defined]
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(identifier(module))
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
@@ -155,8 +165,7 @@ def test_no_public_class_name_occurs_twice() -> None:
 @pytest.mark.parametrize("module", MODULES, ids=identifier)
 def test_executors_are_asked_by_requests_alone(module: Path) -> None:
     """Whoever asks does not look what kind of executor it is: outside the engine nobody does."""
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in nodes(module):
         if not isinstance(node, ast.Call):
             continue
         if isinstance(node.func, ast.Name) and node.func.id == "isinstance" and part(module) != "engine":

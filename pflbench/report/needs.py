@@ -184,10 +184,11 @@ def _possible(line: MethodLine, place: Place) -> bool:
 
 
 def _printed(line: MethodLine, place: Place) -> PrintedValue | None:
-    usual = paper.hyperparameters(line.method)
+    usual, printed = paper.hyperparameters(line.method), replace(place, stand_in="")
     for reference in paper.references():
-        same = {**usual, **dict(reference.varied)} == {**usual, **dict(line.varied)}
-        if (reference.method, reference.place) == (line.method, replace(place, stand_in="")) and same:
+        if (reference.method, reference.place) != (line.method, printed):
+            continue
+        if {**usual, **dict(reference.varied)} == {**usual, **dict(line.varied)}:
             return reference
     return None
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
-from support.command import Shell, finish, start
+from support.command import Shell
+from torch import Tensor
+
+from pflbench.engine.federation import Federation
+from pflbench.methods.fedavg import FedAvg
 
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5", "--engine", "batched")
 
@@ -71,20 +77,29 @@ def test_reproduce_packs_too(shell: Shell, tmp_path: Path) -> None:
     assert [cell["n"] for cell in json.loads(done.out)["cells"]] == [2, 2]
 
 
-def test_ctrl_c_keeps_the_rounds_of_all(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_rounds_of_all(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes when both runs have rounds behind them."""
+    whole, interrupted = FedAvg.update, threading.Event()
+
+    def update(self: FedAvg, fed: Federation, s: Tensor, S: Tensor) -> Tensor:
+        if fed.t == 2 and not interrupted.is_set():
+            interrupted.set()
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(self, fed, s, S)
+
+    monkeypatch.setattr(FedAvg, "update", update)
     command = ("run", "-m", "fedavg", *SHORT, "--rounds", "8", "--seeds", "0-1", "--pack", "2")
-    process = start(*command, folder=tmp_path)
-    assert process.stderr is not None
-    while "seed 1: round 0/8" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    interrupted = finish(process)
-    assert interrupted.code == 130
-    assert "Interrupted. Rounds that are kept: run 1 up to " in interrupted.err
-    assert "Traceback" not in interrupted.err
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests were started in the background
+    try:
+        done = shell(*command)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.code == 130
+    assert "Interrupted. Rounds that are kept: run 1 up to " in done.err
+    assert "Traceback" not in done.err
     assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)] * 2
     kept = rows(tmp_path, "SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
-    resumed = finish(start(*command, folder=tmp_path))
+    resumed = shell(*command)
     assert (resumed.code, resumed.err.count("resumed after round")) == (0, 2)
     after = rows(tmp_path, "SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
     assert set(kept) < set(after)

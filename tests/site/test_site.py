@@ -50,6 +50,21 @@ def engine(url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The same, for tests that read alone."""
+    engine = db.connect(db.to_url(str(tmp_path_factory.mktemp("site") / "results.db")))
+    fill(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def whole(stored: Engine) -> tuple[Page, str]:
+    """All of it, as data and as HTML."""
+    return made(stored)
+
+
 class Elements(HTMLParser):
     """All start tags with their attributes, and the text of each cell of each table."""
 
@@ -95,8 +110,8 @@ def made(engine: Engine, pages: str = "auto", **filters: tuple[str, ...]) -> tup
     return built, html.document(built, runs.pages(engine, built.runs, built.pages))
 
 
-def test_the_numbers_of_the_tables_are_those_of_the_database(engine: Engine) -> None:
-    built, text = made(engine)
+def test_the_numbers_of_the_tables_are_those_of_the_database(stored: Engine, whole: tuple[Page, str]) -> None:
+    built, text = whole
     found = Elements(text)
     (head, *rows) = found.tables["data-accuracy"]
     assert [cell.split() for cell in head] == [["Method"], ["MNIST", "Dir(0.1)"], ["Cifar10", "Dir(0.1)"]]
@@ -104,20 +119,20 @@ def test_the_numbers_of_the_tables_are_those_of_the_database(engine: Engine) -> 
     query = f"""SELECT method, avg(b), avg(b * b) - avg(b) * avg(b), group_concat(id, ', ')
         FROM (SELECT id, method, 100 * ({best}) AS b FROM run WHERE status = 'finished' AND dataset = 'mnist' ORDER BY id)
         GROUP BY method"""
-    expected = {name: (f"{mean:.2f} ± {var**0.5:.2f} (2)", ids) for name, mean, var, ids in sql(engine, query)}
+    expected = {name: (f"{mean:.2f} ± {var**0.5:.2f} (2)", ids) for name, mean, var, ids in sql(stored, query)}
     assert {row[0].lower(): tuple(row[1].split("runs ")) for row in rows} == expected
     assert [cell.best for _, cells in built.tables[0].rows for cell in cells] == [False, False, False, False, True, False]
     listed = found.tables["data-runs"][1:]
     query = f"SELECT id, status, method, seed, ({best}) FROM run ORDER BY id DESC"
     assert [(int(r[0]), r[1], r[2].lower(), int(r[7]), r[9]) for r in listed] == [
-        (id, status, method, seed, f"{100 * value:.2f}") for id, status, method, seed, value in sql(engine, query)
+        (id, status, method, seed, f"{100 * value:.2f}") for id, status, method, seed, value in sql(stored, query)
     ]
 
 
-def test_every_table_and_figure_is_there_or_among_those_left_out(engine: Engine) -> None:
+def test_every_table_and_figure_is_there_or_among_those_left_out(whole: tuple[Page, str]) -> None:
     from pflbench.report.declared import TABLES
 
-    built, text = made(engine)
+    built, text = whole
     missing = {kind: {one.name for one in built.missing if one.kind == kind} for kind in ("table", "plot")}
     assert {view.name for view in built.tables} == set(TABLES) - missing["table"] == {"accuracy", "overhead", "table2"}
     assert {group.name for group in built.figures} == set(PLOTS) - missing["plot"]
@@ -128,34 +143,34 @@ def test_every_table_and_figure_is_there_or_among_those_left_out(engine: Engine)
     assert heterogeneity.hint.endswith("pflbench run -m fedavg -d tiny --model cnn --beta 0.01 --clients 20")
 
 
-def test_a_table_as_csv_is_that_of_the_command(engine: Engine, tmp_path: Path, shell: Shell) -> None:
-    _, text = made(engine)
+def test_a_table_as_csv_is_that_of_the_command(stored: Engine, whole: tuple[Page, str], shell: Shell) -> None:
+    _, text = whole
     link = next(a["href"] for tag, a in Elements(text).tags if tag == "a" and a.get("download") == "accuracy.csv")
     data = base64.b64decode((link or "").removeprefix("data:text/csv;charset=utf-8;base64,")).decode()
-    assert data == shell("table", "accuracy", "-f", "csv", "--db", "results.db").out
+    assert data == shell("table", "accuracy", "-f", "csv", "--db", str(stored.url.database)).out
     assert [row["method"] for row in csv.DictReader(io.StringIO(data))] == ["local", "fedavg", "fedavg", "ditto"]
 
 
-def test_a_page_needs_nothing_from_elsewhere_and_what_runs_say_stays_text(engine: Engine) -> None:
-    _, text = made(engine)
+def test_a_page_needs_nothing_from_elsewhere_and_what_runs_say_stays_text(whole: tuple[Page, str]) -> None:
+    _, text = whole
     found = Elements(text)
     assert not [value for name in ("src", "href", "action", "data") for value in found.attributes(name) if "//" in value]
     assert not {tag for tag, _ in found.tags} & {"img", "iframe", "object"}
     assert found.attributes("http-equiv") == ["Content-Security-Policy"]
     assert "<img" not in text[text.index("<main") : text.index('id="plotly"')]
-    stored = next(a for tag, a in found.tags if a.get("class") == "status running")
-    assert stored["title"] == SNEAKY
+    status = next(a for tag, a in found.tags if a.get("class") == "status running")
+    assert status["title"] == SNEAKY
 
 
-def test_a_run_has_a_page_with_its_numbers(engine: Engine) -> None:
-    _, text = made(engine)
+def test_a_run_has_a_page_with_its_numbers(stored: Engine, whole: tuple[Page, str]) -> None:
+    _, text = whole
     data = json.loads(re.search(r'id="run-data-1">(.*?)</script>', text)[1])  # type: ignore[index]
     facts = dict(data["facts"])
     assert facts["Rounds"] == "2 of 2, best 85.00 % after round 1"
     assert facts["Time per round"].startswith("2 s of training, 5 s of evaluation")
     assert (data["alike"], data["status"], facts["Commit"]) == ([3], "finished", "abc")
-    ((stored,),) = sql(engine, "SELECT spec FROM run WHERE id = 1")
-    assert data["spec"] == json.loads(str(stored))
+    ((written,),) = sql(stored, "SELECT spec FROM run WHERE id = 1")
+    assert data["spec"] == json.loads(str(written))
     (accuracy,) = (trace for trace in data["figures"][0]["spec"]["data"] if trace["name"] == "as deployed")
     assert accuracy["y"] == [10, 85, 80]
     assert data["clients"] is None
@@ -180,23 +195,23 @@ def test_clients_and_arrays_of_a_run(engine: Engine) -> None:
         runs.page(engine, 99)
 
 
-def test_which_runs_get_a_page(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert build(engine, MADE, Filters(), "auto").pages == {1, 2, 3, 4, 5, 6, 7, 8}
-    assert build(engine, MADE, Filters(), "none").pages == set()
+def test_which_runs_get_a_page(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build(stored, MADE, Filters(), "auto").pages == {1, 2, 3, 4, 5, 6, 7, 8}
+    assert build(stored, MADE, Filters(), "none").pages == set()
     monkeypatch.setattr(page, "MOST", 5)
-    built, text = made(engine)
+    built, text = made(stored)
     assert built.pages == built.pages & set(built.shown) == {1, 2, 3, 4, 5, 7, 8}
     assert "7 of them, those of the tables and figures, have a page of their own here" in text
     with pytest.raises(UserError, match="Unknown value of --runs"):
-        build(engine, MADE, Filters(), "some")
+        build(stored, MADE, Filters(), "some")
 
 
-def test_filters_hold_for_everything(engine: Engine) -> None:
-    built, _ = made(engine, methods=("Ditto",))
+def test_filters_hold_for_everything(stored: Engine) -> None:
+    built, _ = made(stored, methods=("Ditto",))
     assert [line.info.id for line in built.runs] == [4, 2]
     assert built.shown == (2, 4)
     with pytest.raises(UserError, match="No runs with method 'apple'"):
-        made(engine, methods=("apple",))
+        made(stored, methods=("apple",))
 
 
 @pytest.mark.parametrize(
@@ -317,8 +332,8 @@ def test_serve_command_refuses_what_it_cannot_show(shell: Shell, engine: Engine,
     assert "pflbench db upgrade" in shell.refused("serve", "--db", "results.db")
 
 
-def test_the_contents_name_the_tables_and_figures_of_the_papers(engine: Engine) -> None:
-    built, text = made(engine)
+def test_the_contents_name_the_tables_and_figures_of_the_papers(whole: tuple[Page, str]) -> None:
+    built, text = whole
     contents = re.sub(r"<[^>]+>", " ", text[text.index("<nav") : text.index("</nav>")])
     assert re.search(r"Accuracy\s+FedALA, Table 2, Table 7\s", contents)
     assert re.search(r"Overhead\s+FedALA, Table 3\s", contents)
@@ -331,9 +346,9 @@ def test_the_contents_name_the_tables_and_figures_of_the_papers(engine: Engine) 
     assert missing["plot", "heterogeneity"] == ""
 
 
-def test_the_paper_map_says_what_is_here_and_what_makes_it(engine: Engine) -> None:
+def test_the_paper_map_says_what_is_here_and_what_makes_it(whole: tuple[Page, str]) -> None:
     """Every line of the README's, with links that lead to something, and none to what the page has not."""
-    built, text = made(engine)
+    built, text = whole
     section = text[text.index('<section id="paper-map"') : text.index('<section id="runs"')].replace("&#39;", "'")
     assert '<li><a href="#paper-map">' in text[text.index("<nav") : text.index("</nav>")]
     rows = re.findall(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, ViewportSize, expect
 from sqlalchemy import Engine
 from support.browser import Tab, chromium
 from support.site_database import MADE, RUNNING, SNEAKY, fill
@@ -18,6 +20,9 @@ from pflbench.site.page import build
 from pflbench.store import database as db
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
+
+WINDOW = ViewportSize(width=1100, height=800)
+WITHOUT_FIGURES = "delete globalThis.DecompressionStream"  # what unpacks plotly.js
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +39,72 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     engine.dispose()
 
 
-@pytest.fixture(scope="module")
-def file(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+def written(engine: Engine, folder: Path, filters: Filters) -> str:
     """The address of a report in which all runs but the one under way have a page."""
-    built = build(engine, MADE, Filters(), "shown")
-    path = tmp_path_factory.mktemp("report") / "report.html"
+    built = build(engine, MADE, filters, "shown")
+    path = folder / "report.html"
     path.write_text(html.document(built, runs.pages(engine, built.runs, built.pages)), encoding="utf-8")
     return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def file(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(engine, tmp_path_factory.mktemp("report"), Filters())
+
+
+@pytest.fixture(scope="module")
+def small(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A report of one run: its figures are few."""
+    return written(engine, tmp_path_factory.mktemp("small"), Filters(datasets=("cifar10",)))
 
 
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Tab]:
     """A fresh tab; in the end it must have had nothing to complain of."""
-    context = browser.new_context(viewport={"width": 1100, "height": 800}, color_scheme="light")
-    tab = Tab(context)
-    yield tab
-    context.close()
+    with opened(browser) as tab:
+        yield tab
     assert tab.errors == []
+
+
+@pytest.fixture
+def plain(browser: Browser) -> Iterator[Tab]:
+    """A tab that cannot draw: what is asked of the rest of the page costs little there."""
+    with opened(browser, script=WITHOUT_FIGURES) as tab:
+        yield tab
+    assert tab.errors == []
+
+
+@contextmanager
+def opened(browser: Browser, *, script: str = "") -> Iterator[Tab]:
+    """script: runs before those of a page."""
+    context = browser.new_context(viewport=WINDOW, color_scheme="light")
+    if script:
+        context.add_init_script(script)
+    yield Tab(context)
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def loaded(browser: Browser, file: str) -> Iterator[Tab]:
+    """The report with all its figures drawn: that costs a browser most, so the tests share one."""
+    with opened(browser) as tab:
+        tab.page.goto(file)
+        expect(tab.page.locator("#content .plot .main-svg").first).to_be_visible()
+        expect(tab.page.locator("#content .plot:not(:has(.main-svg))")).to_have_count(0)
+        yield tab
+
+
+@pytest.fixture
+def shared(loaded: Tab) -> Iterator[Tab]:
+    """The same, at its beginning; with nothing to complain of in the end."""
+    loaded.page.emulate_media(color_scheme="light", media="screen")
+    if "light" in str(loaded.page.locator("#theme").get_attribute("aria-label")):
+        loaded.page.locator("#theme").click()
+    loaded.page.evaluate("location.hash = ''; delete document.documentElement.dataset.theme; scrollTo(0, 0)")
+    expect(loaded.page.locator("#content")).to_be_visible()
+    loaded.page.set_viewport_size(WINDOW)
+    yield loaded
+    assert loaded.errors == []
 
 
 def column(tab: Tab, table: str, index: int) -> list[str]:
@@ -58,14 +112,12 @@ def column(tab: Tab, table: str, index: int) -> list[str]:
     return list(tab.page.evaluate(script, [table, index]))
 
 
-def test_it_loads_without_the_network_and_draws_its_figures(tab: Tab, file: str) -> None:
-    tab.page.goto(file)
-    plots = tab.page.locator("#content .plot")
+def test_it_loads_without_the_network_and_draws_its_figures(shared: Tab, file: str) -> None:
+    plots = shared.page.locator("#content .plot")
     assert plots.count() > 2
-    expect(tab.page.locator("#content .plot .main-svg").first).to_be_visible()
-    expect(tab.page.locator("#content .plot:not(:has(.main-svg))")).to_have_count(0)
-    assert tab.requests == [file]
-    names = tab.page.locator("#figures-curves .legendtext").all_text_contents()
+    assert shared.page.locator("#content .plot:has(.main-svg)").count() == plots.count()
+    assert shared.requests == [file]
+    names = shared.page.locator("#figures-curves .legendtext").all_text_contents()
     assert {"Local", "FedAvg", "Ditto"} <= set(names)
     buttons = "(plot) => [...plot.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title)"
     own = ["Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"]
@@ -85,14 +137,12 @@ def apart(one: list[float], other: list[float]) -> bool:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_toolbar_the_legend_and_the_axes_are_apart(tab: Tab, file: str, width: int) -> None:
-    tab.page.set_viewport_size({"width": WIDTHS[-1], "height": 800})
-    tab.page.goto(file)
-    expect(tab.page.locator("#content .plot:not(:has(.main-svg))")).to_have_count(0)
-    tab.page.set_viewport_size({"width": width, "height": 800})  # after drawing: a window may change
-    plots = tab.page.locator("#content .plot")
+def test_the_toolbar_the_legend_and_the_axes_are_apart(shared: Tab, file: str, width: int) -> None:
+    """And tables take the width of the window, and scroll in their own box only where that is not enough; no page ever does."""
+    shared.page.set_viewport_size({"width": width, "height": 800})  # after drawing: a window may change
+    plots = shared.page.locator("#content .plot")
     expect(plots.first.locator(".main-svg").first).to_have_css("width", re.compile(rf"{plots.first.bounding_box()['width']:.0f}"))  # type: ignore[index]
-    tab.page.wait_for_timeout(300)
+    shared.page.wait_for_timeout(300)
     legends = 0
     for plot in plots.all():
         plot.hover()
@@ -106,20 +156,25 @@ def test_the_toolbar_the_legend_and_the_axes_are_apart(tab: Tab, file: str, widt
             legends += 1
             assert all(apart(legend, box) for box in (axes, x, y) if box is not None)
     assert legends > 1
+    table, box, page = shared.page.evaluate(
+        """() => { const table = document.querySelector('#data-overhead');
+        return [table.offsetWidth, table.parentElement.clientWidth, document.documentElement.scrollWidth]; }"""
+    )
+    assert page <= width
+    assert box >= min(table, width - 60)
+    assert table > 1056 or width < WIDTHS[-1], "wider than the text"
+    shared.page.goto(f"{file}#run-1")
+    shared.page.locator("#run .main-svg:visible").first.wait_for()
+    assert shared.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_without_the_means_to_unpack_there_are_the_tables_and_a_word(browser: Browser, file: str) -> None:
-    context = browser.new_context()
-    context.add_init_script("delete globalThis.DecompressionStream")
-    tab = Tab(context)
-    tab.page.goto(file)
-    expect(tab.page.locator("#lacking")).to_contain_text("pflbench plot")
-    tab.page.locator("#data-accuracy thead th").nth(1).get_by_role("button").click()
-    assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
-    tab.page.locator("#line-1 a").click()
-    expect(tab.page.locator("#run h1")).to_contain_text("Run 1")
-    assert tab.errors == []
-    context.close()
+def test_without_the_means_to_unpack_there_are_the_tables_and_a_word(plain: Tab, file: str) -> None:
+    plain.page.goto(file)
+    expect(plain.page.locator("#lacking")).to_contain_text("pflbench plot")
+    plain.page.locator("#data-accuracy thead th").nth(1).get_by_role("button").click()
+    assert column(plain, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+    plain.page.locator("#line-1 a").click()
+    expect(plain.page.locator("#run h1")).to_contain_text("Run 1")
 
 
 def test_without_scripts_there_are_the_tables_and_a_word(browser: Browser, file: str) -> None:
@@ -131,79 +186,62 @@ def test_without_scripts_there_are_the_tables_and_a_word(browser: Browser, file:
     context.close()
 
 
-def test_a_wide_table_takes_the_width_of_the_window(tab: Tab, file: str) -> None:
-    """And scrolls in its own box only where that is not enough; the page never does."""
-    for width in WIDTHS:
-        tab.page.set_viewport_size({"width": width, "height": 800})
-        tab.page.goto(file)
-        table, box, page = tab.page.evaluate(
-            """() => { const table = document.querySelector('#data-overhead');
-            return [table.offsetWidth, table.parentElement.clientWidth, document.documentElement.scrollWidth]; }"""
-        )
-        assert page <= width
-        assert box >= min(table, width - 60)
-    assert table > 1056, "wider than the text"
-
-
-def test_heads_sort_by_number_and_back_by_keyboard(tab: Tab, file: str) -> None:
-    tab.page.goto(file)
-    head = tab.page.locator("#data-accuracy thead th").nth(1)
-    unsorted = column(tab, "data-accuracy", 1)
+def test_heads_sort_by_number_and_back_by_keyboard(shared: Tab) -> None:
+    head = shared.page.locator("#data-accuracy thead th").nth(1)
+    unsorted = column(shared, "data-accuracy", 1)
     head.get_by_role("button").click()
     # As texts, "9.00" would come before "98.50".
-    assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
+    assert column(shared, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
     assert head.get_attribute("aria-sort") == "descending"
-    tab.page.keyboard.press("Enter")
-    assert column(tab, "data-accuracy", 1) == ["10.00", "86.00", "98.50"]
+    shared.page.keyboard.press("Enter")
+    assert column(shared, "data-accuracy", 1) == ["10.00", "86.00", "98.50"]
     assert head.get_attribute("aria-sort") == "ascending"
-    tab.page.keyboard.press("Enter")
-    assert column(tab, "data-accuracy", 1) == unsorted
+    shared.page.keyboard.press("Enter")
+    assert column(shared, "data-accuracy", 1) == unsorted
     assert head.get_attribute("aria-sort") is None
-    tab.page.locator("#data-accuracy thead th").nth(2).get_by_role("button").click()
-    assert column(tab, "data-accuracy", 2) == ["60.00", "", ""], "cells without a value come last"
+    shared.page.locator("#data-accuracy thead th").nth(2).get_by_role("button").click()
+    assert column(shared, "data-accuracy", 2) == ["60.00", "", ""], "cells without a value come last"
 
 
-def test_a_cell_leads_to_its_runs_and_back(tab: Tab, file: str) -> None:
-    tab.page.goto(file)
-    cell = tab.page.locator("#data-accuracy details", has_text="98.50")
+def test_a_cell_leads_to_its_runs_and_back(shared: Tab) -> None:
+    cell = shared.page.locator("#data-accuracy details", has_text="98.50")
     cell.locator("summary").click()
-    place = tab.page.evaluate("scrollY")
+    place = shared.page.evaluate("scrollY")
     cell.get_by_role("link", name="4").click()
-    expect(tab.page.locator("#run h1")).to_have_text("Run 4: Ditto on MNIST, Dir(0.1), seed 1")
-    expect(tab.page.locator("#content")).to_be_hidden()
-    expect(tab.page.locator("#run .plot .main-svg").first).to_be_visible()
-    specification = tab.page.locator("#run section", has_text="Specification")
+    expect(shared.page.locator("#run h1")).to_have_text("Run 4: Ditto on MNIST, Dir(0.1), seed 1")
+    expect(shared.page.locator("#content")).to_be_hidden()
+    expect(shared.page.locator("#run .plot .main-svg").first).to_be_visible()
+    specification = shared.page.locator("#run section", has_text="Specification")
     expect(specification.get_by_role("row", name="method.hyperparameters.lam")).to_contain_text("0.1")
-    tab.page.get_by_role("link", name="run 2").click()
-    expect(tab.page.locator("#run h1")).to_contain_text("Run 2")
-    tab.page.go_back()
-    expect(tab.page.locator("#run h1")).to_contain_text("Run 4")
-    tab.page.go_back()
-    expect(tab.page.locator("#content")).to_be_visible()
-    expect(tab.page.locator("#run")).to_be_hidden()
-    assert tab.page.evaluate("scrollY") == place
+    shared.page.get_by_role("link", name="run 2").click()
+    expect(shared.page.locator("#run h1")).to_contain_text("Run 2")
+    shared.page.go_back()
+    expect(shared.page.locator("#run h1")).to_contain_text("Run 4")
+    shared.page.go_back()
+    expect(shared.page.locator("#content")).to_be_visible()
+    expect(shared.page.locator("#run")).to_be_hidden()
+    assert shared.page.evaluate("scrollY") == place
 
 
-def test_an_unknown_place_is_told(tab: Tab, file: str) -> None:
-    tab.page.goto(f"{file}#nothing")
-    told = tab.page.get_by_role("alert")
+def test_an_unknown_place_is_told(plain: Tab, file: str) -> None:
+    plain.page.goto(f"{file}#nothing")
+    told = plain.page.locator("#unknown[role=alert]")
     for hash, text in {"nothing": "#nothing", "run-99": "no run 99", f"run-{RUNNING}": "--runs all", "%E0": "#%E0"}.items():
-        tab.page.evaluate("(hash) => { location.hash = hash; }", hash)
+        plain.page.evaluate("(hash) => { location.hash = hash; }", hash)
         expect(told).to_contain_text(text)
-        expect(tab.page.locator("#content")).to_be_visible()
-    tab.page.evaluate("location.hash = 'runs'")
+        expect(plain.page.locator("#content")).to_be_visible()
+    plain.page.evaluate("location.hash = 'runs'")
     expect(told).to_be_hidden()
 
 
-def test_the_list_of_runs_is_filtered_by_every_word(tab: Tab, file: str) -> None:
-    tab.page.goto(file)
-    tab.page.get_by_label("Filter").fill("fedavg FINISHED")
-    rows = tab.page.locator("#data-runs tbody tr:visible")
+def test_the_list_of_runs_is_filtered_by_every_word(shared: Tab) -> None:
+    shared.page.get_by_label("Filter").fill("fedavg FINISHED")
+    rows = shared.page.locator("#data-runs tbody tr:visible")
     assert rows.locator("th").all_inner_texts() == ["5", "3", "1"]
-    expect(tab.page.locator("#matches")).to_have_text("3 of 8")
+    expect(shared.page.locator("#matches")).to_have_text("3 of 8")
 
 
-def test_the_theme_is_that_of_the_system_until_the_reader_chooses(tab: Tab, file: str) -> None:
+def test_the_theme_is_that_of_the_system_until_the_reader_chooses(tab: Tab, small: str) -> None:
     def ink() -> str:
         return str(tab.page.evaluate("getComputedStyle(document.querySelector('#figures-curves .xtitle')).fill"))
 
@@ -211,7 +249,7 @@ def test_the_theme_is_that_of_the_system_until_the_reader_chooses(tab: Tab, file
         return str(tab.page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
     tab.page.emulate_media(color_scheme="dark")
-    tab.page.goto(file)
+    tab.page.goto(small)
     tab.page.locator("#figures-curves .xtitle").first.wait_for()
     dark = (paper(), ink())
     tab.page.get_by_role("button", name="Switch to light colours").click()
@@ -237,7 +275,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_text_is_legible_in_both_themes(tab: Tab, file: str) -> None:
+def test_text_is_legible_in_both_themes(plain: Tab, file: str) -> None:
     """WCAG AA: 4.5 for every element that has text of its own, against the nearest background."""
     script = """() => [...document.querySelectorAll('#content *')].filter((e) => e.offsetParent && !e.closest('.plot') &&
         [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())).map((e) => {
@@ -245,20 +283,12 @@ def test_text_is_legible_in_both_themes(tab: Tab, file: str) -> None:
           while (getComputedStyle(behind).backgroundColor === 'rgba(0, 0, 0, 0)') behind = behind.parentElement;
           return [getComputedStyle(e).color, getComputedStyle(behind).backgroundColor].join(';');
         })"""
-    tab.page.goto(file)
+    plain.page.goto(file)
     for _ in range(2):
-        pairs = set(tab.page.evaluate(script))
+        pairs = set(plain.page.evaluate(script))
         assert len(pairs) > 2
         assert all(contrast(*pair.split(";")) >= 4.5 for pair in pairs), pairs
-        tab.page.locator("#theme").click()
-
-
-def test_it_fits_a_telephone(tab: Tab, file: str) -> None:
-    tab.page.set_viewport_size({"width": 400, "height": 800})
-    for hash in ("", "#run-1"):
-        tab.page.goto(file + hash)
-        tab.page.locator(".main-svg:visible").first.wait_for()
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 400
+        plain.page.locator("#theme").click()
 
 
 NOTE_WHAT_IS_PRINTED = """() => addEventListener('beforeprint', () => {
@@ -269,24 +299,23 @@ NOTE_WHAT_IS_PRINTED = """() => addEventListener('beforeprint', () => {
 
 
 @pytest.mark.parametrize("chosen", [False, True])
-def test_it_prints_dark_on_white_whatever_the_theme(tab: Tab, file: str, chosen: bool) -> None:
-    tab.page.emulate_media(color_scheme="light" if chosen else "dark")
-    tab.page.goto(file)
+def test_it_prints_dark_on_white_whatever_the_theme(shared: Tab, chosen: bool) -> None:
+    shared.page.emulate_media(color_scheme="light" if chosen else "dark")
     if chosen:
-        tab.page.get_by_role("button", name="Switch to dark colours").click()
-    on_screen = tab.page.evaluate("getComputedStyle(document.body).color")
-    tab.page.evaluate(NOTE_WHAT_IS_PRINTED)
-    printed = tab.page.pdf(format="A4")
+        shared.page.get_by_role("button", name="Switch to dark colours").click()
+    on_screen = shared.page.evaluate("getComputedStyle(document.body).color")
+    shared.page.evaluate(NOTE_WHAT_IS_PRINTED)
+    printed = shared.page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
     assert len(printed) > 20_000
-    text, figure, width = tab.page.evaluate("window.printed")
+    text, figure, width = shared.page.evaluate("window.printed")
     assert contrast(text, "rgb(255, 255, 255)") > 7
     assert contrast(figure, "rgb(255, 255, 255)") > 7
     assert width <= 690  # pixels between the margins of A4
-    assert tab.page.evaluate("getComputedStyle(document.body).color") == on_screen
-    tab.page.emulate_media(media="print")
+    assert shared.page.evaluate("getComputedStyle(document.body).color") == on_screen
+    shared.page.emulate_media(media="print")
     for hidden in ("#theme", "#filter", "nav", "#missing"):
-        expect(tab.page.locator(hidden)).to_be_hidden()
+        expect(shared.page.locator(hidden)).to_be_hidden()
 
 
 def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
