@@ -56,6 +56,11 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def cores() -> int:
+    """Cores this process may use: in a container often fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def reset_peak_memory() -> None:
     """Makes the peak begin anew, so that a run does not inherit that of the one before. Linux only; elsewhere nothing happens."""
     with suppress(OSError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pflbench import environment
 from pflbench.engine import devices
 
 TRIES = 7
@@ -70,7 +71,7 @@ def _best(what: Callable[[], object], device: torch.device) -> float:
 @contextmanager
 def _all_cores() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(devices.cores())
+    torch.set_num_threads(environment.cores())
     try:
         yield
     finally:

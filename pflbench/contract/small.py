@@ -14,6 +14,7 @@ from pflbench import models
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.program import capture
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop import LoopExecutor
@@ -71,16 +72,19 @@ def federation(
     tests: tuple[int, ...] | None = None,
     seed: int = 0,
     dtype: str = "float64",
+    device: str = "cpu",
+    shape: tuple[int, ...] | None = None,
     **train: Any,
 ) -> Federation:
     """Clients with n training samples each; batches of 5, so that some clients have a partial batch.
 
-    engine: one of EXECUTORS; tests: test samples of each client, by default half as many; train: as in TrainSpec.
+    engine: one of EXECUTORS; tests: test samples of each client, by default half as many; device: as PyTorch names it; shape: of
+    a sample, by default the model's in SHAPES; train: as in TrainSpec.
     """
     tests = tests or tuple(max(k // 2, 1) for k in n)
     rng = np.random.default_rng(7)
     total = sum(n) + sum(tests)
-    shape = SHAPES[model]
+    shape = shape or SHAPES[model]
     y = rng.integers(CLASSES, size=total)
     x: np.ndarray
     if model == "fasttext":
@@ -90,7 +94,7 @@ def federation(
     torch.manual_seed(seed)
     module = BatchNormNet() if model == "batchnorm" else models.build(model, shape, CLASSES, 30 if model == "fasttext" else None)
     flat = Flat(module)
-    samples = Samples(x, y, getattr(torch, dtype), torch.device("cpu"))
+    samples = Samples(x, y, getattr(torch, dtype), torch.device(device))
     settings = {"rounds": 4, "batch_size": 5, "lr": 0.1, **train}
     bounds = np.cumsum([0, *n, *tests])
     parts = [np.arange(a, b) for a, b in itertools.pairwise(bounds)]
@@ -100,9 +104,10 @@ def federation(
 
 def executor(engine: str, flat: Flat, samples: Samples) -> Executor:
     if engine == "loop":
-        return LoopExecutor(flat, samples, workers=2)
-    chunks, capture = Chunks(3 if engine == "batched in chunks" else None), Recorded() if engine == "captured" else None
-    return BatchedExecutor(flat, samples, chunks, capture=capture)
+        return LoopExecutor(flat, samples, workers=2 if samples.device.type == "cpu" else None)
+    chunks = Chunks(3 if engine == "batched in chunks" else None)
+    how = (capture("auto", samples.device) or Recorded()) if engine == "captured" else None
+    return BatchedExecutor(flat, samples, chunks, capture=how)
 
 
 def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1) -> Any:

@@ -1,11 +1,10 @@
-"""What is asked of a device, whichever it is: its name, when its work is done, how much of its memory was in use, its cores.
+"""What is asked of a device, whichever it is: its name, when its work is done, how much of its memory was in use.
 
 Beside the executors' own tricks (streams, graphs) and engine.memory, this is the place that knows devices by their kind.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -65,11 +64,6 @@ def peak(device: torch.device) -> int:
     """Bytes, the most since `reset_peak`."""
     found: int = environment.peak_resident_memory() if device.type == "cpu" else of(device).max_memory_allocated(device)
     return found
-
-
-def cores() -> int:
-    """Cores this process may use: in a container often fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def begin_thread() -> None:

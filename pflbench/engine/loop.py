@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pflbench import environment
 from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
@@ -162,7 +163,7 @@ class LoopExecutor(Direct):
 
     def __init__(self, flat: Flat, samples: Samples, workers: int | None = None, loss: Loss = F.cross_entropy) -> None:
         on_cpu = samples.device.type == "cpu"
-        count = (workers or devices.cores()) if on_cpu else 1
+        count = (workers or environment.cores()) if on_cpu else 1
         self.device = samples.device
         self.flat = flat
         self.samples = samples

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pflbench import __version__
+from pflbench import __version__, environment
 from pflbench.errors import UserError
 
 PACKAGES = (
@@ -38,11 +37,6 @@ def examine(db: str, data_dir: Path) -> dict[str, Any]:
     }
 
 
-def cores() -> int:
-    """The cores this process may use: in a container fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _packages(problems: list[str]) -> dict[str, str]:
     found = {}
     for name in PACKAGES:
@@ -55,7 +49,7 @@ def _packages(problems: list[str]) -> dict[str, str]:
 
 
 def _device(problems: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"system": platform.platform(), "cores": cores()}
+    found: dict[str, Any] = {"system": platform.platform(), "cores": environment.cores()}
     try:
         import torch
     except (ImportError, OSError) as error:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflbench import methods
-from pflbench.engine import devices, memory
+from pflbench import environment, methods
+from pflbench.engine import memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.executor import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT, BatchedExecutor
 from pflbench.engine.batched.program import COPIES, capture
@@ -82,7 +82,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     data, held = samples.x.nbytes + samples.y.nbytes, states * kept + 2 * cohort * row
     buffers = states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size
     if engine == "loop":
-        clients = min(cohort, (how.workers or devices.cores()) if place == "cpu" else 1)
+        clients = min(cohort, (how.workers or environment.cores()) if place == "cpu" else 1)
     else:
         clients = min(cohort, how.chunk or _fitting(room, data + held + buffers, step + (copies - 1) * row))
     tested = _tested(fed, engine, clients)
