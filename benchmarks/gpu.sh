@@ -43,7 +43,7 @@ graph=batched; [[ $device == cpu ]] && graph=batched:none
 bench cifar10 60 -m fedavg -d "$cifar" --model cnn --beta $beta --rounds 5 --engine $graph --engine packed
 # Ways of computing against each other, and the loop, on a tenth of the data: the ratios are what counts.
 bench cifar10-ways 75 -m fedavg -d "$cifar" --model cnn --beta $beta --rounds 3 --share 0.1 \
-  --engine loop --engine $graph --engine batched:none --engine batched:grouped --engine batched:unfolded
+  --engine loop --engine batched:none $([[ $device == cpu ]] || echo --engine batched:heuristic --engine batched:benchmark)
 bench cifar10-compile 75 -m fedavg -d "$cifar" --model cnn --beta $beta --rounds 3 --share 0.1 --engine $graph --engine batched:compile
 bench tiny 60 -m fedala -d "$tiny" --model cnn --beta $beta --rounds 3 --engine $graph
 [[ $device == cpu ]] || bench tiny-tf32 45 -m fedala -d "$tiny" --model cnn --beta $beta --rounds 3 --engine $graph --dtype tf32

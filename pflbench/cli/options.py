@@ -308,8 +308,8 @@ EXECUTION = _group(
         str,
         **_among("auto", shown="auto|N"),
         parser=_runs_at_a_time,
-        help="batched: runs that differ in the seed alone train together; auto (default on a GPU): as many as there is memory "
-        "for. Default on a CPU: 1.",
+        help="batched: runs that differ in the seed alone train together, up to N. auto: on a CPU as many as there is memory "
+        "for; on a GPU 1, as long as nobody has measured more there. Default: 1.",
     ),
     capture=(
         str,
@@ -323,9 +323,9 @@ EXECUTION = _group(
         str,
         "auto",
         typer.Option(
-            **_among("auto", "grouped", "unfolded"),
-            help="batched: convolutions of all clients as one in groups, or as products of matrices. auto: on a GPU the faster "
-            "one, measured; on a CPU grouped.",
+            **_among("auto", "heuristic", "benchmark"),
+            help="batched on a GPU: how cuDNN finds its algorithms. heuristic: by its rules; benchmark: by trying all; auto: "
+            "heuristic, unless a measurement at the start says that benchmark is clearly faster.",
         ),
     ),
     checkpoint_every=(float, 30.0, typer.Option(metavar="SECONDS", min=0, help="Shortest time between two checkpoints.")),

@@ -17,15 +17,13 @@ Ways = Mapping[type[nn.Module], Any]
 """PyTorch's class of a layer -> a subclass that computes it in another way, and says whether it suits a layer: `suits(layer)`."""
 
 
-def suitable(module: nn.Module, ways: Ways) -> list[Any]:
-    """The layers that there is a way for. A subclass of a layer stays as it is, and so does one with a forward of its own."""
-    layers = [layer for layer in module.modules() if type(layer) in ways and "forward" not in vars(layer)]
-    return [layer for layer in layers if ways[type(layer)].suits(layer)]
-
-
 def install(module: nn.Module, ways: Ways) -> list[Any]:
-    """Computes the module's suitable layers so from here on, and returns them."""
-    layers = suitable(module, ways)
+    """Computes the module's layers so from here on, where there is a way that suits, and returns these.
+
+    A subclass of a layer stays as it is, and so does one with a forward of its own.
+    """
+    known = [layer for layer in module.modules() if type(layer) in ways and "forward" not in vars(layer)]
+    layers = [layer for layer in known if ways[type(layer)].suits(layer)]
     for layer in layers:
         layer.__class__ = ways[type(layer)]
     return layers

@@ -42,7 +42,7 @@ class Execution:
     chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
     pack: int | None = 1  # batched: runs that differ in the seed alone, made together; None: as many as there is memory for
     capture: Literal["auto", "graph", "none"] = "auto"  # batched: how steps become programs
-    convolution: Literal["auto", "grouped", "unfolded"] = "auto"  # batched: see engine.batched.layers; auto: measured on a GPU
+    convolution: Literal["auto", "heuristic", "benchmark"] = "auto"  # batched on a GPU: engine.batched.layers; auto: measured
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
     checkpoint_every: float = 30.0  # seconds between checkpoints
@@ -72,6 +72,10 @@ def checked(how: Execution) -> Execution:
         )
     if how.workers is not None and place != "cpu":
         raise UserError(f"--workers {how.workers}: clients go side by side on a CPU alone.", "Add --device cpu, or leave it out.")
+    if how.convolution != "auto" and place == "cpu":
+        raise UserError(
+            f"--convolution {how.convolution}: it says how cuDNN chooses on a GPU; on a CPU there is one way.", "Leave it out."
+        )
     if how.capture == "graph" and place == "cpu":
         raise UserError("--capture graph: a CUDA graph needs a GPU.", "Add --device cuda, or leave it out.")
     return how
@@ -115,12 +119,16 @@ def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, 
     samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.floats), device)
     if how.engine_on(str(device)) == "loop":
         return LoopExecutor(flat, samples, how.workers)
-    chosen: str = how.convolution
-    if chosen == "auto":
-        decides = device.type != "cpu" and layers.convolutions(flat.module)
-        chosen = faster_convolution(spec, setting, flat, samples, how) if decides else layers.CONVOLUTIONS[0]
+    chosen = convolution(spec, setting, flat, samples, how)
     chunks = Chunks(how.chunk, fitting=True)
     return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, device), convolution=chosen)
+
+
+def convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str | None:
+    """One of engine.batched.layers.CONVOLUTIONS, or None where there is nothing to choose: on a CPU, without convolutions."""
+    if samples.device.type == "cpu" or not layers.convolutions(flat.module):
+        return None
+    return faster_convolution(spec, setting, flat, samples, how) if how.convolution == "auto" else how.convolution
 
 
 def faster_convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str:

@@ -30,13 +30,13 @@ Told = Progress | Diverged
 
 
 def packing(how: Execution, asked: str | None) -> Execution:
-    """The execution with what --pack says: "auto", a number, or None for auto with `batched` on a GPU, else no packing.
+    """The execution with what --pack says: a number, 1 for None, "auto" for what fits a CPU's memory and 1 on a GPU.
 
-    Raises UserError for several runs at a time with `loop`.
+    No measurement says yet that a GPU gains by packing. Raises UserError for several runs at a time with `loop`.
     """
     place = str(find_device("auto")) if how.device == "auto" else how.device
-    if asked is None:
-        return replace(how, pack=None if how.engine_on(place) == "batched" and place != "cpu" else 1)
+    if asked is None or (asked == "auto" and place != "cpu"):
+        return replace(how, pack=1)
     if asked != "auto" and int(asked) > 1 and how.engine_on(place) == "loop":
         chosen = "loop" if how.engine == "loop" else f"{how.engine}, which is loop on {place}"
         raise UserError(

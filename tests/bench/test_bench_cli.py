@@ -87,7 +87,7 @@ def test_bench_prints_a_table(shell: Shell) -> None:
 
 
 def test_bench_packs_seeds_and_measures_ways_apart(shell: Shell) -> None:
-    ways = ("batched", "packed", "batched:none:unfolded")
+    ways = ("batched", "packed", "batched:none")
     asked = [text for way in ways for text in ("--engine", way)]
     found = json.loads(shell("bench", "-m", "ditto", "--clients", "2", "--share", "0.05", "--rounds", "2", *asked, "--json").out)
     arms = {(arm["method"], arm["engine"]): arm for arm in found["arms"]}
@@ -96,7 +96,7 @@ def test_bench_packs_seeds_and_measures_ways_apart(shell: Shell) -> None:
         alone, packed = (arms[method, way]["floor"] for way in ("batched", "packed"))
         assert {phase: packed[phase]["flops"] for phase in PHASES} == {phase: 5 * alone[phase]["flops"] for phase in PHASES}
         assert all(len(seconds) == 2 and min(seconds) >= 0 for seconds in arms[method, "packed"]["seconds"].values())
-    assert found["environment"]["steps"]["ditto batched:none:unfolded"]["convolution"] == "unfolded"
+    assert found["environment"]["steps"]["ditto batched:none"]["capture"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,8 @@ def test_bench_packs_seeds_and_measures_ways_apart(shell: Shell) -> None:
         (("--engine", "gpu"), "Unknown engine 'gpu'"),
         (("--engine", "batched:fast"), "Unknown way of computing 'fast'"),
         (("--engine", "loop:none"), "the loop executor has no such choice"),
-        (("--engine", "batched:compile"), "Valid: graph, grouped, none, unfolded"),
+        (("--engine", "batched:compile"), "Valid: benchmark, graph, heuristic, none"),
+        (("--engine", "batched:benchmark"), "on a CPU there is one way"),
         (("--dtype", "tf32"), "there is none on a CPU"),
         (("--share", "0"), "--share 0 leaves nothing"),
         (("--share", "1.5"), "--share 1.5 is not possible"),

@@ -39,7 +39,7 @@ def test_graphs_on_a_gpu_give_the_numbers_of_the_loop_on_a_cpu(name):
     assert set(record["apart"]) <= {MIXED}
 
 
-@pytest.mark.parametrize("way", [{"convolution": "unfolded"}, {"capture": "none"}, {"chunk": 2}])
+@pytest.mark.parametrize("way", [{"convolution": "benchmark"}, {"capture": "none"}, {"chunk": 2}])
 def test_other_ways_on_a_gpu(way):
     method, looped = made("fedala", "cpu", Execution("cpu", "loop", workers=1))
     _, other = made("fedala", "cuda", Execution("cuda", "batched", **way))

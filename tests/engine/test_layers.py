@@ -12,24 +12,24 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pflbench import methods, models
+from pflbench import methods
 from pflbench.contract.small import federation, tensors, train
 from pflbench.engine.batched import layers
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.layers import (
     CONVOLUTIONS,
     TOGETHER,
-    UNFOLDED,
     FactorsOfAll,
     Layers,
-    convolutions,
     cross_entropy,
     fastest,
     track_statistics,
 )
 from pflbench.engine.layers import install
 from pflbench.engine.samples import Samples
+from pflbench.errors import UserError
 from pflbench.run import execution
+from pflbench.run.execution import Execution
 from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
 
@@ -150,18 +150,13 @@ def test_other_layers_are_left_alone():
         nn.BatchNorm2d(2, momentum=None),
         nn.Linear(2, 2, bias=False),
         Scaled(2, 2),
-        nn.Conv2d(4, 4, 3, groups=2),
-        nn.Conv2d(4, 4, 3, padding="same"),
-        nn.Conv2d(4, 4, 3, padding_mode="reflect"),
     )
     own = nn.Linear(2, 2)
     own.forward = lambda x: x
     kept.append(own)
     types = [type(layer) for layer in kept]
-    assert install(kept, {**TOGETHER, **UNFOLDED}) == []
+    assert install(kept, TOGETHER) == []
     assert [type(layer) for layer in kept] == types
-    assert not convolutions(kept)
-    assert convolutions(nn.Sequential(nn.Conv2d(1, 1, 3)))
 
 
 class Operations(TorchDispatchMode):
@@ -240,40 +235,13 @@ def test_which_weights_are_taken(large):
 # -- convolutions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["cnn", "cnn2", "resnet18", "resnet20"])
-def test_unfolded_convolutions_give_the_same(model):
-    """Strides, padding and missing biases are in these models."""
-    torch.manual_seed(0)
-    shape = (3, 32, 32) if model == "resnet18" else (1, 16, 16)
-    module = models.build(model, shape, 4).double().eval()
-    other = copy.deepcopy(module)
-    install(other, UNFOLDED)
-    x = torch.randn(2, *shape, dtype=torch.float64)
-    expected, found = module(x), other(x)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    for a, b in zip(
-        torch.autograd.grad(found.square().sum(), list(other.parameters())),
-        torch.autograd.grad(expected.square().sum(), list(module.parameters())),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
-
-
-def test_training_with_unfolded_convolutions():
-    few = {"n": (6, 8), "lr": 0.05}
-    fed = federation("cnn", "batched", **few)
-    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution="unfolded")
-    assert fed.executor.record()["steps"]["convolution"] == "unfolded"
-    assert_same("fedavg", federation("cnn", "batched", **few), fed, 1)
-
-
 @pytest.mark.parametrize(
-    ("grouped", "unfolded", "chosen"), [(1.0, 1.0, "grouped"), (1.0, 0.9, "grouped"), (1.0, 0.5, "unfolded")]
+    ("heuristic", "benchmark", "chosen"), [(1.0, 1.0, "heuristic"), (1.0, 0.9, "heuristic"), (1.0, 0.5, "benchmark")]
 )
-def test_the_other_way_is_taken_where_it_is_clearly_faster(grouped, unfolded, chosen, monkeypatch):
+def test_the_other_way_is_taken_where_it_is_clearly_faster(heuristic, benchmark, chosen, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    takes = {"grouped": grouped, "unfolded": unfolded}
+    takes = {"heuristic": heuristic, "benchmark": benchmark}
 
     def work(name):
         return lambda: now.__setitem__(0, now[0] + takes[name])
@@ -281,24 +249,79 @@ def test_the_other_way_is_taken_where_it_is_clearly_faster(grouped, unfolded, ch
     assert fastest(CPU, work) == chosen
 
 
-def test_ways_are_compared_with_the_run_s_own_model_and_clients(tmp_path, monkeypatch):
-    np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
-    request = Wish(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", clients=3, beta=50.0, least=4, batch_size=5)
-    (spec,) = plan(request)
-    setting = load_setting(spec, tmp_path)
-    flat, how = execution.initial_model(spec, setting), execution.Execution("cpu", "batched")
-    samples, trained = Samples(setting.arrays.x, setting.arrays.y, torch.float32, CPU), []
+@pytest.fixture
+def searches(monkeypatch):
+    """Whether cuDNN tries its algorithms, at every step of SGD."""
+    seen, whole = [], BatchedExecutor._sgd
+    monkeypatch.setattr(BatchedExecutor, "_sgd", lambda *a: seen.append(torch.backends.cudnn.benchmark) or whole(*a))
+    return seen
+
+
+@pytest.mark.parametrize(("how", "seen"), [("heuristic", False), ("benchmark", True), (None, False)])
+def test_cudnn_is_told_while_the_executor_computes(how, seen, searches):
+    fed = federation("cnn", "batched", n=(6, 8))
+    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution=how)
+    fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out())
+    assert searches == [seen]
+    assert not torch.backends.cudnn.benchmark
+    assert fed.executor.record()["steps"].get("convolution") == how
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Specification and setting of a CNN on a few images."""
+
+    def made(model="cnn"):
+        np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
+        request = Wish(
+            ("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, model, clients=3, beta=50.0, least=4, batch_size=5
+        )
+        (spec,) = plan(request)
+        return spec, load_setting(spec, tmp_path)
+
+    return made
+
+
+def test_ways_are_compared_with_the_run_s_own_model_and_clients(images, searches, monkeypatch):
+    spec, setting = images()
+    flat, trained = execution.initial_model(spec, setting), []
+    samples = Samples(setting.arrays.x, setting.arrays.y, torch.float32, CPU)
 
     def first(device, work):
         trained.extend(work(name)() for name in CONVOLUTIONS)
-        return "unfolded"
+        return "benchmark"
 
     monkeypatch.setattr(execution.layers, "fastest", first)
-    assert execution.faster_convolution(spec, setting, flat, samples, how) == "unfolded"
-    grouped, unfolded = trained
-    assert grouped.rows.shape == (3, flat.size)
-    assert not torch.equal(grouped.rows[0], flat.row())
-    torch.testing.assert_close(unfolded.rows, grouped.rows, rtol=0, atol=1e-6)
+    assert execution.faster_convolution(spec, setting, flat, samples, Execution("cpu", "batched")) == "benchmark"
+    assert searches == [False, True]
+    for one in trained:
+        assert one.rows.shape == (3, flat.size)
+        assert not torch.equal(one.rows[0], flat.row())
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "asked", "chosen"),
+    [
+        ("meta", "cnn", "auto", "measured"),
+        ("meta", "cnn", "benchmark", "benchmark"),
+        ("meta", "mlp", "benchmark", None),
+        ("cpu", "cnn", "auto", None),
+    ],
+)
+def test_there_is_a_choice_for_convolutions_on_a_gpu_alone(device, model, asked, chosen, images, monkeypatch):
+    spec, setting = images(model)
+    samples = Samples(setting.arrays.x, setting.arrays.y, torch.float32, torch.device(device))
+    monkeypatch.setattr(execution, "faster_convolution", lambda *_: "measured")
+    how = Execution(device, "batched", convolution=asked)
+    assert execution.convolution(spec, setting, execution.initial_model(spec, setting), samples, how) == chosen
+
+
+def test_on_a_cpu_there_is_no_choice(images):
+    spec, setting = images()
+    fed = execution.federation(spec, setting, CPU, Execution("cpu", "batched"))
+    assert "convolution" not in fed.executor.record()["steps"]
+    with pytest.raises(UserError, match="on a CPU there is one way"):
+        execution.checked(Execution("cpu", "batched", convolution="benchmark"))
 
 
 # -- the loss -------------------------------------------------------------------------------------------------------------

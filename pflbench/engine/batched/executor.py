@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from pflbench.engine.batched import probe
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
-from pflbench.engine.batched.layers import Layers
+from pflbench.engine.batched.layers import Layers, convolving
 from pflbench.engine.batched.program import Advance, Capture, Inputs
 from pflbench.engine.batched.programs import Programs, frozen
 from pflbench.engine.batched.steps import Block, blocks
@@ -32,6 +32,7 @@ from pflbench.engine.requests import (
     Head,
     HeadAlone,
     Loss,
+    R,
     Request,
     Sgd,
     Step,
@@ -58,7 +59,7 @@ MODELS, BUFFERS, LOSS, LAST, FEATURES = (
 class BatchedExecutor(Direct):
     """capture: how steps become programs (engine.batched.program); None: they are made as they are, as on a CPU.
 
-    convolution: one of engine.batched.layers.CONVOLUTIONS.
+    convolution: one of engine.batched.layers.CONVOLUTIONS; None: there is nothing to choose.
     """
 
     name = "batched"
@@ -70,7 +71,7 @@ class BatchedExecutor(Direct):
         chunks: Chunks | None = None,
         loss: Loss = F.cross_entropy,
         capture: Capture | None = None,
-        convolution: str = "grouped",
+        convolution: str | None = None,
         programs: Programs | None = None,
     ) -> None:
         self.flat = flat
@@ -81,9 +82,13 @@ class BatchedExecutor(Direct):
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.convolution = convolution
-        self.gradients = Gradients(flat, self.module, samples, loss, Layers(self.module, samples, convolution))
+        self.gradients = Gradients(flat, self.module, samples, loss, Layers(self.module, samples))
         self._heads: list[BatchedExecutor] = []  # not in use
         self._owner: BatchedExecutor | None = None
+
+    def do(self, request: Request[R]) -> R:
+        with convolving(self.convolution):
+            return super().do(request)
 
     def close(self) -> None:
         if self._owner is not None:
@@ -92,7 +97,8 @@ class BatchedExecutor(Direct):
             self.programs.forget()
 
     def record(self) -> dict[str, Any]:
-        return {"chunk": self.chunks.record(), "steps": {**self.programs.record(), "convolution": self.convolution}}
+        chosen = {} if self.convolution is None else {"convolution": self.convolution}
+        return {"chunk": self.chunks.record(), "steps": {**self.programs.record(), **chosen}}
 
     def shortages(self) -> Sequence[Shortage]:
         return self.chunks.shortages
@@ -301,7 +307,7 @@ class BatchedExecutor(Direct):
         return self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape
 
     def _without_data(self) -> BatchedExecutor:
-        return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss, convolution=self.convolution)
+        return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss)
 
 
 def _subtract(of: Tensor, what: Tensor, rate: float, live: Tensor | None) -> None:

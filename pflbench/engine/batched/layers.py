@@ -19,10 +19,10 @@ from torch import Tensor, autograd, nn
 from torch.nn import functional as F
 
 from pflbench.engine import devices
-from pflbench.engine.layers import LARGE, Factors, Product, Ways, install, suitable
+from pflbench.engine.layers import LARGE, Factors, Product, Ways, install
 from pflbench.engine.samples import Samples
 
-CONVOLUTIONS = ("grouped", "unfolded")  # what `vmap` makes of them: one convolution with a group for each client; or _Unfolded
+CONVOLUTIONS = ("heuristic", "benchmark")  # how cuDNN finds the algorithm for a shape: by its rules, or by trying all it has
 REPEATS = 3
 CLEARLY = 1.3  # by how much the other way must be faster: the same machine should choose alike each time
 
@@ -169,7 +169,7 @@ def track_statistics(module: nn.Module, tracked: bool) -> None:
             part.tracked = tracked
 
 
-# -- linear layers and convolutions ---------------------------------------------------------------------------------------
+# -- linear layers --------------------------------------------------------------------------------------------------------
 
 
 class _Linear(nn.Linear):
@@ -233,34 +233,28 @@ class _Keep(autograd.Function):
         return g, dims[1]
 
 
-class _Unfolded(nn.Conv2d):
-    """Every window of the input is laid out as a row (im2col), and a product of matrices for each client does the rest."""
-
-    @staticmethod
-    def suits(layer: nn.Conv2d) -> bool:
-        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-
-    def forward(self, x: Tensor) -> Tensor:
-        windows = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)  # type: ignore[arg-type]
-        out = self.weight.flatten(1) @ windows
-        if self.bias is not None:
-            out = out + self.bias.unsqueeze(-1)
-        height, width = (self._positions(x.shape[-2 + k], k) for k in range(2))
-        return out.view(*out.shape[:-1], height, width)
-
-    def _positions(self, size: int, k: int) -> int:
-        """Of the kernel along a side of the input."""
-        reach = self.dilation[k] * (self.kernel_size[k] - 1) + 1
-        return (size + 2 * int(self.padding[k]) - reach) // self.stride[k] + 1
+# -- convolutions ---------------------------------------------------------------------------------------------------------
 
 
 def convolutions(module: nn.Module) -> bool:
-    """Whether there are convolutions in the module that could be unfolded."""
-    return bool(suitable(module, UNFOLDED))
+    """Whether there are convolutions in the module."""
+    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
+
+
+@contextmanager
+def convolving(how: str | None) -> Iterator[None]:
+    """Inside, cuDNN finds algorithms as one of CONVOLUTIONS says. None: as it does outside."""
+    before = torch.backends.cudnn.benchmark
+    if how is not None:
+        torch.backends.cudnn.benchmark = how == "benchmark"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def fastest(device: torch.device, work: Callable[[str], Callable[[], object]]) -> str:
-    """Of CONVOLUTIONS the faster one for what `work` makes of each, which only a measurement tells; the first if in doubt."""
+    """Of CONVOLUTIONS the clearly faster one for what `work` makes of each; the first if in doubt."""
     seconds = {name: _seconds(device, work(name)) for name in CONVOLUTIONS}
     best = min(CONVOLUTIONS, key=lambda name: seconds[name])
     return best if seconds[best] * CLEARLY < seconds[CONVOLUTIONS[0]] else CONVOLUTIONS[0]
@@ -292,14 +286,13 @@ def cross_entropy(logits: Tensor, y: Tensor, *options: Any, **named: Any) -> Ten
 # -- a module with all of these -------------------------------------------------------------------------------------------
 
 TOGETHER: Ways = {nn.Linear: _Linear, nn.MaxPool2d: _MaxPool, nn.BatchNorm1d: _BatchNorm1d, nn.BatchNorm2d: _BatchNorm2d}
-UNFOLDED: Ways = {nn.Conv2d: _Unfolded}
 
 
 class Layers:
-    """Takes over the layers of a module. samples: what it is for, on any device. convolution: one of CONVOLUTIONS."""
+    """Takes over the layers of a module. samples: what it is for, on any device."""
 
-    def __init__(self, module: nn.Module, samples: Samples, convolution: str = "grouped") -> None:
-        for layer in install(module, {**TOGETHER, **(UNFOLDED if convolution == "unfolded" else {})}):
+    def __init__(self, module: nn.Module, samples: Samples) -> None:
+        for layer in install(module, TOGETHER):
             if isinstance(layer, _Norm):  # it counts in the rows of the buffers, which are no integers
                 layer.num_batches_tracked = layer.num_batches_tracked.to(layer.weight.dtype)  # type: ignore[union-attr]
         # Normalisations change their buffers where they lie, however far apart they lie.
