@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def describe() -> dict[str, Any]:
         "pflbench": __version__,
         "commit": commit(),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": dict(_packages()),
         "platform": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -30,6 +31,12 @@ def describe() -> dict[str, Any]:
     }
 
 
+@cache
+def _packages() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES}
+
+
+@cache  # later commits and edits are not in the code that this process has loaded
 def commit() -> str | None:
     """The git commit of a checkout, with "+" if files differ from it; None for an installed package."""
     root = Path(__file__).parents[1]

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -274,7 +273,7 @@ def _refresh(engine: Engine) -> None:
     if not current:
         with writing(engine) as connection:
             connection.execute(sa.delete(ReferenceRow))
-            connection.execute(sa.insert(ReferenceRow), [asdict(value) | {"version": version} for value in papers.values()])
+            connection.execute(sa.insert(ReferenceRow), [vars(value) | {"version": version} for value in papers.values()])
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ def test_digits_are_the_embedded_images_scaled_to_minus_one_to_one(tmp_path: Pat
     first_row = [0, 0, 5, 13, 9, 1, 0, 0]  # of the first image, as printed in scikit-learn's documentation
     np.testing.assert_array_equal(arrays.x[0, 0, 0], np.array(first_row) / 8 - 1)
     assert arrays.classes == tuple("0123456789")
+    content = hashlib.sha256(arrays.x.tobytes() + arrays.y.tobytes()).hexdigest()
+    assert content[:16] == "314b97e8b73b7a46", "what scikit-learn's own reader gives"
 
 
 @pytest.mark.parametrize(

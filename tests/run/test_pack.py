@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from sqlalchemy import Engine, text
+from support.runs import hasty
 from torch import Tensor
 
 from pflbench import methods
@@ -29,6 +29,7 @@ from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 from pflbench.store import database as db
 
 BATCHED = Execution(engine="batched", pack=None)
+ASKED = Execution(engine="batched", pack=None, chunk=100)  # without a look at the memory, which takes longer than these runs
 QUERIES = (
     "SELECT round, accuracy, accuracy_std, test_loss, train_loss, participants, bytes_up, bytes_down FROM round "
     "JOIN run ON run.id = run_id WHERE seed = {} AND attempt = {} ORDER BY 1",
@@ -39,14 +40,14 @@ QUERIES = (
 )
 
 
-def spec(method: str = "fedavg", seed: int = 0, **train: Any) -> RunSpec:
+def spec(method: str = "fedavg", seed: int = 0, set: dict[str, object] | None = None, **train: Any) -> RunSpec:
     settings = {"rounds": 3, "lr": 0.1, "batch_size": 150, "dtype": "float64", **train}
     return RunSpec(
         data=DataSpec(name="digits"),
         partition=Dirichlet(clients=4, beta=0.5),
         model="mlp",
         train=TrainSpec(**settings),
-        method=methods.spec(method, {}),
+        method=methods.spec(method, set or {}),
         seed=seed,
     )
 
@@ -55,15 +56,8 @@ def seeds(method: str = "fedavg", count: int = 3, **train: Any) -> list[RunSpec]
     return [spec(method, seed, **train) for seed in range(count)]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Engine]:
-    engine = db.connect(db.to_url(str(tmp_path / "results.db")))
-    yield engine
-    engine.dispose()
-
-
-def packed(specs: list[RunSpec], store: Engine, **options: Any) -> list[tuple[int, Told]]:
-    return list(execute_pack(specs, store, Path("data"), BATCHED, **options))
+def packed(specs: list[RunSpec], store: Engine, how: Execution = BATCHED) -> list[tuple[int, Told]]:
+    return list(execute_pack(specs, store, Path("data"), how))
 
 
 def alone(specs: list[RunSpec], store: Engine) -> None:
@@ -116,8 +110,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("name", methods.names(with_ala=True))
 def test_together_as_alone(name: str, store: Engine) -> None:
-    specs = seeds(name, 2)
-    packed(specs, store)
+    specs = seeds(name, 2, set=hasty(name))
+    packed(specs, store, ASKED if "+" in name else BATCHED)
     assert [record["runs"] for record in records(store)] == [2, 2]
     alone(specs, store)
     assert statuses(store) == ["finished"] * 4
@@ -129,8 +123,8 @@ def test_together_as_alone(name: str, store: Engine) -> None:
 )
 def test_partial_participation(name: str, evaluate: str, store: Engine) -> None:
     """The cohorts differ, and so do their clients' numbers of steps."""
-    specs = seeds(name, 2, join_ratio=0.5, batch_size=50, evaluate=evaluate)
-    packed(specs, store)
+    specs = seeds(name, 2, join_ratio=0.5, batch_size=100, evaluate=evaluate, set=hasty(name))
+    packed(specs, store, ASKED)
     alone(specs, store)
     cohorts = rows(
         store, "SELECT seed, round, client FROM client_round JOIN run ON id = run_id WHERE attempt = 1 ORDER BY 1, 2, 3"

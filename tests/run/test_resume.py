@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.command import ROOT, TESTS
-from support.runs import numbers, rows, run, spec
+from support.runs import numbers, rows, run, short
 
 from pflbench.errors import UserError
 from pflbench.methods import METHODS
@@ -21,17 +21,19 @@ from pflbench.store import runs, write
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("checkpoint_every", [0.0, 1e9])
-def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, checkpoint_every, tmp_path):
-    wished = spec(name, rounds=4, batch_size=100)
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, tmp_path):
+    """First from the checkpoint that the interrupt leaves, then from one of those that are made after each round."""
+    wished = short(name)
     whole = run(wished, store)[-1].run_id
-    steps = execute(wished, store, Path("data"), Execution(workers=1, checkpoint_every=checkpoint_every), force=True)
-    for step in steps:
-        if step.kind == "round" and step.round == 2:
-            break
-    steps.close()
-    assert rows(store, "SELECT status FROM run WHERE attempt = 2") == [("interrupted",)]
-    assert rows(store, "SELECT MAX(round) FROM round JOIN run ON run.id = run_id WHERE attempt = 2") == [(2,)]
+    for reached, every in ((1, 1e9), (2, 0.0)):
+        steps = execute(wished, store, Path("data"), Execution(workers=1, checkpoint_every=every), force=reached == 1)
+        begun = next(steps)
+        assert (begun.kind, begun.round) == (("started", 0) if reached == 1 else ("resumed", 1))
+        while next(steps).round < reached:
+            pass
+        steps.close()
+        assert rows(store, "SELECT status FROM run WHERE attempt = 2") == [("interrupted",)]
+        assert rows(store, "SELECT MAX(round) FROM round JOIN run ON run.id = run_id WHERE attempt = 2") == [(reached,)]
     resumed = run(wished, store)
     assert resumed[0].kind == "resumed"
     assert resumed[0].round == 2
@@ -43,7 +45,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, checkpoi
 def test_ctrl_c_in_the_middle_of_a_round(store, monkeypatch):
     from pflbench.methods.fedala import FedALA
 
-    whole = run(spec(), store)[-1].run_id
+    whole = run(short(), store)[-1].run_id
     original, calls = FedALA.update, []
 
     def update(self, fed, s, S):
@@ -55,23 +57,25 @@ def test_ctrl_c_in_the_middle_of_a_round(store, monkeypatch):
 
     monkeypatch.setattr(FedALA, "update", update)
     with pytest.raises(KeyboardInterrupt):
-        run(spec(), store, force=True)
+        run(short(), store, force=True)
     assert rows(store, "SELECT status FROM run WHERE attempt = 2") == [("interrupted",)]
-    resumed = run(spec(), store)
+    resumed = run(short(), store)
     assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
     assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
 
 
 KILLED = """
-import sys
+import sys, time
 from pathlib import Path
-from support.runs import spec
+from support.runs import short
 from pflbench.run.execution import Execution, federation
 from pflbench.run.loop import execute
 from pflbench.store import database as db
 store = db.connect(sys.argv[1])
-for step in execute(spec("ditto", rounds=40, batch_size=64), store, Path("data"), Execution(workers=2, checkpoint_every=0.05)):
+for step in execute(short("ditto", rounds=16), store, Path("data"), Execution(workers=2, checkpoint_every=0.05)):
     print(step.round, flush=True)
+    if step.round == 14:
+        time.sleep(60)  # until it is killed, should it be so fast
 """
 
 
@@ -84,53 +88,53 @@ def test_kill_9_and_resume(store, tmp_path):
     reached = 0
     for line in child.stdout:
         reached = int(line)
-        if reached >= 8 and list(tmp_path.glob("*.checkpoints/*.pt")):
+        if reached >= 5 and list(tmp_path.glob("*.checkpoints/*.pt")):
             break
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     status, last = rows(store, "SELECT status, (SELECT MAX(round) FROM round) FROM run")[0]
     assert status == "running"
     assert [info.status for info in runs.listed(store, runs.ALL)] == ["interrupted"]
-    assert reached <= last < 40
-    resumed = run(spec("ditto", rounds=40, batch_size=64), store)
+    assert reached <= last < 16
+    resumed = run(short("ditto", rounds=16), store)
     assert resumed[0].kind == "resumed"
     assert 0 < resumed[0].round <= last
-    whole = run(spec("ditto", rounds=40, batch_size=64), store, force=True)
+    whole = run(short("ditto", rounds=16), store, force=True)
     assert numbers(store, resumed[-1].run_id) == numbers(store, whole[-1].run_id)
 
 
 def test_a_damaged_checkpoint_costs_time_and_no_more(store, tmp_path):
-    steps = execute(spec(), store, Path("data"), Execution(workers=1))
+    steps = execute(short(), store, Path("data"), Execution(workers=1))
     next(steps), next(steps), next(steps)
     steps.close()
     (checkpoint,) = tmp_path.glob("*.checkpoints/*.pt")
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    assert run(spec(), store)[0].kind == "started"
-    assert rows(store, "SELECT MIN(round), MAX(round), COUNT(*) FROM round") == [(0, 6, 7)]
+    assert run(short(), store)[0].kind == "started"
+    assert rows(store, "SELECT MIN(round), MAX(round), COUNT(*) FROM round") == [(0, 4, 5)]
 
 
 def test_a_checkpoint_is_never_taken_over_by_another_run(store, tmp_path):
     """Run numbers come back after `runs rm`; whoever has the number then must not go on from a stranger's model."""
-    expected = numbers(store, run(spec(seed=1), store)[-1].run_id)
-    steps = execute(spec(seed=0), store, Path("data"), Execution(workers=1))
+    expected = numbers(store, run(short(seed=1), store)[-1].run_id)
+    steps = execute(short(seed=0), store, Path("data"), Execution(workers=1))
     next(steps), next(steps), next(steps)
     steps.close()
     write.remove_run(store, 2)
     assert list(tmp_path.glob("*.checkpoints/2.pt"))
-    again = run(spec(seed=1), store, force=True)
+    again = run(short(seed=1), store, force=True)
     assert (again[0].run_id, again[0].kind) == (2, "started")
     assert numbers(store, 2) == expected
 
 
 def test_a_checkpoint_newer_than_the_database_is_not_used(store):
     """A power failure may take the last commits: the rounds between would be missing for ever."""
-    whole = numbers(store, run(spec(), store)[-1].run_id)
-    steps = execute(spec(), store, Path("data"), Execution(workers=1), force=True)
+    whole = numbers(store, run(short(), store)[-1].run_id)
+    steps = execute(short(), store, Path("data"), Execution(workers=1), force=True)
     for _ in range(4):
         next(steps)
     steps.close()
     write.rewind(store, 2, 1)
-    assert run(spec(), store)[0].kind == "started"
+    assert run(short(), store)[0].kind == "started"
     assert numbers(store, 2) == whole
 
 
@@ -149,7 +153,7 @@ def test_interrupted_twice_with_batch_norm(store, monkeypatch):
             return super().features(x.flatten(1))
 
     monkeypatch.setattr(execution, "build", lambda *_: Net())
-    whole = numbers(store, run(spec("ditto"), store)[-1].run_id)
+    whole = numbers(store, run(short("ditto"), store)[-1].run_id)
     original, stop_at = Ditto.update, [3, 3, 99]
 
     def update(self, fed, s, S):
@@ -162,8 +166,8 @@ def test_interrupted_twice_with_batch_norm(store, monkeypatch):
     monkeypatch.setattr(Ditto, "update", update)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            run(spec("ditto"), store, force=not rows(store, "SELECT 1 FROM run WHERE id = 2"))
-    resumed = run(spec("ditto"), store)
+            run(short("ditto"), store, force=not rows(store, "SELECT 1 FROM run WHERE id = 2"))
+    resumed = run(short("ditto"), store)
     assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
     assert numbers(store, 2) == whole
 
@@ -174,8 +178,8 @@ def test_a_full_disk_under_the_checkpoint(store, monkeypatch):
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(UserError, match=r"checkpoint .* could not be written") as caught:
-        run(spec(), store, checkpoint_every=0)
+        run(short(), store, checkpoint_every=0)
     assert "in the database" in caught.value.hint
     assert rows(store, "SELECT status, (SELECT COUNT(*) FROM round) FROM run") == [("failed", 1)]
     monkeypatch.undo()
-    assert run(spec(), store)[-1].kind == "finished"
+    assert run(short(), store)[-1].kind == "finished"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from sqlalchemy import text
-from support.runs import COLUMNS, numbers, rows, run, spec
+from support.runs import COLUMNS, numbers, rows, run, short, spec
 
 from pflbench import methods
 from pflbench.errors import Diverged, UserError
@@ -35,7 +35,7 @@ def test_rows(store):
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_evaluated_is_what_was_received(store, name):
     """Row 0 is the initial model, as the reception of round 1 leaves it with each client (methods.md 0.2)."""
-    this = spec(name, rounds=1)
+    this = short(name, rounds=1)
     run(this, store)
     fed = federation(this, load_setting(this, Path("data")), torch.device("cpu"), Execution(workers=1)).at(1)
     method = methods.make(this.method)
@@ -55,7 +55,7 @@ def test_evaluation_at_intervals(store):
 
 @pytest.mark.parametrize(("evaluate", "expected"), [("participants", 2), ("all", 5)])
 def test_partial_participation(store, evaluate, expected):
-    run(spec("fedala", join_ratio=0.5, evaluate=evaluate), store)
+    run(short("fedala", rounds=3, join_ratio=0.5, evaluate=evaluate), store)
     per_round = rows(store, "SELECT round, COUNT(*) FROM client_round GROUP BY round")
     assert {n for _, n in per_round} == {expected}
     assert rows(store, "SELECT DISTINCT participants FROM round WHERE round > 0") == [(2,)]
@@ -64,7 +64,7 @@ def test_partial_participation(store, evaluate, expected):
 def test_cohorts_do_not_depend_on_the_method(store):
     cohorts = []
     for name in ("fedavg", "fedala", "ditto"):
-        run_id = run(spec(name, join_ratio=0.5), store)[-1].run_id
+        run_id = run(short(name, rounds=6, join_ratio=0.5), store)[-1].run_id
         cohorts.append(rows(store, f"SELECT round, client FROM client_round WHERE run_id = {run_id} ORDER BY 1, 2"))
     assert cohorts[0] == cohorts[1] == cohorts[2]
     assert len({c for _, c in cohorts[0]}) > 2
@@ -72,21 +72,21 @@ def test_cohorts_do_not_depend_on_the_method(store):
 
 def test_both_executors_write_the_same_rows(store):
     for name in ("ditto", "fedala"):
-        a = numbers(store, run(spec(name), store, engine="loop")[-1].run_id)
-        b = numbers(store, run(spec(name), store, engine="batched", force=True)[-1].run_id)
+        a = numbers(store, run(short(name), store, engine="loop")[-1].run_id)
+        b = numbers(store, run(short(name), store, engine="batched", force=True)[-1].run_id)
         for first, second in zip(a[:3], b[:3], strict=True):
             assert first == [pytest.approx(row, abs=1e-10) if None not in row else row for row in second]
         assert a[3] == b[3]
 
 
 def test_a_finished_run_is_not_run_again(store):
-    first = run(spec(), store)
-    again = run(spec(), store)
+    first = run(short(), store)
+    again = run(short(), store)
     assert [(s.kind, s.run_id) for s in again] == [("exists", first[-1].run_id)]
 
 
 def test_force_keeps_the_old_run(store):
-    first, second = run(spec(), store), run(spec(), store, force=True)
+    first, second = run(short(), store), run(short(), store, force=True)
     assert rows(store, "SELECT id, attempt, status FROM run") == [
         (first[-1].run_id, 1, "finished"),
         (second[-1].run_id, 2, "finished"),
@@ -96,12 +96,12 @@ def test_force_keeps_the_old_run(store):
 
 def test_two_starts_of_a_new_run_make_one(store):
     """The second process looks when the first has not finished, and finds its result when it is let in."""
-    first = execute(spec(), store, Path("data"), Execution(workers=1))
+    first = execute(short(), store, Path("data"), Execution(workers=1))
     next(first)
     with pytest.raises(UserError, match="Another process"):
-        next(execute(spec(), store, Path("data"), Execution(workers=1)))
+        next(execute(short(), store, Path("data"), Execution(workers=1)))
     list(first)
-    assert [s.kind for s in run(spec(), store)] == ["exists"]
+    assert [s.kind for s in run(short(), store)] == ["exists"]
     assert rows(store, "SELECT COUNT(*) FROM run") == [(1,)]
 
 
@@ -138,10 +138,10 @@ def test_batch_norm_buffers(rule):
 
 
 def test_two_processes_do_not_run_the_same_run(store):
-    first = execute(spec(), store, Path("data"), Execution(workers=1))
+    first = execute(short(), store, Path("data"), Execution(workers=1))
     next(first)
     with pytest.raises(UserError, match="Another process is at this run"):
-        run(spec(), store)
+        run(short(), store)
     assert list(first)[-1].kind == "finished"
 
 
@@ -162,10 +162,10 @@ def test_an_error_inside_marks_the_run_failed_and_keeps_a_checkpoint(store, monk
     original = FedALA.update
     monkeypatch.setattr(FedALA, "update", lambda m, f, s, S: 1 / 0 if f.t == 3 else original(m, f, s, S))
     with pytest.raises(ZeroDivisionError):
-        run(spec(), store)
+        run(short(), store)
     assert rows(store, "SELECT status, message FROM run") == [("failed", "ZeroDivisionError: division by zero")]
     monkeypatch.undo()
-    assert run(spec(), store)[0].kind == "resumed"
+    assert run(short(), store)[0].kind == "resumed"
 
 
 def test_out_of_gpu_memory_says_what_helps(store, monkeypatch):

@@ -26,6 +26,18 @@ def spec(method="fedala", *, seed=0, set=None, clients=5, **train) -> RunSpec:
     )
 
 
+def hasty(method) -> dict[str, object]:
+    """Hyperparameters with which what it begins a round with, fine-tuning or ALA's initial stage, is over soon."""
+    if method.endswith("-c"):
+        return {"finetune_epochs": 2}
+    return {"max_init_epochs": 2} if "ala" in method else {}
+
+
+def short(method="fedala", **more) -> RunSpec:
+    """Four rounds of few steps."""
+    return spec(method, set=hasty(method), **{"rounds": 4, "batch_size": 100, **more})
+
+
 def run(spec, store, *, force=False, engine="loop", **how):
     return list(execute(spec, store, Path("data"), Execution(engine=engine, workers=1, **how), force=force))
 
