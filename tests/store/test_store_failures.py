@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 from support.store_samples import ROOT, finish, make_partition, make_record, make_spec, python
 
 from pflbench.errors import UserError
@@ -30,15 +30,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def filled(path: Path) -> Path:
+def filled(path: Path, store: Engine) -> Path:
     """A database with one finished run of rounds 0 to 3."""
-    engine = db.connect(db.to_url(str(path)))
-    run_id = write.create_run(engine, make_spec(rounds=3), {})
-    partition_id = partitions.save(engine, make_partition())
+    run_id = write.create_run(store, make_spec(rounds=3), {})
+    partition_id = partitions.save(store, make_partition())
     for t in range(4):
-        write.write_round(engine, run_id, make_record(t, artifacts={"weights": np.eye(2)}))
-    write.update_run(engine, run_id, status="finished", partition_id=partition_id)
-    engine.dispose()
+        write.write_round(store, run_id, make_record(t, artifacts={"weights": np.eye(2)}))
+    write.update_run(store, run_id, status="finished", partition_id=partition_id)
+    store.dispose()
     return path
 
 

@@ -19,11 +19,6 @@ from pflbench.store.runs import ALL, Among, Result, Select
 ACCURACIES = [0.10, 0.50, None, 0.575, 0.575, 0.55]
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
-
-
 def one(engine: Engine, rule: Select) -> Result:
     (result,) = runs.results(engine, ALL, rule)
     return result

@@ -32,9 +32,9 @@ SERVER = os.environ.get("PFLBENCH_TEST_URL")
 
 
 @pytest.fixture(params=["sqlite", "server"] if SERVER else ["sqlite"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, store: Engine) -> Iterator[Engine]:
     on_server = request.param == "server"
-    engine = db.connect(SERVER if on_server and SERVER else db.to_url(str(tmp_path / "results.db")))
+    engine = db.connect(SERVER) if on_server and SERVER else store
     yield engine
     if on_server:
         schema.Base.metadata.drop_all(engine)
