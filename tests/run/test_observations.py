@@ -51,13 +51,10 @@ def test_large_observations_are_kept_in_the_chosen_rounds_only(shell: Shell) -> 
     assert (losses[took_part, 1] < losses[took_part, 0]).all(), "initialisation lowers the loss on what it learns from"
 
 
-def test_by_default_only_what_costs_nothing_is_kept(shell: Shell) -> None:
+def test_by_default_only_traffic_is_kept_which_adds_up_to_the_rounds_and_can_be_printed_and_saved(shell: Shell) -> None:
     succeeds(shell, RUN)
-    assert set(held()) == {"traffic", "ala_init_epochs"}
+    assert set(held()) == {"traffic", "ala_init_epochs"}, "what costs nothing"
 
-
-def test_traffic_by_client_adds_up_to_the_rounds(shell: Shell) -> None:
-    succeeds(shell, RUN)
     engine = stored()
     for row in rounds.newest_rows(engine, 1, 4):
         traffic = arrays.read_one(engine, 1, "traffic", row["round"])
@@ -65,9 +62,6 @@ def test_traffic_by_client_adds_up_to_the_rounds(shell: Shell) -> None:
         assert {name: row[name] for name in COUNTERS} == dict(zip(COUNTERS, traffic.sum(axis=0).tolist(), strict=True))
         assert (traffic[:, 0] > 0).sum() == (traffic[:, 1] > 0).sum() == 3, "three of five clients join"
 
-
-def test_an_array_can_be_printed_and_saved(shell: Shell) -> None:
-    succeeds(shell, RUN)
     printed = json.loads(succeeds(shell, "runs artifact 1 traffic --round 2"))
     succeeds(shell, "runs artifact 1 traffic --round 2 -o traffic.npy")
     assert np.load("traffic.npy").tolist() == printed["values"]
