@@ -105,7 +105,7 @@ def federation(
 def executor(engine: str, flat: Flat, samples: Samples) -> Executor:
     if engine == "loop":
         return LoopExecutor(flat, samples, workers=2 if samples.device.type == "cpu" else None)
-    chunks = Chunks(3 if engine == "batched in chunks" else None)
+    chunks = Chunks(2 if engine == "batched in chunks" else None)
     how = (capture("auto", samples.device) or Recorded()) if engine == "captured" else None
     return BatchedExecutor(flat, samples, chunks, capture=how)
 

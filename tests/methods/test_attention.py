@@ -42,7 +42,7 @@ def test_clouds_of_close_models_keep_their_digits():
 
 def test_columns_are_taken_in_pieces():
     """Models longer than what is computed at once, the last piece shorter: against SciPy and NumPy on whole rows."""
-    w, v = torch.randn(2, 4, AT_ONCE["cpu"] // 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    w, v = torch.randn(2, 4, AT_ONCE // 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     others = torch.rand(4, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64).fill_diagonal_(0)
     theirs, own, xi = w.numpy(), v.numpy(), others.numpy()
     assert np.allclose(distances(w, v[:3]), cdist(theirs, own[:3]), rtol=1e-12, atol=0)

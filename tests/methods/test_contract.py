@@ -8,9 +8,22 @@ from pflbench import methods
 
 pytest.register_assert_rewrite("pflbench.contract.suite")
 
-from pflbench.contract.suite import Contract  # noqa: E402
+from pflbench.contract.suite import MORE, Contract  # noqa: E402
 
 
 @pytest.mark.parametrize("name", methods.names(with_ala=True))
 class TestContract(Contract):
-    pass
+    """What `make test` leaves out differs from what it keeps by the model, by the type of the numbers, or by whole batches."""
+
+    @pytest.mark.slow
+    @MORE
+    def test_executors_agree_on_more(self, name: str, model: str, join_ratio: float, engines: tuple[str, ...]) -> None:
+        super().test_executors_agree_on_more(name, model, join_ratio, engines)
+
+    @pytest.mark.slow
+    def test_all_executors_agree_in_single_precision(self, name: str) -> None:
+        super().test_all_executors_agree_in_single_precision(name)
+
+    @pytest.mark.parametrize("drop_last", [pytest.param("always", marks=pytest.mark.slow), "never"])
+    def test_all_executors_agree_on_partial_batches(self, name: str, drop_last: str) -> None:
+        super().test_all_executors_agree_on_partial_batches(name, drop_last)
