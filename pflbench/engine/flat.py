@@ -68,7 +68,10 @@ class Flat:
 
     def row(self) -> Tensor:
         """The module's parameters, [P]."""
-        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
+        parameters = [p.detach().reshape(-1) for p in self.module.parameters()]
+        if parameters[0].is_meta:  # there `cat` is made of Python, and imports PyTorch's compiler: seconds
+            return parameters[0].new_empty(sum(map(len, parameters)))
+        return torch.cat(parameters)
 
     def buffer_row(self, dtype: torch.dtype) -> Tensor:
         """The module's buffers, [B]; counters become numbers of `dtype`."""

@@ -273,9 +273,25 @@ def test_a_bug_is_told_in_two_lines_and_shown_on_request(shell: Shell, monkeypat
         ("pflbench run --set ditto.a", {"ditto.aggregation="}),
     ],
 )
-def test_completion(words: str, expected: set[str], tmp_path: Path) -> None:
-    asked = {"_PFLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    assert set(finish(start(folder=tmp_path, **asked)).out.split()) == expected
+def test_completion(
+    words: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in asked(words).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        main([])
+    assert set(capsys.readouterr().out.split()) == expected
+
+
+def asked(words: str) -> dict[str, str]:
+    """How Bash asks: by the environment."""
+    return {"_PFLBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+
+
+def test_completion_as_a_shell_asks_for_it(tmp_path: Path) -> None:
+    done = finish(start(folder=tmp_path, **asked("pflbench run -d mn")))
+    assert done.out.split() == ["mnist"]
 
 
 def test_completion_of_values_that_are_words() -> None:

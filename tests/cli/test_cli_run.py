@@ -134,6 +134,21 @@ def test_a_diverged_run_is_reported_and_the_others_go_on(shell: Shell, tmp_path:
     assert [row["status"] for row in parsed(again)] == ["diverged", "finished"]
 
 
+WITHOUT = """
+import sys
+from pflbench.cli import main
+code = main(sys.argv[1:])
+sys.exit("the compiler was imported" if "torch._dynamo" in sys.modules else code)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
+    """To import it takes as long as PyTorch itself."""
+    done = finish(start("run", "-m", "fedavg", *SHORT, "--quiet", folder=tmp_path, program=WITHOUT))
+    assert done.code == 0, done.err
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
