@@ -89,12 +89,18 @@ def test_every_figure_fits_a_column_and_a_page(golden: Engine, name: str, width:
         check(made)
 
 
-@pytest.mark.parametrize(("width", "place"), [("one-column", "auto"), ("one-column", "right"), ("two-column", "auto")])
-def test_a_legend_of_all_methods_lies_beside_the_data(engine: Engine, width: str, place: str) -> None:
+@pytest.fixture(scope="module")
+def all_methods(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    engine = db.connect(db.to_url(str(tmp_path_factory.mktemp("all") / "results.db")))
     for name in methods.METHODS:
         for plus in ("", "+ala"):
             add_run(engine, spec(name + plus, hyperparameters={}), [0.99871, 0.99872])
-    made = figure("curves", engine, PrintPage(layout.WIDTHS[width], legend=place))
+    return engine
+
+
+@pytest.mark.parametrize(("width", "place"), [("one-column", "auto"), ("one-column", "right"), ("two-column", "auto")])
+def test_a_legend_of_all_methods_lies_beside_the_data(all_methods: Engine, width: str, place: str) -> None:
+    made = figure("curves", all_methods, PrintPage(layout.WIDTHS[width], legend=place))
     check(made)
     (legend,) = made.legends
     (ax,) = made.axes

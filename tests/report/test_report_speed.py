@@ -47,7 +47,12 @@ def database(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "also"), [("table accuracy", ("matplotlib", "PIL")), ("plot curves", ()), ("plot distribution", ())]
+    ("command", "also"),
+    [
+        ("table accuracy", ("matplotlib", "PIL")),
+        pytest.param("plot curves", (), marks=pytest.mark.slow),  # the other goes the same way
+        ("plot distribution", ()),
+    ],
 )
 def test_a_report_imports_what_it_needs_and_ends_at_once(command: str, also: tuple[str, ...], database: Path) -> None:
     command_line = [sys.executable, "-c", PROGRAM, *command.split(), "--db", str(database)]

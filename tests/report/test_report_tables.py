@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,15 @@ def test_the_command_of_each_cell_makes_the_run_that_belongs_there(name: str) ->
         assert of.reference is None or dict(of.line.varied).items() <= made.method.hyperparameters.items()
 
 
-def parsed(command: str) -> Wish:
+@cache
+def command_of_run() -> Any:
     app = typer.Typer()
     app.command()(run_command)
-    return wish(typer.main.get_command(app).make_context("run", shlex.split(command)[2:]).params)
+    return typer.main.get_command(app)
+
+
+def parsed(command: str) -> Wish:
+    return wish(command_of_run().make_context("run", shlex.split(command)[2:]).params)
 
 
 def test_the_papers_hyperparameters_with_ala_are_those_of_the_methods() -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 import sqlite3
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,16 @@ def wanted(name: str, scale: str, seeds: str | None = None, **filters: Any) -> t
     return goal(name, scale, **filters).wanted(Path("data"), seeds)
 
 
+@cache
+def command_of_run() -> Any:
+    app = typer.Typer()
+    app.command()(run_command)
+    return typer.main.get_command(app)
+
+
 def of_command(line: str) -> list[RunSpec]:
     """What a printed command runs, as the command line reads it."""
-    app = typer.Typer()
-    found: list[RunSpec] = []
-    app.command()(run_command)
-    command: Any = typer.main.get_command(app)
-    given = command.make_context("run", shlex.split(line)[2:]).params
-    found += plan(wish(given))
-    return found
+    return plan(wish(command_of_run().make_context("run", shlex.split(line)[2:]).params))
 
 
 # -- what is declared ----------------------------------------------------------------------------------------------------
