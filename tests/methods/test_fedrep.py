@@ -202,7 +202,7 @@ def test_the_two_phases_see_batches_in_different_orders():
     assert not np.array_equal(head.order[0][: len(base.order[0])], base.order[0])
 
 
-@pytest.mark.parametrize("engine", EXECUTORS)
+@pytest.mark.parametrize("engine", [*EXECUTORS[:2], *(pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS[2:])])
 @pytest.mark.parametrize(("model", "drop_last"), [("mlp", "auto"), ("cnn", "always"), ("fasttext", "always"), ("mlp", "never")])
 def test_running_the_frozen_base_once_changes_nothing(model, drop_last, engine, monkeypatch):
     """Clients without a step among them; with has_features off, heads are trained through the whole model."""

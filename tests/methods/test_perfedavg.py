@@ -126,7 +126,7 @@ def buffers(modules):
 @pytest.mark.parametrize("model", ["mlp", "batchnorm"])
 @pytest.mark.parametrize("adapt_on", ["train", "test2022"])
 def test_twin(model, hessian, adapt_on, engine):
-    fed, twin = setup(model, engine)
+    fed, twin = setup(model, engine, n=(33, 8, 21, 14))
     alpha, beta, delta, B = 0.15, 0.08, 0.01, fed.train.batch_size
     method = PerFedAvg(hessian=hessian, alpha=alpha, beta=beta, delta=delta, passes=1, adapt_on=adapt_on)
     state, parts = train(method, fed, 2), 2 if hessian == "fo" else 3

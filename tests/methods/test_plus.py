@@ -13,7 +13,7 @@ from pflbench.methods.fedala import FedALA
 from pflbench.run.evaluation import evaluate
 from pflbench.spec import MethodSpec, TrainSpec
 
-engines = pytest.mark.parametrize("engine", EXECUTORS)
+engines = pytest.mark.parametrize("engine", [*EXECUTORS[:2], *(pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS[2:])])
 FEW = (12, 4, 9, 7)  # samples of each client: enough for partial batches
 
 

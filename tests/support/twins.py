@@ -63,10 +63,11 @@ def rows(modules) -> torch.Tensor:
 
 
 def setup(model, engine, **settings):
-    fed = federation(model, engine, local_epochs=2, join_ratio=0.75, **settings)
+    settings = {"n": (13, 8, 11, 14), "local_epochs": 2, "join_ratio": 0.75, **settings}
+    fed = federation(model, engine, **settings)
     twin = Twin(fed)
     if twin.samples is None:
-        twin.samples = federation(model, "batched", local_epochs=2, join_ratio=0.75, **settings).executor.samples
+        twin.samples = federation(model, "batched", **settings).executor.samples
     return fed, twin
 
 
