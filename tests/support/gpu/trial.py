@@ -1,0 +1,183 @@
+"""Rounds of a method on the stand-in, and the same rounds by the loop executor on the CPU: do they give the same numbers?"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from support.gpu.dispatch import NAME, OnGpu
+from support.gpu.world import World
+
+from pflbench import methods
+from pflbench.contract.small import federation, tensors
+from pflbench.engine.federation import Federation
+from pflbench.engine.requests import Evaluated, Executor, Trained, Walked
+from pflbench.methods.base import Method
+from pflbench.run.round import CommunicationRound
+
+Numbers = dict[str, np.ndarray]
+CLIENTS = (13, 5, 9, 11)  # samples of each: other numbers of steps, and partial batches
+MODELS: dict[str, dict[str, Any]] = {
+    "cnn in colours": {"model": "cnn", "shape": (3, 16, 16)},
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What rounds of a method on the stand-in were like. Counted are those of the last one, when all is captured."""
+
+    name: str
+    model: str
+    off: float  # the largest difference from the loop executor's numbers
+    where: str  # that is
+    waits: Counter[tuple[str, str]]
+    kernels: int  # launched by themselves
+    replays: int
+    replayed: int  # kernels in these
+    programs: int
+    apart: dict[str, int]  # steps of all rounds without a capture, by the reason
+    seconds: float
+
+    @property
+    def waited(self) -> int:
+        """How often the host waited for numbers."""
+        return sum(count for (what, _), count in self.waits.items() if what != "synchronize")
+
+
+def make(name: str) -> Method:
+    return methods.make(methods.spec(name, {"max_init_epochs": "2"} if "ala" in name else {}))
+
+
+def small(model: str, engine: str, device: str, **settings: Any) -> Federation:
+    """As contract.small makes it, of a model with its name there or one of MODELS."""
+    how = {"n": CLIENTS, **MODELS.get(model, {"model": model}), **settings}
+    return federation(how.pop("model"), engine, device=device, **how)
+
+
+def compare(
+    world: World,
+    name: str,
+    model: str = "mlp",
+    *,
+    engine: str = "captured",
+    rounds: int = 2,
+    observing: bool = False,
+    index: int = 0,
+    **settings: Any,
+) -> Found:
+    """observing: whether the method keeps its large arrays. index: of the device. The rest: as contract.small takes it."""
+    expected = on_the_cpu(name, model, rounds, observing, tuple(settings.items()))
+    begun = time.perf_counter()
+    fed = small(model, engine, f"{NAME}:{index}", **settings)
+    numbers: Numbers = {}
+    counts = [_counted(world)]
+    try:
+        for found in played(make(name), fed, rounds, observing):
+            numbers |= found
+            counts.append(_counted(world))
+        steps = fed.executor.record()["steps"]
+    finally:
+        fed.executor.close()
+    off, where = farthest(expected, numbers)
+    waits, kernels, replays, replayed = (now - then for now, then in zip(counts[-1], counts[-2], strict=True))
+    seconds = time.perf_counter() - begun
+    return Found(name, model, off, where, waits, kernels, replays, replayed, steps["programs"], steps["apart"], seconds)
+
+
+def _counted(world: World) -> tuple[Any, ...]:
+    seen = world.seen
+    return seen.waits.copy(), sum(seen.kernels.values()), seen.replays, seen.replayed
+
+
+@lru_cache(maxsize=256)
+def on_the_cpu(name: str, model: str, rounds: int, observing: bool, settings: tuple[tuple[str, Any], ...]) -> Numbers:
+    """By the loop executor."""
+    fed = small(model, "loop", "cpu", **dict(settings))
+    numbers: Numbers = {}
+    try:
+        for found in played(make(name), fed, rounds, observing):
+            numbers |= found
+    finally:
+        fed.executor.close()
+    return numbers
+
+
+def played(method: Method, fed: Federation, rounds: int, observing: bool = False) -> Iterator[Numbers]:
+    """All that each round gives: state, scores, losses, arrays, traffic, buffers, and the executor's answers."""
+    answers = _heard(fed.executor)
+    state = method.init(fed.at(0))
+    for t in range(1, rounds + 1):
+        now = CommunicationRound(method, fed, t)
+        now.reception.observing = now.training.observing = observing
+        received = now.receive(state)
+        scores, _ = now.evaluate(state, received)
+        state = now.update(received)
+        found: dict[str, Any] = {f"state.{k}": v for k, v in tensors(state).items()}
+        found |= {f"scores.{slot}.{k}": v for slot, of in scores.items() for k, v in vars(of).items()}
+        for ledger in (now.reception.ledger, now.training.ledger):
+            found |= {f"loss.{slot}": v for slot, v in ledger.train_loss.items()} | ledger.artifacts
+        found |= {f"buffers.{slot}": v for slot, v in fed.buffers.items()} | {"traffic": now.traffic}
+        found |= {f"answer {i}.{k}": v for i, answer in enumerate(answers) for k, v in answer.items()}
+        answers.clear()
+        numbers = {k: _host(v) for k, v in found.items() if isinstance(v, (torch.Tensor, np.ndarray, float))}
+        yield {f"round {t}: {k}": v[..., ~_counters(fed)] if "buffers" in k else v for k, v in numbers.items()}
+
+
+def _counters(fed: Federation) -> np.ndarray:
+    """Which of BatchNorm's buffers only count batches: averaged, one executor has fractions there and another whole numbers."""
+    counters = np.zeros(fed.flat.buffer_size, dtype=bool)
+    for entry in fed.flat.buffers:
+        counters[entry.start : entry.stop] = entry.name.endswith("num_batches_tracked")
+    return counters
+
+
+def _heard(executor: Executor) -> list[Numbers]:
+    """What an executor answers from now on."""
+    answers: list[Numbers] = []
+    do = executor.do
+
+    def heard(request: Any) -> Any:
+        answer = do(request)
+        if isinstance(answer, (Trained, Walked, Evaluated)):
+            values = {f.name: getattr(answer, f.name) for f in fields(answer)}
+            values |= values.pop("carry", {})
+            answers.append({k: _host(v) for k, v in values.items()})
+        return answer
+
+    executor.do = heard  # type: ignore[method-assign]
+    return answers
+
+
+def _host(value: Any) -> np.ndarray:
+    """Looked at from outside: nothing waits, and nothing is kept."""
+    raw = value.raw if isinstance(value, OnGpu) else value
+    return np.array(raw.detach().numpy() if isinstance(raw, torch.Tensor) else raw, copy=True)
+
+
+def farthest(expected: Numbers, found: Numbers) -> tuple[float, str]:
+    """The largest difference, and of what; infinite where one has what the other has not, or is no number where the other is."""
+    if expected.keys() != found.keys():
+        return float("inf"), f"only one has {sorted(expected.keys() ^ found.keys())[:3]}"
+    worst, where = 0.0, ""
+    for name, value in expected.items():
+        off = _off(value, found[name])
+        if off > worst:
+            worst, where = off, name
+    return worst, where
+
+
+def _off(a: np.ndarray, b: np.ndarray) -> float:
+    if a.shape != b.shape or a.dtype.kind != b.dtype.kind:
+        return float("inf")
+    if a.dtype.kind != "f":
+        return 0.0 if np.array_equal(a, b) else float("inf")
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        off = np.where(same, 0.0, np.abs(a - b))
+    return float(np.nan_to_num(off, nan=np.inf).max(initial=0.0))
