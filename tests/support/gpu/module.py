@@ -144,15 +144,17 @@ def plugged_in(devices: int = 2, memory: int = 8 << 30, torch_before_2_13: bool 
     """Inside, PyTorch sees so many devices "pygpu", with so many bytes of memory each.
 
     torch_before_2_13: a capture that fails leaves the allocator unusable for `empty_cache`, as there. trains_on: the index of the
-    device that backward passes are made on. If that is not 0, device 0 is meant by "pygpu" alone, and by "pygpu:0" the other one.
+    device that backward passes are made on. If that is not 0, a new tensor of device 0 is asked for as "pygpu" alone.
     """
     whole = torch.tensor, torch.as_tensor, torch.load
     with world.in_use(World(devices, memory, torch_before_2_13, trains_on)) as made:
         torch.tensor, torch.as_tensor, torch.load = _made_here(whole[0]), _made_here(whole[1]), _loaded_here(whole[2])
+        torch.Tensor.to = _to  # type: ignore[method-assign]
         try:
             yield made
         finally:
             torch.tensor, torch.as_tensor, torch.load = whole
+            del torch.Tensor.to  # that of its parent is there again
 
 
 def _made_here(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -165,6 +167,21 @@ def _made_here(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         return make(data, dtype=dtype).to(device).requires_grad_(how.get("requires_grad", False))
 
     return made
+
+
+def _to(self: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
+    """As Tensor.to: PyTorch itself would ask its backend for the current device, and one in Python always says 0."""
+
+    def numbered(value: Any) -> Any:
+        if not isinstance(value, (str, torch.device)) or not is_ours(value):
+            return value
+        return torch.device(NAME, plugged().number(_index(value)))
+
+    found: torch.Tensor = _TO(self, *map(numbered, args), **{name: numbered(value) for name, value in how.items()})
+    return found
+
+
+_TO = torch.Tensor.to
 
 
 def _loaded_here(load: Callable[..., Any]) -> Callable[..., Any]:

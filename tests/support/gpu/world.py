@@ -78,13 +78,13 @@ class World:
 
     def number(self, index: int) -> int:
         """By which PyTorch knows a device."""
-        return {self.trains_on: 0, 0: self.trains_on}.get(index, index)
+        return {self.trains_on: 0, 0: 0 if self.trains_on == 0 else len(self.gpus)}.get(index, index)
 
     def named(self, number: int | None) -> int:
         """The device that a call means: it names the index where it comes from Python, the number where from PyTorch itself."""
         if number is None:
             return int(self.here.device)
-        return number or self.trains_on
+        return {0: self.trains_on, len(self.gpus): 0 if self.trains_on else len(self.gpus)}.get(number, number)
 
     def gpu(self, index: int | None) -> Gpu:
         index = self.here.device if index is None else index

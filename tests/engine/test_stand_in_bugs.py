@@ -1,0 +1,221 @@
+"""Faults that a GPU shows and a CPU hides, planted in the package: the GPU made of Python finds each that can do harm.
+
+Where one can do none, its test says why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from support.gpu import NAME, World, plugged_in
+from support.gpu.trial import compare, small
+from support.planted import plant
+
+from pflbench.engine import local
+from pflbench.engine.batched import executor, program
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.program import MIXED, Graph, Program
+from pflbench.engine.batched.programs import Programs
+from pflbench.engine.federation import Federation
+from pflbench.engine.samples import Samples
+from pflbench.errors import Diverged
+from pflbench.methods.apple import APPLE
+
+CLOSE = 1e-9
+
+
+def rounds(world: World, name: str = "fedavg", index: int = 0, **settings: Any) -> str:
+    """Of a method: what the guard says of the numbers; nothing where all is well."""
+    found = compare(world, name, index=index, **settings)
+    why = sorted(set(found.apart) - {MIXED})
+    return f"apart {why} " * bool(why) + f"off in {found.where}" * (not found.off <= CLOSE)
+
+
+def failing(world: World, **_: Any) -> str:
+    """Of a step that fails in a capture alone, which is then made without."""
+    whole = executor._of
+
+    def fails(live: torch.Tensor | None, loss: torch.Tensor) -> torch.Tensor:
+        if torch.pygpu.is_current_stream_capturing():
+            loss.sum().item()
+        return whole(live, loss)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "_of", fails)
+        assert "apart" in rounds(world)
+    return "another stream is the current one" * (world.stream(0) is not world.gpus[0].default)
+
+
+def fewer(world: World, **_: Any) -> str:
+    """Of a program that was made for seven clients, with six of them and larger batches."""
+    results = []
+    for engine, device in (("loop", "cpu"), ("captured", f"{NAME}:0")):
+        fed = small("mlp", engine, device, n=(11, 10, 12, 13, 11, 10, 14))
+        S = fed.nobody_left_out()
+        rows = fed.at(1).sgd(fed.everyone(fed.initial()), S)
+        results.append(fed.at(2).sgd(rows[:6], S[:6], plan=fed.batches(S[:6], 1, parts=2)).cpu())
+        fed.executor.close()
+    return "off" * (not bool((results[0] - results[1]).abs().max() <= CLOSE))
+
+
+def verdict(work: Callable[..., str], index: int = 0, **settings: Any) -> str:
+    """What the guard says; nothing where all is well."""
+    with plugged_in(trains_on=index) as world:
+        try:
+            found = work(world, index=index, **settings)
+        except (RuntimeError, IndexError, Diverged) as error:
+            return f"refused: {error}"
+        said = f"races {dict(world.seen.races)}" * bool(world.seen.races), f"odd {dict(world.seen.odd)}" * bool(world.seen.odd)
+        return " ".join(filter(None, (found, *said)))
+
+
+@pytest.mark.parametrize(
+    ("work", "settings"),
+    [(rounds, {"name": "fedrep"}), (rounds, {"name": "fedala", "index": 1}), (failing, {}), (fewer, {})],
+)
+def test_without_a_fault_nothing_is_found(work, settings):
+    assert verdict(work, **settings) == ""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """found: what the guard says of it; faults: owner of a function, its name, what stands there, what is planted."""
+
+    found: str
+    faults: list[tuple[Any, str, str, str]]
+    work: Callable[..., str] = rounds
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+_NOT_KEPT = (BatchedExecutor, "close", "self._owner._heads.append(self)", "pass")
+_BY_SHAPE = (
+    BatchedExecutor,
+    "_data",
+    "self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape",
+    "tuple(self.samples.x.shape)",
+)
+BUGS = {
+    # -- tensors that lie elsewhere
+    "a tensor without a device": Bug(
+        "same device",
+        [(APPLE, "update", "torch.arange(fed.size, device=fed.device)", "torch.arange(fed.size)")],
+        rounds,
+        {"name": "apple"},
+    ),
+    "labels that stay on the host": Bug(
+        "same device", [(Samples, "__init__", "dtype=np.int64)).to(device)", "dtype=np.int64))")]
+    ),
+    "positions on the host as an index": Bug(
+        "odd .*an index on the host",
+        [(local.InnerLoop, "take", "positions.to(self.clients.device)", "positions")],
+        rounds,
+        {"name": "fedala"},
+    ),
+    "a device without its index": Bug(
+        f"{NAME}:0 and {NAME}:1", [(Federation, "cohort", ".to(self.device)", ".to(self.device.type)")], rounds, {"index": 1}
+    ),
+    # -- steps that cannot be captured
+    "a step that reads a number": Bug("apart", [(executor, "_of", "return loss if", "float(loss.sum())\n    return loss if")]),
+    "a step that copies to the device": Bug(
+        "apart",
+        [(executor, "_of", "return loss if", "loss = loss * torch.tensor([1.0], device=loss.device)\n    return loss if")],
+    ),
+    "a step that chooses by a mask": Bug(
+        "apart", [(executor, "_of", "return loss if", "loss = loss[loss == loss]\n    return loss if")]
+    ),
+    "a step that waits for the device": Bug(
+        "apart", [(executor, "_of", "return loss if", "torch.pygpu.synchronize()\n    return loss if")]
+    ),
+    # -- streams
+    "warming up that waits for nothing": Bug(
+        "races", [(Graph, "_warm_up", "self._aside.wait_stream(gpu.current_stream(self.device))", "pass")]
+    ),
+    "a failed capture whose stream stays": Bug(
+        "another stream", [(Graph, "__call__", "gpu.stream(gpu.current_stream(self.device)), ", "")], failing
+    ),
+    # -- what a program works on
+    "stale vectors": Bug(
+        "non-finite", [(Program, "load", "elif isinstance(mine, (Tensor, Shared)):", "elif False:")], rounds, {"name": "fedprox"}
+    ),
+    "stale rows": Bug(
+        "non-finite", [(Program, "load", "mine[:count].copy_(tensor(given[name]))", "pass")], rounds, {"name": "fedphp+ala"}
+    ),
+    "another tensor says who is at work": Bug(
+        "given back",
+        [(Program, "_set", "self.live.copy_(self.ladder[block.first])", "self.live = self.ladder[block.first].clone()")],
+    ),
+    "what the capture did stays": Bug("off", [(program, "_set_back", "state[name].copy_(value)", "pass")]),
+    "samples known by their shape alone": Bug("off|given back", [_NOT_KEPT, _BY_SHAPE], rounds, {"name": "fedrep"}),
+    # -- memory that was not written
+    "losses that begin with what was there": Bug(
+        "off in .*loss",
+        [(BatchedExecutor, "_sgd", "LOSS: loss_out.new_zeros(len(clients))", "LOSS: loss_out.new_empty(len(clients))")],
+    ),
+    "losses of clients without a step that begin with what was there": Bug(
+        "off in .*loss",
+        [
+            (
+                BatchedExecutor,
+                "_sgd",
+                "rows.clone(), buffers.clone(), rows.new_zeros",
+                "rows.clone(), buffers.clone(), rows.new_empty",
+            )
+        ],
+        rounds,
+        {"n": (13, 3, 9, 11), "drop_last": "always"},
+    ),
+    "no samples for clients that are not there": Bug(
+        "out of (bounds|range)",
+        [(Program, "_set", "block.samples.new_zeros(self.count", "block.samples.new_empty(self.count")],
+        fewer,
+    ),
+    # -- the host
+    "numbers that are read too early": Bug("without a wait", [(Federation, "send", "S.cpu()", "S.to('cpu', non_blocking=True)")]),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_a_fault_is_found(monkeypatch, bug):
+    for fault in bug.faults:
+        plant(monkeypatch, *fault)
+    found = verdict(bug.work, **bug.settings)
+    assert re.search(bug.found, found), found
+
+
+HARMLESS = {
+    "the current stream need not wait for the warming up: a capture begins by waiting for the device": [
+        (Graph, "_warm_up", "gpu.current_stream(self.device).wait_stream(self._aside)", "pass")
+    ],
+    "a program's own memory need not be copied when it is handed out: whoever asked copies it at once": [
+        (Programs, "_replayed", "v[:count].clone()", "v[:count]")
+    ],
+    "what is given first may be a program's own: later ones are copied into tensors of rounds that are over": [
+        (Program, "__init__", "{k: _copy(v, mine) for k, v in given.items()}", "dict(given)")
+    ],
+    "tables of features may be known by their shape, as long as one is used again and again": [_BY_SHAPE],
+    "tables need not be kept, if only their programs are known by where they lie": [_NOT_KEPT],
+}
+
+
+@pytest.mark.parametrize("faults", HARMLESS.values(), ids=HARMLESS)
+def test_a_fault_that_can_do_no_harm(monkeypatch, faults):
+    for fault in faults:
+        plant(monkeypatch, *fault)
+    assert [verdict(rounds, name=name) for name in ("ditto", "fedrep")] == ["", ""]
+
+
+def test_a_wait_in_every_step_is_counted(monkeypatch):
+    """Numbers are right, and the GPU idles: only the count tells."""
+    waits = []
+    for fault in (False, True):
+        if fault:
+            plant(monkeypatch, Program, "make", "call()", "call(), float(self.live.sum())")
+        with plugged_in() as world:
+            found = compare(world, "fedavg")
+            waits.append(found.waited)
+    assert waits[1] == waits[0] + found.replays
