@@ -78,18 +78,15 @@ def test_the_table_of_waits_has_every_method():
 @pytest.mark.parametrize(
     ("name", "model"),
     [
-        ("fedavg", "cnn"),
         ("fedala", "cnn"),
         ("fedavg", "cnn in colours"),
-        ("fedavg", "batchnorm"),
-        ("fedala", "batchnorm"),
+        ("ditto", "batchnorm"),
         ("fedavg", "fasttext"),
-        ("ditto", "fasttext"),
-        ("fedala", "fasttext"),
         *(
             pytest.param(name, model, marks=pytest.mark.slow)
             for model in ("cnn", "cnn in colours", "cnn2", "batchnorm", "fasttext", "logreg")
-            for name in ("fedrep", "pfedme", "fedphp", "apple", "ditto+ala")
+            for name in ("fedala", "fedrep", "pfedme", "fedphp", "apple", "ditto+ala")
+            if (name, model) != ("fedala", "cnn")
         ),
     ],
 )
@@ -108,32 +105,30 @@ def test_other_models(gpu, name, model):
     ],
 )
 def test_resnets(gpu, name, model):
-    assert_same(compare(gpu, name, model, n=(5, 10)))
+    assert_same(compare(gpu, name, model, n=(5, 5), rounds=2))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedfomo"])
+@pytest.mark.parametrize("name", ["fedrep", "fedfomo"])
 def test_half_of_the_clients_join(gpu, name):
     assert_same(compare(gpu, name, join_ratio=0.5))
 
 
-@pytest.mark.parametrize(("buffers", "name"), [("reset", "apple"), ("average", "fedavg"), ("average", "fedala")])
+@pytest.mark.parametrize(("buffers", "name"), [("reset", "apple"), ("average", "fedavg")])
 def test_what_becomes_of_buffers(gpu, buffers, name):
     assert_same(compare(gpu, name, "batchnorm", bn_buffers=buffers))
 
 
-@pytest.mark.parametrize("name", ["apple", "fedala"])
-def test_arrays_are_observed(gpu, name):
-    assert_same(compare(gpu, name, observing=True))
+def test_arrays_are_observed(gpu):
+    assert_same(compare(gpu, "fedala", observing=True))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedala"])
-def test_without_captures_and_in_chunks(gpu, name):
-    assert_same(compare(gpu, name, engine="batched in chunks"), replays=False)
+def test_without_captures_and_in_chunks(gpu):
+    assert_same(compare(gpu, "fedala", engine="batched in chunks"), replays=False)
 
 
 def test_on_the_second_device():
     with plugged_in(trains_on=1) as world:
-        assert_same(compare(world, "fedala", index=1))
+        assert_same(compare(world, "ditto", index=1))
         assert not world.seen.races
         assert world.gpus[0].memory.peak == 0
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from support.gpu import rules
-from support.gpu.memory import Block
+from support.gpu.memory import Block, Memory
 from support.gpu.rules import COPY, INDEX, WAIT, NotPermitted, mapped, poison, tensors
-from support.gpu.world import World, place, plugged
+from support.gpu.world import World, in_backward, place, plugged
 
 NAME = "pygpu"
 Tensors = list[torch.Tensor]
@@ -49,6 +49,15 @@ class OnGpu(torch.Tensor):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return torch.device(NAME, self.index)
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, value: OnGpu) -> None:
+        torch._C.TensorBase.data.__set__(self, value)
+        self.raw, self.block, self.index = value.raw, value.block, value.index
 
     # What PyTorch does below its dispatcher, where it would look for memory of a kind that this tensor has none of.
 
@@ -119,6 +128,18 @@ class _Call:
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operation of which an argument or the result is on the device."""
     world, call = plugged(), _Call(func, args, kwargs)
+    try:
+        return _made(world, call)
+    except Exception as error:
+        if not in_backward():
+            raise
+        # Errors of Python end the process there. `module` raises this one where the backward pass was asked for.
+        world.failed = world.failed or error
+        return _anything(world, call)
+
+
+def _made(world: World, call: _Call) -> Any:
+    func, args, kwargs = call.func, call.args, call.kwargs
     world.seen.threads.add(threading.get_ident())
     index = call.kernel_on(world)
     world.gpu(index)
@@ -145,6 +166,28 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with torch._C._DisableTorchDispatch():  # sizes and strides of the tensor itself
             func(*args, **kwargs)
     return out
+
+
+def _anything(world: World, call: _Call) -> Any:
+    """Results of the right shapes, with which a backward pass that has failed comes to its end."""
+    same: dict[int, OnGpu] = {}
+
+    def shape(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        if isinstance(value, OnGpu):
+            same[id(made)] = value
+        return made
+
+    def real(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or id(value) in same:
+            return same.get(id(value), value)
+        block = Block(Memory(0), 0, world.gpus[0].default, None)
+        return OnGpu(torch.zeros(value.shape, dtype=value.dtype), block, world.trains_on, 0)
+
+    kwargs = {**mapped(shape, call.kwargs), **({} if call.to is None else {"device": "meta"})}
+    return mapped(real, call.func(*mapped(shape, call.args), **kwargs))
 
 
 def _waits(world: World, call: _Call) -> bool:

@@ -146,14 +146,15 @@ def plugged_in(devices: int = 2, memory: int = 8 << 30, torch_before_2_13: bool 
     torch_before_2_13: a capture that fails leaves the allocator unusable for `empty_cache`, as there. trains_on: the index of the
     device that backward passes are made on. If that is not 0, a new tensor of device 0 is asked for as "pygpu" alone.
     """
-    whole = torch.tensor, torch.as_tensor, torch.load
+    whole = torch.tensor, torch.as_tensor, torch.load, torch.autograd._engine_run_backward
     with world.in_use(World(devices, memory, torch_before_2_13, trains_on)) as made:
         torch.tensor, torch.as_tensor, torch.load = _made_here(whole[0]), _made_here(whole[1]), _loaded_here(whole[2])
+        torch.autograd._engine_run_backward = _told_here(whole[3])
         torch.Tensor.to = _to  # type: ignore[method-assign]
         try:
             yield made
         finally:
-            torch.tensor, torch.as_tensor, torch.load = whole
+            torch.tensor, torch.as_tensor, torch.load, torch.autograd._engine_run_backward = whole
             del torch.Tensor.to  # that of its parent is there again
 
 
@@ -167,6 +168,20 @@ def _made_here(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         return make(data, dtype=dtype).to(device).requires_grad_(how.get("requires_grad", False))
 
     return made
+
+
+def _told_here(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Raises what has failed in the thread of the backward pass, as PyTorch does of its own errors."""
+
+    @wraps(run_backward)
+    def told(*args: Any, **how: Any) -> Any:
+        found = run_backward(*args, **how)
+        failed, plugged().failed = plugged().failed, None
+        if failed is not None:
+            raise failed
+        return found
+
+    return told
 
 
 def _to(self: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:

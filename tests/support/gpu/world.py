@@ -66,6 +66,7 @@ class World:
         self.tape: Tape | None = None  # of the capture under way
         self.pools: WeakValueDictionary[int, Pool] = WeakValueDictionary()
         self.capture_stream: Stream | None = None
+        self.failed: Exception | None = None  # in the thread of the backward pass
         self.waited: Clock = {}  # up to where the host knows the streams to be done
         self._here = _Here()
         self._caller = (self.here.device, self.here.streams)
@@ -94,7 +95,7 @@ class World:
 
     def stream(self, index: int | None = None) -> Stream:
         """The calling thread's current one of a device. The backward pass goes where its forward pass went."""
-        if isinstance(threading.current_thread(), threading._DummyThread):
+        if in_backward():
             device, streams = self._caller
         else:
             device, streams = self.here.device, self.here.streams
@@ -181,6 +182,11 @@ class On:
 
     def __exit__(self, *_: object) -> None:
         self._world.here.device, self._world.here.streams[self._stream.index] = self._before
+
+
+def in_backward() -> bool:
+    """Whether this is a thread of PyTorch's own, as a device's backward pass has."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 def place() -> str:

@@ -1,0 +1,197 @@
+"""Runs on the GPU made of Python: what `run` does on a GPU alone, from the choice of the device to memory that is not enough."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support.gpu import NAME, plugged_in
+from support.planted import plant
+from support.runs import rows, short
+
+from pflbench.engine import devices, memory
+from pflbench.errors import UserError
+from pflbench.run import doctor
+from pflbench.run.checkpoint import Checkpoints
+from pflbench.run.execution import Execution, checked, find_device
+from pflbench.run.loop import execute
+from pflbench.run.pack import execute_pack
+
+DATA = Path("data")
+MEASURED = "SELECT round, accuracy, test_loss, train_loss, bytes_up FROM round WHERE run_id = {} ORDER BY round"
+
+
+@pytest.fixture
+def gpu():
+    with plugged_in() as world:
+        yield world
+        assert not world.seen.races
+        assert not world.seen.odd
+
+
+def brief(method="fedavg", **more):
+    return short(method, **{"rounds": 2, "clients": 4, **more})
+
+
+def run(spec, store, device=NAME, **how):
+    """Its number."""
+    *_, last = execute(spec, store, DATA, Execution(device, **how), force=True)
+    assert last.kind == "finished"
+    return last.run_id
+
+
+def measured(store, number):
+    return torch.tensor([[float(v or 0) for v in row] for row in rows(store, MEASURED.format(number))], dtype=torch.float64)
+
+
+def assert_same_numbers(store, ours, theirs):
+    torch.testing.assert_close(measured(store, ours), measured(store, theirs), rtol=0, atol=1e-9)
+
+
+# -- the device -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_device_is_the_gpu_if_there_is_one():
+    assert find_device("auto") == torch.device("cpu")
+    with pytest.raises(UserError, match="not supported"):
+        find_device(NAME)
+    with plugged_in(devices=2):
+        assert find_device("auto") == torch.device(NAME)
+        assert find_device(f"{NAME}:1") == torch.device(NAME, 1)
+        with pytest.raises(UserError, match="sees 2 GPUs here"):
+            find_device(f"{NAME}:2")
+        assert Execution().engine_on(NAME) == "batched"
+        assert checked(Execution(capture="graph")).capture == "graph"
+        with pytest.raises(UserError, match="--workers 2"):
+            checked(Execution(workers=2))
+
+
+def test_the_doctor_sees_it(gpu):
+    found = doctor._device([])
+    assert found["gpus"] == [devices.name(torch.device(NAME))] * 2
+    assert found["auto"].startswith(NAME)
+
+
+def test_a_run_on_a_gpu_gives_the_numbers_of_one_on_a_cpu(store, gpu):
+    ours, theirs = run(brief("fedala"), store, "auto"), run(brief("fedala"), store, "cpu", workers=1)
+    assert_same_numbers(store, ours, theirs)
+    ((device, engine, environment),) = rows(store, f"SELECT device, engine, environment FROM run WHERE id = {ours}")
+    assert (device, engine) == (devices.name(torch.device(NAME)), "batched")
+    steps = json.loads(environment)["steps"]
+    assert steps["capture"] == "graph"
+    assert steps["programs"] > 0
+    assert steps["apart"] == {}
+
+
+def test_a_run_on_the_second_gpu_touches_no_other(store):
+    with plugged_in(trains_on=1) as world:
+        ours = run(brief(), store, f"{NAME}:1")
+        assert world.gpus[1].memory.peak > 0
+        assert world.gpus[0].memory.peak == 0
+        assert not world.seen.races
+    assert_same_numbers(store, ours, run(brief(), store, "cpu", workers=1))
+
+
+def test_the_loop_executor_on_a_gpu(store, gpu):
+    assert_same_numbers(store, run(brief(), store, engine="loop"), run(brief(), store, "cpu", workers=1))
+
+
+# -- the clock, and how much memory was in use ----------------------------------------------------------------------------
+
+
+def test_time_is_taken_when_the_gpu_is_done(store, gpu):
+    run(brief(), store)
+    waits = sum(count for (what, where), count in gpu.seen.waits.items() if what == "synchronize" and "devices.py" in where)
+    assert waits >= 2 * 3 * 2, "before and after three phases of two rounds"
+
+
+def test_the_peak_of_memory_is_the_gpus_and_begins_anew(store, gpu):
+    number = run(brief(batch_size=400), store)
+    (large,) = rows(store, f"SELECT MAX(peak_memory) FROM round WHERE run_id = {number}")[0]
+    assert large == gpu.gpus[0].memory.peak
+    number = run(brief(batch_size=10), store)
+    (small,) = rows(store, f"SELECT MAX(peak_memory) FROM round WHERE run_id = {number}")[0]
+    assert 0 < small < large
+
+
+def test_a_run_leaves_no_memory_behind(store, gpu):
+    run(brief(), store)
+    gc.collect()
+    assert gpu.gpus[0].memory.live == 0
+    assert gpu.gpus[0].memory.in_pools == 0
+
+
+# -- memory that is not enough --------------------------------------------------------------------------------------------
+
+
+def shortages(store, number):
+    (environment,) = rows(store, f"SELECT environment FROM run WHERE id = {number}")[0]
+    return json.loads(environment)["chunk"]["out_of_memory"]
+
+
+@pytest.mark.parametrize("capture", ["graph", "none"])
+def test_where_memory_runs_out_clients_are_halved(store, monkeypatch, capture):
+    monkeypatch.setattr(memory, "room", lambda device: 1 << 40)  # the estimate knows nothing of the limit
+    with plugged_in() as world:
+        plenty = run(brief(), store, capture=capture)
+        needed = world.gpus[0].memory.peak
+    assert shortages(store, plenty) == []
+    with plugged_in(memory=int(0.8 * needed)) as world:
+        scarce = run(brief(), store, capture=capture)
+        assert world.gpus[0].memory.peak <= 0.8 * needed
+        assert not world.seen.races
+    assert shortages(store, scarce)[0]["clients"] == 4
+    assert_same_numbers(store, scarce, plenty)
+
+
+def test_by_its_estimate_a_run_keeps_within_the_memory(store):
+    with plugged_in() as world:
+        plenty = run(brief(), store, capture="none")
+        needed = world.gpus[0].memory.peak
+    with plugged_in(memory=int(0.8 * needed)):
+        scarce = run(brief(), store, capture="none")
+    assert shortages(store, scarce) == [], "fewer clients at a time from the start"
+    assert_same_numbers(store, scarce, plenty)
+
+
+def test_too_little_memory_for_anything_is_the_users_to_mend(store):
+    with plugged_in(memory=1 << 20), pytest.raises(UserError, match="Out of GPU memory on pygpu"):
+        run(brief(), store)
+
+
+# -- resuming -------------------------------------------------------------------------------------------------------------
+
+
+def interrupted(spec, store):
+    steps = execute(spec, store, DATA, Execution(NAME, checkpoint_every=0))
+    while next(steps).round < 1:
+        pass
+    steps.close()
+
+
+def test_a_run_that_was_interrupted_resumes_on_the_gpu(store, gpu):
+    spec = brief("fedala")
+    interrupted(spec, store)
+    kinds = [(step.kind, step.run_id) for step in execute(spec, store, DATA, Execution(NAME))]
+    assert kinds[0][0] == "resumed"
+    assert torch.equal(measured(store, kinds[0][1]), measured(store, run(spec, store)))
+
+
+def test_a_checkpoint_that_comes_back_on_the_host_is_found(store, gpu, monkeypatch):
+    plant(monkeypatch, Checkpoints, "load", "map_location=device", "map_location='cpu'")
+    interrupted(brief(), store)
+    with pytest.raises(RuntimeError, match="same device"):
+        list(execute(brief(), store, DATA, Execution(NAME)))
+
+
+# -- packs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pack_gives_the_numbers_of_its_runs(store, gpu):
+    specs = [brief(seed=seed) for seed in (0, 1)]
+    together = {number: told.run_id for number, told in execute_pack(specs, store, DATA, Execution(NAME, pack=2))}
+    for number, spec in enumerate(specs):
+        assert_same_numbers(store, together[number], run(spec, store, "cpu", workers=1))
