@@ -105,7 +105,7 @@ def test_other_models(gpu, name, model):
     ],
 )
 def test_resnets(gpu, name, model):
-    assert_same(compare(gpu, name, model, n=(5, 5), rounds=2))
+    assert_same(compare(gpu, name, model, n=(5, 5)))
 
 
 @pytest.mark.parametrize("name", ["fedrep", "fedfomo"])
