@@ -172,9 +172,9 @@ class Counter(Direct):
         return HeadAlone(alone, plan.positions())
 
     def _evaluate(self, asked: Evaluate) -> Evaluated:
-        rows, plan = asked.rows, asked.plan
-        one_for_all = rows.stride(0) == 0
-        self._read([np.concatenate(plan.order)] if one_for_all else plan.order, ALL, rows.itemsize)
+        plan, model_of = asked.plan, asked.model_of
+        of_model = [[plan.order[client] for client in np.flatnonzero(model_of == m)] for m in range(len(asked.rows))]
+        self._read([np.concatenate(orders) for orders in of_model if orders], ALL, asked.rows.itemsize)
         for order in plan.order:
             self._visit(order)
             self.work.flops += len(order) * self.costs.forward

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pflbench.engine.batches import Plan
+from pflbench.engine.flat import take
 from pflbench.engine.requests import Evaluate
 
 if TYPE_CHECKING:
@@ -55,18 +56,20 @@ def evaluate(fed: Federation, models: Tensor, S: Tensor, slot: str = "model") ->
 
     Clients without test data are left out.
     """
-    with_test = np.array([len(fed.test_indices[c]) > 0 for c in S.tolist()], dtype=bool)
-    clients = S[torch.from_numpy(with_test).to(fed.device)]
-    if models.dim() == 1:
-        rows = models.expand(len(clients), -1)
-    elif len(clients) == fed.size:
-        rows = models
-    else:
-        rows = models[clients]
-    plan = Plan.through((fed.test_indices[c] for c in clients.tolist()), EVALUATION_BATCH)
-    found = fed.executor.do(Evaluate(plan, rows, fed.buffers_of(slot)[clients]))
+    clients = np.array([c for c in S.tolist() if len(fed.test_indices[c])], dtype=np.int64)
+    plan = Plan.through((fed.test_indices[c] for c in clients), EVALUATION_BATCH)
+    found = fed.executor.do(_request(fed, plan, models, torch.from_numpy(clients).to(fed.device), slot))
+    correct, loss = torch.stack([found.correct.to(torch.float64), found.loss]).cpu().numpy()
     total = np.array([len(mine) for mine in plan.order], dtype=np.int64)
-    return Scores(clients.cpu().numpy(), found.correct.cpu().numpy(), total, found.loss.cpu().numpy())
+    return Scores(clients, correct.astype(np.int64), total, loss)
+
+
+def _request(fed: Federation, plan: Plan, models: Tensor, clients: Tensor, slot: str) -> Evaluate:
+    """models: [P] (one for all) or [N, P]. With buffers, which every client has of its own, one for all is a model for each."""
+    buffers = fed.buffers_of(slot)[clients]
+    if models.dim() == 1 and not fed.flat.buffers:
+        return Evaluate(plan, models[None], buffers[:1], torch.tensor([len(clients)]))
+    return Evaluate(plan, take(models, clients) if models.dim() > 1 else models.expand(len(clients), -1), buffers)
 
 
 def evaluate_central(fed: Federation, model: Tensor, samples: np.ndarray, slot: str = "model") -> tuple[float, float]:
@@ -77,7 +80,7 @@ def evaluate_central(fed: Federation, model: Tensor, samples: np.ndarray, slot: 
     pieces = np.array_split(samples, -(-len(samples) // (8 * EVALUATION_BATCH)))  # for all cores to share
     buffers = fed.mean(fed.buffers_of(slot), torch.arange(fed.size, device=fed.device))
     plan = Plan.through(pieces, EVALUATION_BATCH)
-    found = fed.executor.do(Evaluate(plan, model.expand(len(plan), -1), buffers.expand(len(plan), -1)))
+    found = fed.executor.do(Evaluate(plan, model[None], buffers[None], torch.tensor([len(plan)])))
     return int(found.correct.sum()) / len(samples), float(found.loss.sum()) / len(samples)
 
 

@@ -301,13 +301,17 @@ class LoopExecutor(Direct):
         return HeadAlone(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
     def _evaluate(self, asked: Evaluate) -> Evaluated:
-        plan = asked.plan
+        plan, model_of = asked.plan, asked.model_of
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
+        loaded: dict[Worker, int] = {}
 
         def task(worker: Worker, i: int) -> None:
-            worker.load(asked.rows[i], asked.buffers[i])
-            worker.module.eval()
+            model = int(model_of[i])
+            if loaded.get(worker) != model:
+                worker.load(asked.rows[model], asked.buffers[model])
+                worker.module.eval()
+                loaded[worker] = model
             for index in worker.batches(plan, i):
                 x, y = worker.batch(index)
                 logits = worker.module(x)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -100,6 +101,7 @@ class Evaluated:
 
 
 # How a field belongs to a request's clients, as its metadata: what several runs ask for is one request by that (engine.packed).
+# A row for each model of an `Evaluate` counts as a row for each client: those of several runs come one after another.
 # A field without any of these is the same for all clients.
 PER_CLIENT = {"rows": "client"}  # tensors [C, ...], one or several
 PER_STEP = {"rows": "step"}  # tensors [C, steps, ...]
@@ -158,10 +160,19 @@ class Head(Request[HeadAlone]):
 
 @dataclass(frozen=True, eq=False)
 class Evaluate(Request[Evaluated]):
-    """A test on the plan's samples, in evaluation mode."""
+    """A test on the plan's samples, in evaluation mode, of M models: each client's own, or those that several clients share.
 
-    rows: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models
-    buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
+    Clients that share a model follow one another. A model is its row and its buffers.
+    """
+
+    rows: Tensor = field(metadata=PER_CLIENT)  # [M, P], the models
+    buffers: Tensor = field(metadata=PER_CLIENT)  # [M, B], BatchNorm's
+    shared_by: Tensor | None = field(default=None, metadata=PER_CLIENT)  # [M] (int64, on the CPU), clients; None: one to each
+
+    @property
+    def model_of(self) -> np.ndarray:
+        """Which of the models each of the plan's clients is tested with, [C]."""
+        return np.repeat(np.arange(len(self.rows)), 1 if self.shared_by is None else self.shared_by.numpy())
 
 
 class Executor(Protocol):

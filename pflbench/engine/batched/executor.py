@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from pflbench.engine.batched import probe
 from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine.batched.evaluation import Layout
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
 from pflbench.engine.batched.layers import Layers, convolving
 from pflbench.engine.batched.program import Advance, Capture, Inputs
@@ -196,35 +198,35 @@ class BatchedExecutor(Direct):
 
     @torch.no_grad()
     def _evaluate(self, asked: Evaluate) -> Evaluated:
-        rows, buffers, plan = asked.rows, asked.buffers, asked.plan
-        correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
-        loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
-        counts = np.array([int(s.sum()) for s in plan.sizes])
+        correct = torch.zeros(len(asked.plan), dtype=torch.int64, device=self.device)
+        loss = torch.zeros(len(asked.plan), dtype=torch.float64, device=self.device)
+        counts = np.array([len(samples) for samples in asked.plan.order])
         order = np.argsort(-counts, kind="stable")
 
         def test(clients: np.ndarray) -> None:
-            chosen = torch.from_numpy(clients).to(self.device)
-            params, buffered = self.flat.views(rows[chosen]), self.gradients.buffers(buffers[chosen])
-            right, lost = correct[chosen], loss[chosen]
-            at_once = EVALUATED_AT_ONCE >> self.chunks.halvings("evaluation")
-            width = max(1, min(EVALUATED_PER_CLIENT, at_once // len(clients), int(counts[clients[0]])))
-            for start in range(0, int(counts[clients[0]]), width):
-                live = int((counts[clients] > start).sum())
-                index, mask = _evaluation_batch(plan, clients[:live], start, width)
-                x, y = self.gradients.batch(index.to(self.device))
-                keep = mask.to(self.device)
-                out = self.gradients.logits(
-                    {k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x
-                )
-                each = self.gradients.each(out.flatten(0, 1), y.flatten()).view_as(y)
-                right[:live] += ((out.argmax(-1) == y) & keep).sum(-1)
-                lost[:live] += (each * keep).sum(-1).to(torch.float64)
-            correct[chosen], loss[chosen] = right, lost
+            at = torch.from_numpy(clients).to(self.device)
+            correct[at], loss[at] = self._tested(asked, Layout.of(asked, clients))
 
-        tested = order[counts[order] > 0]
-        need = partial(self.need, asked, min(EVALUATED_PER_CLIENT, int(counts.max(initial=0))))
-        self.chunks.each("evaluation", tested, self.device, need, test)
+        of_own = replace(asked, shared_by=None)  # at most as much as with a model for each client
+        need = partial(self.need, of_own, min(EVALUATED_PER_CLIENT, int(counts.max(initial=0))))
+        self.chunks.each("evaluation", order[counts[order] > 0], self.device, need, test)
         return Evaluated(correct, loss)
+
+    def _tested(self, asked: Evaluate, layout: Layout) -> list[Tensor]:
+        """Correct predictions and summed losses of the clients of a layout."""
+        chosen = torch.from_numpy(layout.models).to(self.device)
+        params, buffered = self.flat.views(asked.rows[chosen]), self.gradients.buffers(asked.buffers[chosen])
+        samples = torch.from_numpy(layout.samples).to(self.device)
+        right = torch.zeros(samples.shape, dtype=torch.int64, device=self.device)
+        lost = torch.zeros(samples.shape, dtype=torch.float64, device=self.device)
+        at_once = EVALUATED_AT_ONCE >> self.chunks.halvings("evaluation")
+        shared_by = -(-len(layout.counts) // len(layout.models))
+        for live, columns in layout.parts(max(1, min(EVALUATED_PER_CLIENT * shared_by, at_once // len(layout.models)))):
+            x, y = self.gradients.batch(samples[:live, columns])
+            out = self.gradients.logits({k: v[:live] for k, v in params.items()}, {k: v[:live] for k, v in buffered.items()}, x)
+            right[:live, columns] = out.argmax(-1) == y
+            lost[:live, columns] = self.gradients.each(out.flatten(0, 1), y.flatten()).view_as(y).to(torch.float64)
+        return layout.by_client(right, lost)
 
     def _descent(
         self, gradients: Gradient, lookup: Lookup | None, lr: float, columns: slice, correct: Correct | None, references: int
@@ -348,14 +350,3 @@ def _width(plan: Plan) -> int:
 
 def _step_counts(plan: Plan, like: Tensor) -> Tensor:
     return torch.from_numpy(np.maximum(plan.steps(), 1)).to(like)
-
-
-def _evaluation_batch(plan: Plan, clients: np.ndarray, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Samples start..start+width of each client [c, width], and which of them exist: padding is harmless in evaluation mode."""
-    index = np.zeros((len(clients), width), dtype=np.int64)
-    mask = np.zeros((len(clients), width), dtype=bool)
-    for i, client in enumerate(clients):
-        piece = plan.order[client][start : start + width]
-        index[i, : len(piece)] = piece
-        mask[i, : len(piece)] = True
-    return torch.from_numpy(index), torch.from_numpy(mask)

@@ -78,7 +78,9 @@ def _row(value: Tensor) -> torch.Size:
 
 
 def _shape(value: Any, own: int) -> Any:
-    """Type and shape of what has a row for each client, but for the first dimensions, so many."""
+    """Type and shape of what has a row for each client, but for the first dimensions, so many; None of what is not there."""
+    if value is None:
+        return None
     if isinstance(value, Tensor):
         return value.dtype, value.shape[own:]
     if isinstance(value, Mapping):
@@ -104,6 +106,8 @@ def _given(values: Sequence[Any], counts: Sequence[int]) -> Any:
 def _stacked(values: Sequence[Any], steps: int | None = None) -> Any:
     """steps: to how many inputs of every step [C, steps, ...] are filled up; no client makes those that are added."""
     first = values[0]
+    if first is None:
+        return None
     if isinstance(first, Tensor):
         return torch.cat([value if steps is None else _filled(value, steps) for value in values])
     if isinstance(first, Mapping):

@@ -1,0 +1,56 @@
+"""Which samples of which clients a test of several models goes through at once, and whose results they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflbench.engine.requests import Evaluate
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of some of a request's clients: those that share a model stand in one row, with their samples side by side.
+
+    Rows are in descending order of their length. Where a row has ended, 0: any sample does no harm in evaluation mode.
+    """
+
+    models: np.ndarray  # [M], of the request, one for each row
+    lengths: np.ndarray  # [M], samples of each row
+    samples: np.ndarray  # [M, longest], indices
+    begins: np.ndarray  # [C], where each client's samples begin in the flattened rows
+    counts: np.ndarray  # [C], and how many they are
+
+    @classmethod
+    def of(cls, asked: Evaluate, clients: np.ndarray) -> Layout:
+        orders = [asked.plan.order[client] for client in clients]
+        counts = np.array([len(order) for order in orders])
+        models, row = np.unique(asked.model_of[clients], return_inverse=True)
+        lengths = np.bincount(row, weights=counts).astype(np.int64)
+        descending = np.argsort(-lengths, kind="stable")
+        row = np.argsort(descending)[row]
+        models, lengths = models[descending], lengths[descending]
+        samples = np.zeros((len(models), lengths[0]), dtype=np.int64)
+        filled, begins = np.zeros_like(lengths), np.zeros_like(counts)
+        for i, (r, order) in enumerate(zip(row, orders, strict=True)):
+            samples[r, filled[r] : filled[r] + len(order)] = order
+            begins[i] = r * lengths[0] + filled[r]
+            filled[r] += len(order)
+        return cls(models, lengths, samples, begins, counts)
+
+    def parts(self, width: int) -> Iterator[tuple[int, slice]]:
+        """Some columns at a time, and how many rows still have samples there."""
+        for start in range(0, self.samples.shape[1], width):
+            yield int((self.lengths > start).sum()), slice(start, start + width)
+
+    def by_client(self, *values: Tensor) -> list[Tensor]:
+        """Sums over each client's samples, [C], of what there is of every sample, [M, longest]."""
+        begins, counts = torch.from_numpy(np.stack([self.begins, self.counts])[..., None]).to(values[0].device)
+        within = torch.arange(int(self.counts.max()), device=values[0].device)
+        mine = within < counts
+        at = torch.where(mine, begins + within, 0)
+        return [torch.where(mine, value.flatten()[at], 0).sum(dim=1) for value in values]

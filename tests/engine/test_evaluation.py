@@ -1,0 +1,111 @@
+"""Evaluation: models of the clients' own and models that several share, by every executor, against plain PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from pflbench.contract.small import EXECUTORS, federation
+from pflbench.engine.batches import Plan
+from pflbench.engine.loop import Worker
+from pflbench.engine.memory import Peak
+from pflbench.engine.packed.join import joinable, joined, split
+from pflbench.engine.requests import Evaluate
+
+SIZES = (16, 8, 21, 14, 11)
+engines = pytest.mark.parametrize("engine", EXECUTORS[:3])
+
+
+def moved(fed, seed=0):
+    """A model, and buffers that differ from client to client."""
+    drawn = torch.Generator().manual_seed(seed)
+    for rows in fed.buffers.values():
+        rows += torch.rand(rows.shape, generator=drawn, dtype=rows.dtype)
+    return fed.initial() + 0.05 * torch.randn(fed.flat.size, generator=drawn, dtype=fed.dtype)
+
+
+def plainly(fed, row, buffers, samples):
+    """Correct predictions and summed loss of one model."""
+    module = fed.flat.module.double().eval()
+    named = {**fed.flat.views(row), **fed.flat.buffer_views(buffers)}
+    with torch.no_grad():
+        x, y = fed.executor.samples.batch(torch.from_numpy(samples))
+        logits = functional_call(module, named, (x,))
+        return int((logits.argmax(1) == y).sum()), float(F.cross_entropy(logits, y, reduction="sum"))
+
+
+@engines
+@pytest.mark.parametrize("model", ["mlp", "batchnorm", "cnn", "fasttext"])
+def test_one_model_for_all(model, engine):
+    fed = federation(model, engine, n=SIZES)
+    fed.buffers_of("model")
+    row, S = moved(fed), torch.tensor([0, 2, 3, 4])
+    scores = fed.evaluate(row, S)
+    expected = [plainly(fed, row, fed.buffers["model"][c], fed.test_indices[c]) for c in S.tolist()]
+    assert scores.correct.tolist() == [correct for correct, _ in expected]
+    np.testing.assert_allclose(scores.loss, [loss for _, loss in expected], rtol=1e-12)
+    own = fed.evaluate(fed.everyone(row), S)
+    assert own.correct.tolist() == scores.correct.tolist()
+    np.testing.assert_allclose(own.loss, scores.loss, rtol=1e-12)
+    if engine == "loop":
+        assert own.loss.tolist() == scores.loss.tolist(), "to the last bit"
+
+
+def shared(fed, seed):
+    """Three models, for 2, 1 and 3 clients, one of which stands there twice and one has no samples."""
+    row = moved(fed, seed)
+    rows = torch.stack([row, row * 1.1, row * 0.9])
+    buffers = fed.buffers_of("model")[:3]
+    orders = [fed.test_indices[0], fed.test_indices[1], fed.test_indices[2], np.arange(0), *fed.test_indices[:1], np.arange(9)]
+    return Evaluate(Plan.through(orders, 4), rows, buffers, torch.tensor([2, 1, 3]))
+
+
+@engines
+@pytest.mark.parametrize("model", ["mlp", "batchnorm"])
+def test_some_models_for_some_clients_each(model, engine):
+    fed = federation(model, engine, n=SIZES)
+    fed.buffers_of("model")
+    asked = shared(fed, 1)
+    found = fed.executor.do(asked)
+    of = zip([0, 0, 1, 2, 2, 2], asked.plan.order, strict=True)
+    expected = [plainly(fed, asked.rows[m], asked.buffers[m], mine) if len(mine) else (0, 0.0) for m, mine in of]
+    assert found.correct.tolist() == [correct for correct, _ in expected]
+    np.testing.assert_allclose(found.loss, [loss for _, loss in expected], rtol=1e-12)
+
+
+@engines
+def test_what_several_runs_ask_for_is_one_request(engine):
+    fed = federation("mlp", engine, n=SIZES)
+    requests = [shared(fed, seed) for seed in range(2)]
+    assert joinable(*requests)
+    assert not joinable(requests[0], Evaluate(requests[0].plan, requests[0].rows, requests[0].buffers))
+    apart = [fed.executor.do(request) for request in requests]
+    together = split(fed.executor.do(joined(requests)), [6, 6])
+    for one, other in zip(apart, together, strict=True):
+        assert torch.equal(one.correct, other.correct)
+        torch.testing.assert_close(one.loss, other.loss, rtol=1e-12, atol=0)
+
+
+def test_a_shared_model_is_not_copied_for_each_client(monkeypatch):
+    fed = federation("mlp", "batched", n=(2,) * 20)
+    with Peak() as peak:
+        fed.evaluate(fed.initial(), torch.arange(20))
+    assert peak.largest < 2 * fed.initial().nbytes
+    loads = []
+    monkeypatch.setattr(Worker, "load", lambda self, row, buffers, load=Worker.load: loads.append(self) or load(self, row, buffers))
+    looped = federation("mlp", "loop", n=(2,) * 20)
+    looped.evaluate(looped.initial(), torch.arange(20))
+    assert len(loads) == len(set(loads)) <= looped.executor.workers
+
+
+@engines
+def test_samples_of_one_client_do_no_harm_to_another(engine):
+    """Not even the first sample of all, with which shorter rows are filled up."""
+    fed = federation("mlp", engine, n=SIZES)
+    fed.test_indices[0] = np.array([0])
+    fed.executor.samples.x[0] = torch.inf
+    assert np.isfinite(fed.evaluate(fed.initial(), torch.arange(5)).loss).tolist() == [False, True, True, True, True]
+    assert np.isfinite(fed.evaluate(fed.everyone(fed.initial()), torch.arange(5)).loss).tolist() == [False, True, True, True, True]
