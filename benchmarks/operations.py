@@ -35,6 +35,7 @@ from pflbench.run.execution import Execution, federation, find_device
 from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
 
+SCATTERS = {"index_put_", "_index_put_impl_"}
 VIEWS = {
     *("view", "_unsafe_view", "_reshape_alias", "as_strided", "expand", "unsqueeze", "squeeze", "slice", "select", "split"),
     *("split_with_sizes", "unbind", "unflatten", "t", "transpose", "permute", "movedim", "detach", "alias"),
@@ -79,6 +80,9 @@ def operation(func: Any, args: Any, kwargs: Any, result: Any) -> Operation:
     if name in ("index", "gather"):  # as many as it writes, of what may be a whole data set
         read = written
     size = sum(t.numel() * t.element_size() for t in (*read, *written))
+    if name in SCATTERS:  # of the table the rows of the values, read and written; all of it, there and back, where it lies apart
+        table, values = args[0], args[2]
+        size += 2 * values.nbytes - 2 * table.nbytes + (0 if table.is_contiguous() else 4 * table.nbytes)
     return Operation(name, size, _flops(func, args, kwargs, result), tuple(tuple(t.shape) for t in _tensors((args, kwargs))))
 
 

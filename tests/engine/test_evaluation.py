@@ -95,7 +95,9 @@ def test_a_shared_model_is_not_copied_for_each_client(monkeypatch):
         fed.evaluate(fed.initial(), torch.arange(20))
     assert peak.largest < 2 * fed.initial().nbytes
     loads = []
-    monkeypatch.setattr(Worker, "load", lambda self, row, buffers, load=Worker.load: loads.append(self) or load(self, row, buffers))
+    monkeypatch.setattr(
+        Worker, "load", lambda self, row, buffers, load=Worker.load: loads.append(self) or load(self, row, buffers)
+    )
     looped = federation("mlp", "loop", n=(2,) * 20)
     looped.evaluate(looped.initial(), torch.arange(20))
     assert len(loads) == len(set(loads)) <= looped.executor.workers
@@ -108,4 +110,10 @@ def test_samples_of_one_client_do_no_harm_to_another(engine):
     fed.test_indices[0] = np.array([0])
     fed.executor.samples.x[0] = torch.inf
     assert np.isfinite(fed.evaluate(fed.initial(), torch.arange(5)).loss).tolist() == [False, True, True, True, True]
-    assert np.isfinite(fed.evaluate(fed.everyone(fed.initial()), torch.arange(5)).loss).tolist() == [False, True, True, True, True]
+    assert np.isfinite(fed.evaluate(fed.everyone(fed.initial()), torch.arange(5)).loss).tolist() == [
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]

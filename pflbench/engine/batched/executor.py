@@ -243,9 +243,8 @@ class BatchedExecutor(Direct):
                 loss = loss + penalty
             views = self.flat.views(w, columns)
             if lookup is not None:
-                rate = lr if live is None else lr * live[:, None, None, None]
                 tokens, _ = self.samples.batch(inputs.index)
-                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), rate)
+                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), lr, live)
             for name, view in views.items():
                 if isinstance(grads[name], Tensor):
                     _subtract(view, grads[name], lr, live)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -66,12 +67,27 @@ class Lookup:
         """weight [c, V, d], tokens [c, b, positions] -> [c, b, positions, d]."""
         return weight[_clients(tokens), tokens]
 
-    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, rate: Tensor | float) -> None:
-        """Subtracts rate (one for all, or [c, 1, 1, 1]) times the vectors' gradient in their rows; padding has no gradient."""
-        change = gradient * -rate
-        if self.padding is not None:
-            change = change * (tokens != self.padding).unsqueeze(-1)
-        weight.index_put_((_clients(tokens), tokens), change, accumulate=True)
+    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, lr: float, live: Tensor | None) -> None:
+        """Subtracts lr times the vectors' gradient in their rows, where live [c] is 1. Padding has no gradient.
+
+        A GPU adds up what falls together sorted, in the same order every time, and copies there and back what is not contiguous:
+        so this is done in the rows of all models as one table, of pieces that both a vector and a model consist of. Without a
+        check of the tokens' range, which `vectors` has made: some versions of PyTorch wait for it.
+        """
+        change = gradient * -lr
+        wanted = None if self.padding is None else (tokens != self.padding)
+        if live is not None:
+            here = (live > 0)[:, None, None]
+            wanted = here if wanted is None else wanted & here
+        if wanted is not None:
+            change = torch.where(wanted.unsqueeze(-1), change, 0)
+        (clients, vocabulary, width), apart = weight.shape, weight.stride(0)
+        piece = math.gcd(width, apart)
+        pieces = ((clients - 1) * apart + vocabulary * width) // piece
+        table = weight.as_strided((pieces, piece), (piece, 1))
+        first = (_clients(tokens) * (apart // piece) + tokens * (width // piece)).unsqueeze(-1)
+        at = first + torch.arange(width // piece, device=tokens.device)
+        torch.ops.aten._index_put_impl_(table, [at], change.reshape(*at.shape, piece), True, True)
 
 
 def _clients(tokens: Tensor) -> Tensor:
