@@ -84,20 +84,29 @@ def evaluate_central(fed: Federation, model: Tensor, samples: np.ndarray, slot: 
     return int(found.correct.sum()) / len(samples), float(found.loss.sum()) / len(samples)
 
 
-def losses(fed: Federation, models: Tensor, S: Tensor, samples: Sequence[np.ndarray], slot: str = "model") -> Tensor:
-    """L_i of models [c, P] on each client's given samples: the mean over batches of size B of the batch's mean loss, [c].
+def losses(
+    fed: Federation,
+    models: Tensor,
+    S: Tensor,
+    samples: Sequence[np.ndarray],
+    slot: str = "model",
+    shared_by: Tensor | None = None,
+) -> Tensor:
+    """L_i of models on each client's given samples: the mean over batches of size B of the batch's mean loss, [c].
 
-    In evaluation mode; 0 for a client without samples.
+    models: [c, P]; or [M, P] for so many clients each (shared_by, as `Evaluate` says), where S may name a client several times.
+    In evaluation mode, with each client's own BatchNorm buffers; 0 for a client without samples.
     """
+    if shared_by is not None and fed.flat.buffers:  # these make a model of each client's own: not all at once
+        counts = shared_by.tolist()
+        parts = zip(models, counts, np.cumsum([0, *counts]), strict=False)
+        return torch.cat([losses(fed, one.expand(n, -1), S[a : a + n], samples[a : a + n], slot) for one, n, a in parts if n])
     B = fed.train.batch_size
-    buffers = fed.buffers_of(slot)[S]
-    total = torch.zeros(len(S), dtype=torch.float64, device=fed.device)
-    batches = np.array([-(-len(mine) // B) for mine in samples])
     # A mean over full batches is one over samples: only the last, partial batch weighs differently.
-    full = [mine[: len(mine) // B * B] for mine in samples]
-    tail = [mine[len(mine) // B * B :] for mine in samples]
-    for pieces in (full, tail):
-        summed = fed.executor.do(Evaluate(Plan.through(pieces, EVALUATION_BATCH), models, buffers)).loss
-        of_batch = np.array([B if pieces is full else max(len(piece), 1) for piece in pieces])
-        total += summed / torch.from_numpy(of_batch * np.maximum(batches, 1)).to(fed.device)
-    return total.to(fed.dtype)
+    pieces = [piece for mine in samples for piece in np.split(mine, [len(mine) // B * B])]
+    batches = [max(-(-len(mine) // B), 1) for mine in samples]
+    weights = [[B * count, max(len(mine) % B, 1) * count] for mine, count in zip(samples, batches, strict=True)]
+    twice = 2 * (torch.ones(len(models), dtype=torch.int64) if shared_by is None else shared_by)
+    buffers = fed.buffers_of(slot)[S] if shared_by is None else models[:, :0]
+    summed = fed.executor.do(Evaluate(Plan.through(pieces, EVALUATION_BATCH), models, buffers, twice)).loss
+    return (summed.view(len(S), 2) / torch.tensor(weights, device=fed.device).view(len(S), 2)).sum(dim=1).to(fed.dtype)

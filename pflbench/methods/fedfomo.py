@@ -17,6 +17,8 @@ from pflbench.engine.federation import Federation
 from pflbench.methods.attention import distances
 from pflbench.methods.base import Method, hyper, method
 
+PAIRS = 4096  # of a client and a model, whose losses are found at once
+
 Number = Annotated[int, Field(ge=1)] | Literal["all"]
 
 
@@ -105,15 +107,21 @@ class FedFomo(Method):
         A client too small for a validation set has no loss there: all is worth 0 to it, and it keeps its own model.
         """
         raw = torch.zeros_like(candidates, dtype=fed.dtype)
-        if not candidates.any():
+        if not self.received(s):
             return raw
         validation = [self.split(fed.train_indices[client])[1] for client in S.tolist()]
         start_S = s.start[S]
         before, distance = fed.losses(start_S, S, validation), distances(start_S, s.theta).to(fed.dtype)
         # The same model is worth nothing, rather than the losses' last digits divided by epsilon.
         others = candidates & (distance > 0)
-        for j in others.any(dim=0).nonzero().flatten().tolist():
-            at = others[:, j].nonzero().squeeze(1)
-            after = fed.losses(s.theta[j].expand(len(at), -1), S[at], [validation[k] for k in at.tolist()])
-            raw[at, j] = (before[at] - after) / (distance[at, j] + self.epsilon)
-        return raw
+        wanted, gain, step = others.t().cpu().numpy(), torch.zeros_like(raw), max(1, PAIRS // max(len(S), 1))
+        for first in range(0, fed.size, step):
+            some = wanted[first : first + step]
+            if not some.any():
+                continue
+            models, clients = np.nonzero(some)
+            at, to = torch.from_numpy(np.stack([clients, models + first])).to(fed.device)
+            shared_by = torch.from_numpy(some.sum(axis=1))
+            after = fed.losses(s.theta[first : first + step], S[at], [validation[k] for k in clients], shared_by=shared_by)
+            gain[at, to] = before[at] - after
+        return torch.where(others, gain / (distance + self.epsilon), 0)

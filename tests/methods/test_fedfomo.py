@@ -39,8 +39,9 @@ def three(monkeypatch, losses, engine="loop"):
     fed = q2(engine, centres=((1, 0), (0, 2), (1, 1)), n=(10, 10, 10)).at(2)
     theta = torch.tensor([[2, 0], [0, 1], [0, -0.5]], dtype=torch.float64)
 
-    def of(self, models, S, samples):
-        return torch.tensor([losses[tuple(row)] for row in models.tolist()], dtype=torch.float64)
+    def of(self, models, S, samples, shared_by=None):
+        rows = models if shared_by is None else models.repeat_interleave(shared_by, dim=0)
+        return torch.tensor([losses[tuple(row)] for row in rows.tolist()], dtype=torch.float64)
 
     monkeypatch.setattr(Federation, "losses", of)
     everyone = torch.ones(3, dtype=torch.bool)
@@ -182,16 +183,35 @@ def test_communication(M):
     assert state.uploaded.nonzero().flatten().tolist() == sorted(seen)
 
 
-def test_one_candidate_after_the_other(monkeypatch):
-    """At no time are all candidates of all clients side by side."""
-    asked = []
-    original = Federation.losses
-    monkeypatch.setattr(Federation, "losses", lambda self, m, *a: asked.append((m.shape, m.stride())) or original(self, m, *a))
-    fed = federation()
-    train(FedFomo(), fed, 2)
-    assert len(asked) == 2 * (1 + fed.size)
-    assert {shape[0] for shape, _ in asked} == {fed.size}
-    assert sum(stride[0] == 0 for _, stride in asked) == 2 * fed.size, "a candidate's model is not copied for each client"
+@engines
+@pytest.mark.parametrize(("model", "requests"), [("mlp", 1), ("batchnorm", 4)])
+def test_candidates_are_not_copied_for_each_client(model, requests, engine, monkeypatch):
+    """All in one request; with BatchNorm, where each client's own buffers make another model of it, one after the other."""
+    fed, method = federation(model, engine), FedFomo()
+    state = train(method, fed, 1)
+    asked, original = [], fed.executor.do
+    monkeypatch.setattr(fed.executor, "do", lambda request: asked.append(request) or original(request))
+    received = method.receive(fed.at(3), state, fed.cohort(3))
+    _, *candidates = asked
+    assert len(candidates) == requests
+    assert all(request.rows.untyped_storage().data_ptr() == state.theta.untyped_storage().data_ptr() for request in candidates)
+    # Models in parts, and each by itself, are worth the same.
+    monkeypatch.setattr("pflbench.methods.fedfomo.PAIRS", fed.size * 3)
+    assert torch.equal(method.receive(fed.at(3), state, fed.cohort(3)).raw, received.raw) or engine == "batched"
+    monkeypatch.setattr("pflbench.methods.fedfomo.PAIRS", 1)
+    close(method.receive(fed.at(3), state, fed.cohort(3)).raw, received.raw)
+
+
+@engines
+@pytest.mark.parametrize("model", ["mlp", "batchnorm"])
+def test_losses_of_models_that_clients_share(model, engine):
+    fed = federation(model, engine, n=(33, 8, 28, 14, 3), batch_size=5)
+    models = torch.stack([fed.initial() * k for k in (0.5, 1.0, 2.0)])
+    of, S = [0, 0, 0, 2, 2], torch.tensor([4, 0, 2, 1, 0])
+    samples = [fed.train_indices[c][:k] for c, k in zip(S.tolist(), (3, 11, 10, 0, 33), strict=True)]
+    apart = torch.cat([fed.losses(models[m, None], S[i, None], samples[i : i + 1]) for i, m in enumerate(of)])
+    close(fed.losses(models, S, samples, shared_by=torch.tensor([3, 0, 2])), apart)
+    assert (apart > 0).tolist() == [True, True, True, False, True]
 
 
 # -- limits and edge cases ------------------------------------------------------------------------------------------------
@@ -210,7 +230,7 @@ def test_a_client_that_only_gets_worse_models_keeps_its_own(engine, monkeypatch)
     fed = federation(engine=engine)
     after = [10.0]
 
-    def growing(self, models, S, samples):
+    def growing(self, models, S, samples, shared_by=None):
         after[0] += 1
         return torch.full((len(S),), after[0]).double()
 
@@ -238,7 +258,7 @@ def test_two_roundings_of_one_model_s_loss_are_no_gain(monkeypatch):
     fed, state = three(monkeypatch, {})
     asked = []
 
-    def falling(self, models, S, samples):
+    def falling(self, models, S, samples, shared_by=None):
         asked.append(S)
         return torch.full((len(S),), 1 - 1e-15 * len(asked), dtype=torch.float64)
 
