@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pflbench import methods
+from pflbench.contract import small
 from pflbench.contract.small import train
 from pflbench.engine.batched.program import MIXED
 from pflbench.run.execution import Execution, exact_arithmetic, federation
@@ -37,6 +38,41 @@ def test_graphs_on_a_gpu_give_the_numbers_of_the_loop_on_a_cpu(name):
     assert record["capture"] == "graph"
     assert record["programs"] > 0
     assert set(record["apart"]) <= {MIXED}
+
+
+def of_a_model(model, engine, dtype, shape, device="cpu"):
+    """The models after two rounds of FedALA, and the losses of its training and of the evaluation of the third."""
+    fed = small.federation(model, engine, dtype=dtype, shape=shape, device=device, lr=0.01)
+    method = methods.make(methods.spec("fedala", {"max_init_epochs": "2"}))
+    with exact_arithmetic(torch.device(device)):
+        state = train(method, fed, 2)
+        trained = fed.at(3)
+        method.update(trained, method.receive(trained, state, trained.cohort(3)), trained.cohort(3))
+        models = method.deployed(state)
+        scores = fed.evaluate(models, fed.nobody_left_out())
+    losses = torch.tensor([*trained.ledger.train_loss.values(), *scores.loss])
+    return models.cpu().double(), losses, fed
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [("cnn", (1, 16, 16)), ("cnn", (3, 16, 16)), ("resnet20", (3, 16, 16)), ("resnet20-gn", (3, 16, 16)), ("fasttext", (20,))],
+)
+def test_models_on_a_gpu_give_the_numbers_of_the_loop_on_a_cpu(model, shape, dtype):
+    """Exactly in float64. In float32 no further from these than the CPU's float32 is, but for a factor that other sums have."""
+    exact, exact_losses, _ = of_a_model(model, "loop", "float64", shape)
+    found, losses, fed = of_a_model(model, "captured", dtype, shape, "cuda")
+    record = fed.executor.record()["steps"]
+    assert record["programs"] > 0
+    assert set(record["apart"]) <= {MIXED}
+    if dtype == "float64":
+        torch.testing.assert_close(found, exact, rtol=0, atol=1e-9)
+        torch.testing.assert_close(losses, exact_losses, rtol=1e-9, atol=1e-9)
+    else:
+        rounded, rounded_losses, _ = of_a_model(model, "loop", "float32", shape)
+        assert (found - exact).norm() <= 10 * (rounded - exact).norm()
+        assert (losses - exact_losses).norm() <= 10 * (rounded_losses - exact_losses).norm() + 1e-5
 
 
 @pytest.mark.parametrize("way", [{"convolution": "benchmark"}, {"capture": "none"}, {"chunk": 2}])
