@@ -32,7 +32,7 @@ WAITS = {
     "fedamp": 30,
     "heurfedamp": 29,
     "fedphp": 26,
-    "fedfomo": 68,
+    "fedfomo": 42,
     "apple": 29,
     "partialfed": 34,
     "fedala": 74,
