@@ -63,7 +63,8 @@ def test_devices_are_not_mixed(gpu):
     with pytest.raises(TypeError, match="numpy"):
         x.numpy()
     assert numbers(x + torch.tensor(2.0)) == [2, 2, 2], "a number of the host will do"
-    assert x.to(THERE).device == THERE
+    assert x.to(THERE).add_(1).device == THERE
+    assert not gpu.seen.races
 
 
 def test_a_device_without_an_index_is_the_current_one(gpu):

@@ -269,5 +269,8 @@ def _launched(world: World, call: _Call, index: int, written: Tensors, out: Any)
     read = [t.block for t in call.ours if id(t.raw) not in changed]
     write = [t.block for t in call.ours if id(t.raw) in changed]
     write += [t.block for t in tensors(out) if isinstance(t, OnGpu) and not any(t is one for one in call.ours)]
+    for other in {t.index for t in call.ours} - {index}:  # PyTorch makes both streams wait for a copy between two devices
+        world.stream(index).wait_stream(world.stream(other))
+        world.stream(other).wait_stream(world.stream(index))
     world.seen.kernels[call.name] += 1
     world.launch(index, read, write, call.func.name())
