@@ -35,6 +35,8 @@ demo: $(STAMP)
 	$(BIN)/pflbench report --db $(DEMO_DB) -o $(DEMO_REPORT)
 	@$(BIN)/python -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).absolute().as_uri())' $(DEMO_REPORT)
 
+# Where this is set, each of the many processes that tests start would compile the package anew, and pytest rewrite all assertions.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
 
