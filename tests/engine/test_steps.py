@@ -27,5 +27,5 @@ def test_what_changes_from_round_to_round_is_a_tensor(name: str, monkeypatch: py
 
     original = LoopExecutor.do
     monkeypatch.setattr(LoopExecutor, "do", noted)
-    train(methods.make(methods.spec(name, {}, None)), federation("mlp", "loop"), 5)
+    train(methods.make(methods.spec(name, {}, None)), federation("mlp", "loop", n=(8, 4)), 5)
     assert len(constants) == len({(step, name) for step, name, _ in constants})

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from scikit_posthocs import posthoc_nemenyi_friedman
 from scipy.stats import friedmanchisquare, rankdata
 from sqlalchemy import Engine
 from support.command import Shell
@@ -20,15 +19,9 @@ from pflbench.errors import UserError
 from pflbench.report import labels, looks
 from pflbench.report.figures import ranks
 from pflbench.report.selection import Filters
-from pflbench.store import database as db
 
 METHODS = ("local", "fedavg", "fedprox", "fedrep", "ditto", "fedamp", "fedala")
 TITLES = {labels.method_title(name) for name in METHODS}
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
 
 
 def fill(engine: Engine, accuracy: np.ndarray, methods: tuple[str, ...] = METHODS) -> None:
@@ -59,6 +52,8 @@ def maximal_groups(p: np.ndarray, alpha: float = 0.05) -> list[set[int]]:
 
 
 def test_bars_are_the_maximal_sets_that_nemenyi_does_not_tell_apart(engine: Engine) -> None:
+    from scikit_posthocs import posthoc_nemenyi_friedman  # 2 s that no other test needs
+
     accuracy = ordered(8, 0.06)
     fill(engine, accuracy)
     average = rankdata(-accuracy, axis=0).mean(axis=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,14 +14,8 @@ from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
 from pflbench.report.figures import run as run_figures
-from pflbench.store import database as db
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
 
 
 def test_a_runs_own_figures_are_its_rows(engine: Engine) -> None:

@@ -36,11 +36,6 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return db.connect(db.to_url(str(unpack(tmp_path_factory.mktemp("golden") / "golden.db"))))
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
-
-
 def texts(ax: Axes) -> list[Text]:
     """All that can be read in a panel and the axes in it, but ticks beyond its limits."""
     found = [ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import pytest
 from matplotlib.lines import Line2D
 from sqlalchemy import Engine
 from support.pages import pages
@@ -15,14 +13,8 @@ from support.report_database import add_run, spec
 from pflbench import methods
 from pflbench.report import looks
 from pflbench.report.figures import curves
-from pflbench.store import database as db
 
 EVERY = [name + plus for name in methods.METHODS for plus in ("", "+ala")]
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
 
 
 def drawn(line: Line2D) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,8 @@ def count(name: str) -> int:
 
 
 @pytest.fixture
-def engine(shell: Shell) -> Engine:
-    return db.connect(db.to_url("pflbench.db"))
+def engine(shell: Shell, new_database: Path) -> Engine:
+    return db.connect(db.to_url(shutil.copy(new_database, "pflbench.db")))
 
 
 def test_a_table_does_not_need_what_only_the_figure_needs() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +15,9 @@ from pflbench.report.declared import TABLES
 from pflbench.report.selection import Filters
 from pflbench.report.tables import accuracy
 from pflbench.report.tables.accuracy import AccuracyTable, Cell, build
-from pflbench.store import database as db
 from pflbench.store.runs import Select
 
 SHORT: dict[str, Any] = {"rounds": 20}
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
 
 
 def cell(table: AccuracyTable, row: str, head: str = "MNIST, Dir(0.1)") -> Cell:

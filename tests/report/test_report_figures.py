@@ -21,19 +21,17 @@ from pflbench.report import looks
 from pflbench.report.declared import PLOTS
 from pflbench.report.figures import curves, distribution
 from pflbench.report.selection import Filters
-from pflbench.store import database as db
 
 pairs = partial(combinations, r=2)
 FEDAVG = [[0.1, 0.5, 0.7], [0.2, 0.6, 0.6]]
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    engine = db.connect(f"sqlite:///{tmp_path / 'results.db'}")
+def engine(store: Engine) -> Engine:
     for seed, values in enumerate(FEDAVG):
-        add_run(engine, spec("fedavg", seed), list(values), seconds=1.0 + seed)
-    add_run(engine, spec("ditto"), [0.3, 0.8, 0.9], seconds=3.0)
-    return engine
+        add_run(store, spec("fedavg", seed), list(values), seconds=1.0 + seed)
+    add_run(store, spec("ditto"), [0.3, 0.8, 0.9], seconds=3.0)
+    return store
 
 
 def test_lines_are_the_means_and_bands_the_extremes(engine: Engine) -> None:

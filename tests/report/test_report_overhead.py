@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +15,8 @@ from pflbench.report.tables import overhead as table3
 from pflbench.report.tables.accuracy import Paper
 from pflbench.report.tables.grid import FORMATS, render
 from pflbench.report.tables.overhead import CostCell, OverheadTable, build
-from pflbench.store import database as db
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
 
 
 def add(engine: Engine, method: str, rounds: list[tuple[float, float, float]], seed: int = 0, stage: int | None = None) -> int:

@@ -7,7 +7,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -17,7 +16,6 @@ from pflbench.errors import UserError
 from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.grid import FORMATS, CellText, Column, Grid, render
-from pflbench.store import database as db
 
 CLIENTS_50 = {"scheme": "dirichlet", "beta": 0.1, "clients": 50}
 EXPECTED = {
@@ -29,13 +27,12 @@ EXPECTED = {
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    engine = db.connect(f"sqlite:///{tmp_path / 'results.db'}")
+def engine(store: Engine) -> Engine:
     for seed, (fedavg, ditto) in enumerate([(0.985, 0.994), (0.989, 0.996)]):
-        add_run(engine, spec("fedavg", seed), [fedavg])
-        add_run(engine, spec("ditto", seed), [ditto])
-        add_run(engine, spec("fedavg", seed, dataset="cifar10", lr=0.1), [0.6])
-    return engine
+        add_run(store, spec("fedavg", seed), [fedavg])
+        add_run(store, spec("ditto", seed), [ditto])
+        add_run(store, spec("fedavg", seed, dataset="cifar10", lr=0.1), [0.6])
+    return store
 
 
 @pytest.fixture

@@ -22,16 +22,10 @@ from pflbench.report.tables import ranks
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
 from pflbench.report.tables.grid import FORMATS, render
-from pflbench.store import database as db
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
 
 HYPERPARAMETERS = {**HYPERPARAMETERS, "local": {}, "fedprox": {"mu": 0.001}}
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
 
 
 def add(engine: Engine, method: str, values: list[float], first: int = 0, **fields: object) -> None:

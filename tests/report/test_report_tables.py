@@ -30,18 +30,12 @@ from pflbench.report.tables.grid import FORMATS, render
 from pflbench.report.tables.paper import PaperTable, PlaceCells, build
 from pflbench.run.plan import Wish, plan
 from pflbench.spec import RunSpec
-from pflbench.store import database as db
 from pflbench.store.runs import Select
 from pflbench.store.write import RoundRecord, create_run, update_run, write_round
 
 DECLARED = {name: table.needs for name, table in TABLES.items() if table.needs and name != "ranks"}
 SHOWN = [name for name in DECLARED if name not in ("accuracy", "overhead")]
 EVERY = [planned for table in DECLARED.values() for planned in table.needed]
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    return db.connect(f"sqlite:///{tmp_path / 'results.db'}")
 
 
 def planned(name: str, method: str, **of: Any) -> Planned:

@@ -15,7 +15,7 @@ from pflbench.reproduce import forecast
 from pflbench.run.plan import Wish, plan
 from pflbench.store import database as db
 
-RUN = ("run", "-m", "fedala", "-d", "digits", "--rounds", "2")
+RUN = ("run", "-m", "fedala", "-d", "digits", "--batch-size", "40", "--set", "fedala.max_init_epochs=2", "--rounds", "2")
 
 
 def losses(file: str) -> list[tuple[Any, ...]]:

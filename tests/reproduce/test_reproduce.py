@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from functools import cache
@@ -40,8 +41,8 @@ NAMES = list(dict.fromkeys((*TABLES, *PLOTS)))
 
 
 @pytest.fixture
-def engine(shell: Shell) -> Engine:
-    return db.connect(db.to_url("pflbench.db"))
+def engine(shell: Shell, new_database: Path) -> Engine:
+    return db.connect(db.to_url(shutil.copy(new_database, "pflbench.db")))
 
 
 def rows(query: str) -> list[tuple[Any, ...]]:

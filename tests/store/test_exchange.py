@@ -43,19 +43,28 @@ def add_run(engine: Engine, spec: Any, rounds: int, status: str = "finished", **
     return run
 
 
-@pytest.fixture
-def mine(tmp_path: Path) -> Iterator[Engine]:
-    """pflbench.db: run 1, FedAvg with seed 0, and run 2, Ditto."""
-    engine = connect(tmp_path / "pflbench.db")
+@pytest.fixture(scope="module")
+def stored(new_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of two runs, to be copied: 1, FedAvg with seed 0, and 2, Ditto."""
+    path = shutil.copy(new_database, tmp_path_factory.mktemp("stored"))
+    engine = connect(path)
     add_run(engine, make_spec(), 3)
     add_run(engine, make_spec(method="ditto"), 3)
+    engine.dispose()
+    return path
+
+
+@pytest.fixture
+def mine(stored: Path, tmp_path: Path) -> Iterator[Engine]:
+    """pflbench.db, with the two runs."""
+    engine = connect(shutil.copy(stored, tmp_path / "pflbench.db"))
     yield engine
     engine.dispose()
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[Engine]:
-    engine = connect(tmp_path / "other.db")
+def other(new_database: Path, tmp_path: Path) -> Iterator[Engine]:
+    engine = connect(shutil.copy(new_database, tmp_path / "other.db"))
     yield engine
     engine.dispose()
 

@@ -23,11 +23,11 @@ GOOD = "what was there before"
 
 
 @pytest.fixture
-def filled(shell: Shell, tmp_path: Path) -> Path:
+def filled(shell: Shell, new_database: Path, tmp_path: Path) -> Path:
     """A database with two runs in a folder of its own."""
     path = tmp_path / "stored" / "pflbench.db"
     path.parent.mkdir()
-    engine = db.connect(db.to_url(str(path)))
+    engine = db.connect(db.to_url(shutil.copy(new_database, str(path))))
     partition = add_partition(engine)
     for seed in (0, 1):
         run = add_run(engine, spec(seed=seed), [0.1, 0.8, 0.9], partition=partition)

@@ -147,33 +147,37 @@ from support.store_samples import make_spec
 db.open_engine(sys.argv[1])  # imports what another user may not be allowed to read
 if os.getuid() == 0:
     os.seteuid(65534)  # root may do everything
-try:
-    engine = db.connect(sys.argv[1])
-    write.create_run(engine, make_spec(), {})
-except UserError as error:
-    print(error)
+for url in sys.argv[1:]:
+    try:
+        engine = db.connect(url)
+        write.create_run(engine, make_spec(), {})
+    except UserError as error:
+        print(error)
 """
+# What is not permitted: the file's mode (None: there is none), its folder's, and what is said.
+NOT_PERMITTED = {
+    "new file in a read-only folder": (None, 0o555, "Cannot open"),
+    "read-only folder": (0o444, 0o555, "is read-only"),
+    "read-only file": (0o444, 0o777, "is read-only"),
+    "unreadable file": (0o000, 0o777, "Cannot open"),
+}
 
 
-@pytest.mark.parametrize(
-    ("mode", "folder_mode", "message"),
-    [
-        (None, 0o555, "Cannot open"),
-        (0o444, 0o555, "is read-only"),
-        (0o444, 0o777, "is read-only"),
-        (0o000, 0o777, "Cannot open"),
-    ],
-    ids=["new file in a read-only folder", "read-only folder", "read-only file", "unreadable file"],
-)
-def test_no_permission(filled: Path, open_folder: Path, mode: int | None, folder_mode: int, message: str) -> None:
-    path = open_folder / "results.db"
-    if mode is not None:
-        shutil.copy(filled, path)
-        path.chmod(mode)
-    open_folder.chmod(folder_mode)
-    out = finish(child(AS_ANOTHER_USER, url_of(path)))
-    assert message in out.splitlines()[0]
-    assert len(out.splitlines()) == 2
+def test_no_permission(filled: Path, open_folder: Path) -> None:
+    paths = [open_folder / name / "results.db" for name in NOT_PERMITTED]
+    for path, (mode, folder_mode, _) in zip(paths, NOT_PERMITTED.values(), strict=True):
+        path.parent.mkdir()
+        if mode is not None:
+            shutil.copy(filled, path)
+            path.chmod(mode)
+        path.parent.chmod(folder_mode)
+    told = finish(child(AS_ANOTHER_USER, *map(url_of, paths))).splitlines()
+    for path in paths:
+        path.parent.chmod(0o755)  # so that they can be removed
+    assert len(told) == 2 * len(paths), told
+    for first, path, (_, _, message) in zip(told[::2], paths, NOT_PERMITTED.values(), strict=True):
+        assert message in first
+        assert str(path) in first
 
 
 def child(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:

@@ -237,32 +237,32 @@ CONNECT = """
 import sys
 from pathlib import Path
 from pflbench.store import database as db
-db.scripts = lambda: Path(sys.argv[2])
-print("ready", flush=True)
-sys.stdin.readline()
-engine = db.connect(sys.argv[1])
-with engine.connect() as connection:
-    print(db.revision(connection), connection.exec_driver_sql("PRAGMA journal_mode").scalar())
+db.scripts = lambda: Path(sys.argv[1])
+for url in sys.argv[2:]:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    engine = db.connect(url)
+    with engine.connect() as connection:
+        print(db.revision(connection), connection.exec_driver_sql("PRAGMA journal_mode").scalar(), flush=True)
 """
 
 
-@pytest.mark.parametrize("start", ["new", "old"])
-def test_processes_upgrade_at_once(engine: Engine, add_migration: Callable[..., Path], start: str) -> None:
-    url = engine.url.render_as_string()
-    if start == "old":
-        db.upgrade(url)
-        fill(engine)
+def test_processes_upgrade_at_once(engine: Engine, add_migration: Callable[..., Path], tmp_path: Path) -> None:
+    """Two databases, one after the other: one that is new, and one with rows of an older schema."""
+    urls = [db.to_url(str(tmp_path / "new.db")), engine.url.render_as_string()]
+    db.upgrade(urls[1])
+    fill(engine)
     folder = add_migration()
-    processes = [python(CONNECT, url, folder, stdin=subprocess.PIPE) for _ in range(4)]
-    for process in processes:
-        assert process.stdout is not None
-        process.stdout.readline()
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    assert [finish(process) for process in processes] == ["9999 wal\n"] * 4
-    assert len(read(engine)["client_round"]) == (3 if start == "old" else 0)
+    processes = [python(CONNECT, folder, *urls, stdin=subprocess.PIPE) for _ in range(4)]
+    pipes = [(process.stdin, process.stdout) for process in processes if process.stdin and process.stdout]
+    for _ in urls:
+        assert [out.readline() for _, out in pipes] == ["ready\n"] * 4
+        for into, _ in pipes:
+            into.write("go\n")
+            into.flush()
+        assert [out.readline() for _, out in pipes] == ["9999 wal\n"] * 4
+    assert [finish(process) for process in processes] == [""] * 4
+    assert [len(read(db.open_engine(url))["client_round"]) for url in urls] == [0, 3]
 
 
 def test_migrations_are_found_in_an_installed_package(tmp_path: Path) -> None:
