@@ -84,10 +84,11 @@ def test_the_table_of_waits_has_every_method():
         ("fedavg", "fasttext"),
         *(
             pytest.param(name, model, marks=pytest.mark.slow)
-            for model in ("cnn", "cnn in colours", "cnn2", "batchnorm", "fasttext", "logreg")
+            for model in ("cnn", "cnn in colours", "batchnorm", "fasttext")
             for name in ("fedala", "fedrep", "pfedme", "fedphp", "apple", "ditto+ala")
             if (name, model) != ("fedala", "cnn")
         ),
+        *(pytest.param("fedala", model, marks=pytest.mark.slow) for model in ("cnn2", "logreg")),
     ],
 )
 def test_other_models(gpu, name, model):
