@@ -82,7 +82,7 @@ class Packed:
 
     def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> None:
         flat = initial_model(spec, setting)
-        made = executor(spec, setting, flat, device, how)
+        made = executor(spec, setting, flat, device, how, SEEDS)
         self.inner, self.pack = made, Pack(made, SEEDS)
         specs = [spec.model_copy(update={"seed": seed}) for seed in range(SEEDS)]
         feds = [

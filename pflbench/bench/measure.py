@@ -12,7 +12,7 @@ import torch
 from pflbench import environment
 from pflbench.bench import ceilings, floor
 from pflbench.bench.arms import Way, arm
-from pflbench.engine import devices
+from pflbench.engine import devices, memory
 from pflbench.errors import UserError
 from pflbench.run.execution import exact_arithmetic
 from pflbench.run.setting import Setting
@@ -85,7 +85,9 @@ class _Running:
 def _memory_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not memory.ran_out(error):
+            raise
         raise UserError(
             f"Out of GPU memory on {device}.", "All methods and executors are held at once: measure fewer, or a smaller --share."
         ) from None

@@ -146,7 +146,7 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
 
 def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
-    from pflbench.run.footprint import require_possible
+    from pflbench.run.estimate import require_possible
     from pflbench.run.setting import load_setting
 
     notes: dict[str, None] = {}  # in order, each once

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pflbench.engine.batched.program import Call
-
-# Their results are on the host, or have a size that only the numbers tell.
-_WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "equal")
+from pflbench.engine.batched.program import Call, Capture
+from pflbench.engine.batched.waits import waits
 
 
-class Recorded:
+class Recorded(Capture):
     name = "recorded"
 
     def __call__(self, step: Call) -> Call:
@@ -34,7 +32,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in _WAITING:
+        if waits(func, args):
             raise RuntimeError(f"operation not permitted while a step is captured: {func}")
         result = func(*args, **(kwargs or {}))
         # The tensors are kept: as long as they live, none of them is taken for another one.

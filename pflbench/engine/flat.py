@@ -112,6 +112,16 @@ class Flat:
         return tuple(self.columns(names) for names in blocks)
 
 
+def side_by_side(spans: Iterable[Span]) -> list[list[Span]]:
+    """Those that have no other tensor between them, together."""
+    found: list[list[Span]] = []
+    for span in spans:
+        if not found or found[-1][-1].stop != span.start:
+            found.append([])
+        found[-1].append(span)
+    return found
+
+
 def take(everyone: Tensor, S: Tensor) -> Tensor:
     """The rows of S, ascending positions: [c, ...]. Where these are all, nothing is copied: matrices of models are large."""
     return everyone if len(S) == len(everyone) else everyone[S]

@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from pflbench.engine import devices
 
 CGROUP = Path("/sys/fs/cgroup")
+# In the messages of CUDA (tensors, graphs), cuBLAS, cuSOLVER and cuDNN.
+OUT_OF_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED")
 
 
 class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -62,10 +64,24 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def free(device: torch.device) -> int | None:
     """Bytes that new tensors can have there. None where the system does not say (a CPU that does not run Linux)."""
     if device.type != "cpu":
-        gpu = devices.of(device)
-        return int(gpu.mem_get_info(device)[0] + gpu.memory_reserved(device) - gpu.memory_allocated(device))
+        # What is left in the cache after that belongs to tensors, or to the graphs that there are: no other tensor gets it.
+        release(device)
+        return int(devices.of(device).mem_get_info(device)[0])
     known = [size for size in (_from_meminfo("MemAvailable"), _of_container()) if size is not None]
     return min(known, default=None)
+
+
+def release(device: torch.device) -> None:
+    """Gives back what PyTorch keeps of a GPU's memory for later tensors. It refuses where a capture has failed, before 2.13."""
+    if device.type != "cpu":
+        with suppress(RuntimeError):
+            devices.of(device).empty_cache()
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether a GPU's memory was not enough: in PyTorch's words, or in those of a library or the driver beneath it."""
+    told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
+    return told or isinstance(error, torch.OutOfMemoryError)
 
 
 def room(device: torch.device) -> int | None:

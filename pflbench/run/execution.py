@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pflbench.engine import devices, rng
+from pflbench.engine import devices, memory, rng
 from pflbench.engine.batched import layers
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
@@ -23,6 +23,7 @@ from pflbench.engine.requests import Executor, Sgd
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.models import build
+from pflbench.run.estimate import estimate
 from pflbench.run.follow import Follow
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
@@ -54,6 +55,10 @@ class Execution:
         if self.engine == "auto":
             return "loop" if device == "cpu" else "batched"
         return self.engine
+
+    def captures(self, device: str) -> bool:
+        """Whether steps become programs there."""
+        return self.engine_on(device) == "batched" and device != "cpu" and self.capture != "none"
 
 
 def checked(how: Execution) -> Execution:
@@ -114,13 +119,13 @@ def initial_model(spec: RunSpec, setting: Setting) -> Flat:
         return Flat(build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary))
 
 
-def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution) -> Executor:
-    """What computes the clients of a specification, with the samples on the device."""
+def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution, runs: int = 1) -> Executor:
+    """What computes the clients of a specification, of several runs if need be, with the samples on the device."""
+    chunks = Chunks(how.chunk, _clients_at_a_time(spec, setting, device, how, runs))
     samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.floats), device)
     if how.engine_on(str(device)) == "loop":
         return LoopExecutor(flat, samples, how.workers)
     chosen = convolution(spec, setting, flat, samples, how)
-    chunks = Chunks(how.chunk, fitting=True)
     return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, device), convolution=chosen)
 
 
@@ -129,6 +134,13 @@ def convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, h
     if samples.device.type == "cpu" or not layers.convolutions(flat.module):
         return None
     return faster_convolution(spec, setting, flat, samples, how) if how.convolution == "auto" else how.convolution
+
+
+def _clients_at_a_time(spec: RunSpec, setting: Setting, device: torch.device, how: Execution, runs: int) -> int | None:
+    """As many as memory is thought to be enough for, before there is anything on the device; None where nothing says."""
+    room = None if how.chunk or how.engine_on(str(device)) == "loop" else memory.room(device)
+    needed = None if room is None else estimate(spec, setting, captured=how.captures(str(device)))
+    return None if needed is None or room is None else needed.clients(room, runs)
 
 
 def faster_convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str:
@@ -197,7 +209,9 @@ def memory_errors(how: Execution, device: torch.device) -> Iterator[None]:
     """Out of GPU memory is the user's to mend."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not memory.ran_out(error):
+            raise
         hint = "--chunk N trains N clients at a time (try a quarter of the cohort)"
         if how.engine == "loop":
             hint = "A smaller --batch-size or model needs less"

@@ -6,21 +6,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from pflbench import environment, methods
+from pflbench import environment
 from pflbench.engine import memory
-from pflbench.engine.batched.chunks import SHARE
-from pflbench.engine.batched.executor import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT, BatchedExecutor
-from pflbench.engine.batched.program import COPIES, capture
+from pflbench.engine.batched.executor import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT
 from pflbench.engine.evaluation import EVALUATION_BATCH
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
-from pflbench.models import build
-from pflbench.run.checkpoint import tensors
+from pflbench.run.estimate import batch, estimate, without_data
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
@@ -43,10 +37,12 @@ class Footprint:
     activations: int  # of a training step of theirs
     evaluation: int  # a batch of all of them
     free: int | None  # what new tensors can have; None where nothing says
+    programs: int = 0  # what captured steps keep: copies of models, and the activations in the memory of their graphs
 
     @property
     def total(self) -> int:
-        return self.data + self.models + self.batch_norm + max(self.copies + self.activations, self.evaluation)
+        kept = self.data + self.models + self.batch_norm + self.programs
+        return kept + max(self.copies + self.activations, self.evaluation)
 
     def plain(self) -> dict[str, Any]:
         """As JSON types, with the total."""
@@ -68,83 +64,35 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
         device = None
     place = how.device if device is None else str(device)
     engine = how.engine_on(place)
-    fed, samples = _federation(spec, setting)
-    kept = _kept(spec, fed)
-    if kept is None:
+    each = estimate(spec, setting, captured=how.captures(place))
+    if each is None:
         return None
-    row, cohort = fed.dtype.itemsize * fed.flat.size, len(fed.cohort(1))
-    step = _step(fed, samples)
-    # Model and gradient, and what a captured step keeps of them.
-    copies = 2 + (COPIES if engine == "batched" and capture(how.capture, torch.device(place)) else 0)
-    free, room = (None, None) if device is None else (memory.free(device), memory.room(device))
-    # Of this round and of the last one, and what those outside the cohort are tested with.
-    states = 3 if spec.train.initialised == "all" else 2
-    data, held = samples.x.nbytes + samples.y.nbytes, states * kept + 2 * cohort * row
-    buffers = states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size
+    fed, samples = without_data(spec, setting)
+    cohort, room = len(fed.cohort(1)), None if device is None else memory.room(device)
     if engine == "loop":
         clients = min(cohort, (how.workers or environment.cores()) if place == "cpu" else 1)
     else:
-        clients = min(cohort, how.chunk or _fitting(room, data + held + buffers, step + (copies - 1) * row))
-    tested = _tested(fed, engine, clients)
+        clients = min(cohort, how.chunk or (cohort if room is None else each.clients(room)))
     return Footprint(
         device=place,
         engine=engine,
         clients=clients,
-        data=data,
-        models=held,
-        batch_norm=buffers,
-        copies=copies * row * clients,
-        activations=(step - row) * clients,
-        evaluation=row * clients + _forward(fed, samples, tested),
-        free=free,
+        data=each.data,
+        models=each.models,
+        batch_norm=each.batch_norm,
+        copies=each.copies * clients,
+        activations=each.activations * clients,
+        programs=each.programs * clients,
+        evaluation=fed.dtype.itemsize * fed.flat.size * clients + _forward(fed, samples, _tested(fed, engine, clients)),
+        free=None if device is None else memory.free(device),
     )
-
-
-def require_possible(spec: RunSpec, setting: Setting) -> None:
-    """Raises UserError where the method does not go with the model or the protocol."""
-    _kept(spec, _federation(spec, setting)[0])
-
-
-def _federation(spec: RunSpec, setting: Setting) -> tuple[Federation, Samples]:
-    """With its samples, all on the device "meta"."""
-    with torch.device("meta"):
-        arrays = setting.arrays
-        module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
-    dtype, partition = getattr(torch, spec.train.floats), setting.partition
-    flat, samples = Flat(module), Samples(setting.arrays.x, setting.arrays.y, dtype, torch.device("meta"))
-    return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed), samples
-
-
-def _kept(spec: RunSpec, fed: Federation) -> int | None:
-    """Bytes of the method's state. Raises UserError where the method does not go with the model or the protocol."""
-    try:
-        state = methods.make(spec.method).init(fed)
-    except UserError:
-        raise
-    except Exception:
-        return None
-    return sum(value.nbytes for value in tensors(state).values())
-
-
-def _batch(samples: Samples, size: int) -> tuple[Tensor, Tensor]:
-    return samples.batch(torch.zeros(size, dtype=torch.int64, device="meta"))
-
-
-def _step(fed: Federation, samples: Samples) -> int:
-    """Bytes that forward and backward of one client's batch take, the gradient included."""
-    largest = max(map(len, fed.train_indices))
-    module = fed.flat.module.to(fed.dtype).train()
-    with memory.Peak() as peak, torch.enable_grad():
-        x, y = _batch(samples, max(2, min(fed.train.batch_size, largest)))
-        torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
-    return int(peak.most)
 
 
 def _forward(fed: Federation, samples: Samples, count: int) -> int:
     """Bytes that evaluation of so many samples at once takes."""
     module = fed.flat.module.to(fed.dtype).eval()
     with memory.Peak() as peak, torch.no_grad():
-        module(_batch(samples, count)[0])
+        module(batch(samples, count)[0])
     return int(peak.most)
 
 
@@ -152,8 +100,3 @@ def _tested(fed: Federation, engine: str, clients: int) -> int:
     """Samples in a batch of evaluation, of all clients computed at a time."""
     of_one = min(EVALUATION_BATCH if engine == "loop" else EVALUATED_PER_CLIENT, max(map(len, fed.test_indices)))
     return max(1, clients * of_one if engine == "loop" else min(EVALUATED_AT_ONCE, clients * of_one))
-
-
-def _fitting(room: int | None, taken: int, each: int) -> int:
-    """Clients at a time on a device of which so much is taken already; all, where it does not say what is free."""
-    return 2**31 if room is None else max(1, int(SHARE * (room - taken) / each))

@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 import sqlalchemy
-import torch
 
 from pflbench import environment, methods
-from pflbench.engine import devices
+from pflbench.engine import devices, memory
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Executor
 from pflbench.errors import Diverged, UserError
@@ -223,11 +222,9 @@ def _marked(spec: RunSpec, account: Account, checkpoints: Checkpoints) -> Iterat
         account.end("diverged", message)
         checkpoints.remove()
         raise Diverged(message, error.hint) from None
-    except torch.OutOfMemoryError:
-        _stop(account, checkpoints, "failed", "out of GPU memory")
-        raise
     except Exception as error:
-        _stop(account, checkpoints, "failed", f"{type(error).__name__}: {error}"[:1000])
+        told = "out of GPU memory" if memory.ran_out(error) else f"{type(error).__name__}: {error}"[:1000]
+        _stop(account, checkpoints, "failed", told)
         raise
 
 

@@ -95,7 +95,7 @@ def execute_pack(
     with (
         exact_arithmetic(device, specs[0].train.dtype),
         memory_errors(how, device),
-        closing(_inner(specs[0], data_root, device, how)) as inner,
+        closing(_inner(specs, data_root, device, how)) as inner,
     ):
         pack = Pack(inner, len(specs))
         works = [
@@ -114,9 +114,9 @@ def _to_the_end(run: Generator[Progress, None, None]) -> Generator[Told, None, N
         yield Diverged(diverged.message, diverged.hint)  # without the traceback, which keeps the run's tensors
 
 
-def _inner(spec: RunSpec, data_root: Path, device: torch.device, how: Execution) -> Executor:
-    setting = load_setting(spec, data_root)
-    return executor(spec, setting, initial_model(spec, setting), device, how)
+def _inner(specs: Sequence[RunSpec], data_root: Path, device: torch.device, how: Execution) -> Executor:
+    setting = load_setting(specs[0], data_root)
+    return executor(specs[0], setting, initial_model(specs[0], setting), device, how, len(specs))
 
 
 def _single(store: sqlalchemy.Engine, how: Execution) -> bool:
@@ -145,5 +145,5 @@ def fitting(one: Footprint | None, runs: int) -> int:
         return 1
     if one.free is None:
         return runs
-    each = one.models + one.batch_norm + one.copies + max(one.copies + one.activations, one.evaluation)
+    each = one.models + one.batch_norm + one.programs + one.copies + max(one.copies + one.activations, one.evaluation)
     return max(1, min(runs, int((SHARE * one.free - one.data) / each)))

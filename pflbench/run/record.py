@@ -24,6 +24,10 @@ from pflbench.store.runs import Run
 from pflbench.store.schema import now
 from pflbench.store.write import RoundRecord
 
+FALLBACK = (
+    "Some training steps are made without a CUDA graph, with the same results: {reason}. "
+    "Python launches each of their kernels, which is slower the smaller the model is."
+)
 TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and received, in the order of COUNTERS
 
 
@@ -38,6 +42,7 @@ class Account:
         self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
         self._untold: list[str] = []
         self._shortages_told = 0
+        self._fallbacks_told: set[str] = set()
 
     def begin(self, method: str, setting: Setting, how: Execution) -> None:
         """Marks the run as running, and says where and how it is made. Notes of earlier rounds stay."""
@@ -85,12 +90,14 @@ class Account:
         write.update_run(self._store, self.run_id, status=status, message=message, finished_at=now())
 
     def news(self) -> tuple[str, ...]:
-        """What the user should know: shortages of memory and notes, each once."""
+        """What the user should know, each once: notes, shortages of memory, and why steps were not captured."""
         told, self._untold = self._untold, []
         new = self._fed.executor.shortages()[self._shortages_told :]
         self._shortages_told += len(new)
         told += [in_words(new)] if new else []
-        return tuple(told)
+        apart = self._fed.executor.record().get("steps", {}).get("apart", {}).keys() - self._fallbacks_told
+        self._fallbacks_told |= apart
+        return (*told, *(FALLBACK.format(reason=reason.removeprefix("not captured: ")) for reason in sorted(apart)))
 
     def _keep_environment(self, last: bool = False) -> None:
         known = {**self._environment}

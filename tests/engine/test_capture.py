@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sqlite3
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -14,11 +17,14 @@ import torch
 from pflbench import methods
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation, tensors, train
+from pflbench.engine.batched import program
 from pflbench.engine.batched.executor import BatchedExecutor
-from pflbench.engine.batched.program import MIXED, WARM_UPS, Graph, bucket, capture
-from pflbench.engine.batched.programs import KINDS, frozen
+from pflbench.engine.batched.program import MIXED, Graph, bucket, capture
+from pflbench.engine.batched.programs import KINDS, Programs, frozen
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
+from pflbench.engine.layers import LARGE
+from pflbench.engine.requests import Sgd
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
 
@@ -69,6 +75,40 @@ def test_clients_that_have_finished_stay_as_they_are(name, model):
     assert set(fed.executor.programs.apart) <= {MIXED}
 
 
+def pushed_later(w, *, start, by):
+    """From the second step on."""
+    return torch.where((w == start).all(-1, keepdim=True), torch.zeros_like(w), by), w.new_zeros(w.shape[:-1])
+
+
+# Five go on, in a program for six.
+SIX = (15, 15, 15, 15, 15, 5, 5, 5)
+assert bucket(5, len(SIX)) == 6
+
+
+@pytest.mark.parametrize(("model", "large"), [("mlp", LARGE), ("mlp", 1), ("fasttext", LARGE)])
+def test_a_client_that_has_finished_stays_finite(model, large, monkeypatch):
+    """The step that others go on to make would find no numbers for it any more, and 0 times none is none."""
+    monkeypatch.setattr("pflbench.engine.batched.layers.LARGE", large)
+    found = []
+    for fed in (federation(model, n=SIX), captured(model, n=SIX)):
+        plan, rows, buffers = fed.batches(fed.nobody_left_out(), 1), fed.everyone(fed.initial()), fed.buffers_of("model")
+        found.append(fed.executor.do(Sgd(plan, rows, buffers, 1e200)).rows[5:])
+    torch.testing.assert_close(found[1], found[0])
+    assert found[0].isfinite().all()
+    further = Sgd(plan.take([5, 6, 7]), found[0], buffers[5:], 1e200)
+    assert not fed.executor.do(further).rows.isfinite().all(1).any()
+
+
+def test_a_correction_without_a_number_is_not_that_of_those_who_have_finished():
+    found = []
+    for fed in (federation(n=SIX), captured(n=SIX)):
+        S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
+        by = torch.tensor([[0.5]] * 5 + [[torch.inf]] * 3, dtype=fed.dtype)
+        found.append(fed.sgd(rows, S, correct=pushed_later, start=rows, by=by))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
+    assert found[1].isfinite().all()
+
+
 def test_batches_of_different_sizes_are_one_block_with_weights():
     plan = Plan((np.arange(7), np.arange(10, 15), np.arange(20, 23)), (np.array([3, 3, 1]), np.array([3, 2]), np.array([3])))
     merged = list(blocks(plan, torch.float64, CPU, merged=True))
@@ -111,7 +151,7 @@ def test_memory_is_given_back():
 @pytest.fixture
 def cuda(monkeypatch):
     """A stand-in for CUDA: from which pools graphs take their memory, and on which streams work is done."""
-    pools, streams = [], []
+    pools, streams, end = [], [], Mock()
 
     class Drawn:
         def replay(self):
@@ -123,7 +163,10 @@ def cuda(monkeypatch):
     @contextmanager
     def graph(drawn, pool):
         pools.append(pool)
-        yield
+        try:
+            yield
+        finally:
+            end()
 
     @contextmanager
     def on(stream):
@@ -139,32 +182,60 @@ def cuda(monkeypatch):
     }
     for name, value in stands_in.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    return SimpleNamespace(pools=pools, streams=streams)
+    return SimpleNamespace(pools=pools, streams=streams, end=end)
 
 
 def test_graphs_share_memory_as_long_as_there_is_one(cuda):
     pools, streams = cuda.pools, cuda.streams
     taken, record = Graph(torch.device("cuda")), Mock()
-    calls = [taken(record), taken(record)]
+    calls = []
+    for _ in range(2):
+        taken.warm_up(record)
+        calls.append(taken(record))
     assert pools == [None, 7]
-    assert record.call_count == 2 * (WARM_UPS + 1)
+    assert record.call_count == 4
     calls.clear()
     taken(record)
     assert pools[-1] is None, "the memory of graphs that are gone is gone"
-    assert streams[0] is streams[2] is streams[4], "one stream for warming up"
+    assert streams[0] is streams[2], "one stream for warming up"
     assert streams[1] is streams[3] is torch.cuda.current_stream(), "to which a failed capture returns, too"
 
 
 def test_after_a_failed_capture_there_is_a_new_pool(cuda):
     taken, step = Graph(torch.device("cuda")), Mock()
     kept = taken(step)
-    step.side_effect = [None] * WARM_UPS + [RuntimeError("operation not permitted when stream is capturing")]
-    with pytest.raises(RuntimeError, match="not permitted"):
+    step.side_effect = ValueError("the step's own")
+    with pytest.raises(ValueError, match="the step's own"):
         taken(step)
     step.side_effect = None
     taken(step)
     assert cuda.pools == [None, 7, None]
     assert kept is not None
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_capture_that_fails_is_the_last_one_where_the_allocator_keeps_its_state(cuda, monkeypatch, recovers):
+    """And what went wrong first is told, not what the end of the capture says then."""
+    monkeypatch.setattr(program, "RECOVERS", (2, 0) if recovers else (9, 0))
+    monkeypatch.setattr(Graph, "refused", "")
+    taken, step = Graph(torch.device("cuda")), Mock(side_effect=ValueError("the step's own"))
+    cuda.end.side_effect = RuntimeError("operation failed due to a previous error during capture")
+    with pytest.raises(ValueError, match="the step's own"):
+        taken(step)
+    fed = captured(how=Graph(CPU))
+    assert (fed.executor.programs.capture.refused == "") is recovers
+    cuda.end.side_effect = None
+    if not recovers:
+        assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
+        assert list(fed.executor.programs.apart) == [program.AFTERWARDS]
+
+
+def test_a_graph_that_finds_no_memory_is_not_a_capture_that_failed(cuda, monkeypatch):
+    monkeypatch.setattr(program, "RECOVERS", (9, 0))
+    cuda.end.side_effect = torch.AcceleratorError("CUDA error: out of memory")
+    with pytest.raises(torch.AcceleratorError, match="out of memory"):
+        Graph(torch.device("cuda"))(Mock())
+    assert Graph.refused == ""
 
 
 def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
@@ -181,7 +252,78 @@ def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
     monkeypatch.setattr(Samples, "batch", batch)
     assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
     assert failed
-    assert {len(one.live) for one in fed.executor.programs.made.values()} == {3}
+    assert {len(one.over) for one in fed.executor.programs.made.values()} == {3}
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")])
+def test_memory_that_runs_out_while_a_program_is_made_is_given_back(error, monkeypatch):
+    fed, whole, held = captured(), Programs._take, []
+
+    def take(self, taken, like, device):
+        if len(like) == len(SPREAD) and taken.total() == 2:
+            raise error
+        return whole(self, taken, like, device)
+
+    def release(device):
+        held.append([row for rows in fed.executor.programs._pool.values() for row in rows])
+
+    monkeypatch.setattr(Programs, "_take", take)
+    monkeypatch.setattr("pflbench.engine.memory.release", release)
+    assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
+    assert held == [[]], "nothing is left of the program for all when half as many are tried"
+    assert [(s.clients, s.then) for s in fed.executor.chunks.shortages] == [(7, 3)]
+
+
+class Failing(Recorded):
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, step):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    ],
+)
+def test_a_graph_that_memory_is_too_small_for_is_no_reason_to_make_steps_without(told):
+    fed = captured(how=Failing(torch.AcceleratorError(told)))
+    with pytest.raises(torch.OutOfMemoryError, match=re.escape(told)):
+        train(make("fedavg"), fed, 1)
+    assert [shortage.clients for shortage in fed.executor.chunks.shortages] == [7, 3]
+    assert not fed.executor.programs.apart
+
+
+class Counted(Recorded):
+    """How often a step is made."""
+
+    def __init__(self):
+        self.made = 0
+
+    def _counted(self, step):
+        def made():
+            self.made += 1
+            step()
+
+        return made
+
+    def warm_up(self, step):
+        super().warm_up(self._counted(step))
+
+    def __call__(self, step):
+        return super().__call__(self._counted(step))
+
+
+def test_a_step_is_made_once_before_it_is_captured():
+    """It is the warm-up and what the program is compared with at once: its activations are there once outside the graph."""
+    fed = captured(how=Counted())
+    train(make("fedavg"), fed, 1)
+    assert fed.executor.programs.capture.made == 2 * fed.executor.programs.record()["programs"] > 0
+    assert not fed.executor.programs.apart
 
 
 # -- what cannot be captured ----------------------------------------------------------------------------------------------
@@ -200,13 +342,25 @@ def fit(fed, **how):
 
 
 def test_a_step_that_reads_numbers_is_made_without_capture_and_said():
-    fed = captured()
+    """It is never tried: a capture that fails leaves a mess on a GPU."""
+    fed = captured(how=Failing(AssertionError("tried")))
     torch.testing.assert_close(fit(fed, strength=0.1), fit(federation(n=SPREAD), strength=0.1), rtol=0, atol=1e-10)
     (reason,) = fed.executor.programs.apart
-    assert "not permitted while a step is captured" in reason
+    line = looks.__code__.co_firstlineno + 3
+    assert reason == f"not captured: aten::_local_scalar_dense waits for the device (looks, test_capture.py:{line})"
 
 
-class Idle:
+def test_a_run_says_once_that_steps_are_not_captured_and_why(shell, monkeypatch):
+    monkeypatch.setattr("pflbench.run.execution.capture", lambda name, device: Failing(RuntimeError("no such luck\nat all")))
+    done = shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
+    assert done.err.count("without a CUDA graph") == 1
+    assert "with the same results: RuntimeError: no such luck. Python launches each" in " ".join(done.err.split())
+    with sqlite3.connect("pflbench.db") as database:
+        ((environment,),) = database.execute("SELECT environment FROM run").fetchall()
+    assert list(json.loads(environment)["steps"]["apart"]) == ["not captured: RuntimeError: no such luck"]
+
+
+class Idle(Recorded):
     """A capture that does nothing when it is called."""
 
     name = "idle"

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from pflbench import models
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.gradients import Lookup
+from pflbench.engine.batched.program import Capture
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import Sgd
@@ -42,7 +43,7 @@ class Watched(TorchDispatchMode):
         return result
 
 
-class Watching:
+class Watching(Capture):
     """As a capture: it sees one step of all clients by itself."""
 
     name = "watching"
@@ -82,13 +83,13 @@ def test_the_numbers_of_a_table_by_itself(classes, dtype):
     tokens = torch.randint(12, (CLIENTS, BATCH, POSITIONS), generator=drawn)
     gradient = torch.randn(CLIENTS, BATCH, POSITIONS, 32, generator=drawn, dtype=dtype)
     gradient[2] = torch.nan
-    live = torch.tensor([1, 1, 0, 1], dtype=dtype)
+    over = torch.tensor([False, False, True, False])
     expected = rows.clone()
     for client in (0, 1, 3):
         table = flat.views(expected)["embedding.weight"][client]
         for token, change in zip(tokens[client].flatten(), (gradient[client] * -0.1).flatten(0, 1), strict=True):
             if token != module.embedding.padding_idx:
                 table[token] += change
-    lookup.descend(flat.views(rows[:CLIENTS])["embedding.weight"], tokens, gradient, 0.1, live)
+    lookup.descend(flat.views(rows[:CLIENTS])["embedding.weight"], tokens, gradient, 0.1, over)
     assert torch.equal(rows, expected)
     assert (tokens == module.embedding.padding_idx).any()

@@ -40,10 +40,10 @@ def failing(world: World, **_: Any) -> str:
     """Of a step that fails in a capture alone, which is then made without."""
     whole = executor._of
 
-    def fails(live: torch.Tensor | None, loss: torch.Tensor) -> torch.Tensor:
+    def fails(over: torch.Tensor | None, loss: torch.Tensor) -> torch.Tensor:
         if torch.pygpu.is_current_stream_capturing():
             loss.sum().item()
-        return whole(live, loss)
+        return whole(over, loss)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "_of", fails)
@@ -133,7 +133,10 @@ BUGS = {
     ),
     # -- streams
     "warming up that waits for nothing": Bug(
-        "races", [(Graph, "_warm_up", "self._aside.wait_stream(gpu.current_stream(self.device))", "pass")]
+        "races", [(Graph, "warm_up", "self._aside.wait_stream(gpu.current_stream(self.device))", "pass")]
+    ),
+    "warming up that nothing waits for": Bug(
+        "races", [(Graph, "warm_up", "gpu.current_stream(self.device).wait_stream(self._aside)", "pass")]
     ),
     "a failed capture whose stream stays": Bug(
         "another stream", [(Graph, "__call__", "gpu.stream(gpu.current_stream(self.device)), ", "")], failing
@@ -147,7 +150,7 @@ BUGS = {
     ),
     "another tensor says who is at work": Bug(
         "given back",
-        [(Program, "_set", "self.live.copy_(self.ladder[block.first])", "self.live = self.ladder[block.first].clone()")],
+        [(Program, "_set", "self.over.copy_(self.ladder[block.first])", "self.over = self.ladder[block.first].clone()")],
     ),
     "what the capture did stays": Bug("off", [(program, "_set_back", "state[name].copy_(value)", "pass")]),
     "samples known by their shape alone": Bug("off|given back", [_NOT_KEPT, _BY_SHAPE], rounds, {"name": "fedrep"}),
@@ -188,11 +191,8 @@ def test_a_fault_is_found(monkeypatch, bug):
 
 
 HARMLESS = {
-    "the current stream need not wait for the warming up: a capture begins by waiting for the device": [
-        (Graph, "_warm_up", "gpu.current_stream(self.device).wait_stream(self._aside)", "pass")
-    ],
     "a program's own memory need not be copied when it is handed out: whoever asked copies it at once": [
-        (Programs, "_replayed", "v[:count].clone()", "v[:count]")
+        (Programs, "run", "v[:count].clone()", "v[:count]")
     ],
     "what is given first may be a program's own: later ones are copied into tensors of rounds that are over": [
         (Program, "__init__", "{k: _copy(v, mine) for k, v in given.items()}", "dict(given)")
@@ -214,7 +214,7 @@ def test_a_wait_in_every_step_is_counted(monkeypatch):
     waits = []
     for fault in (False, True):
         if fault:
-            plant(monkeypatch, Program, "make", "call()", "call(), float(self.live.sum())")
+            plant(monkeypatch, Program, "make", "call()", "call(), float(self.over.sum())")
         with plugged_in() as world:
             found = compare(world, "fedavg")
             waits.append(found.waited)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ import torch
 from pflbench import methods
 from pflbench.contract.small import train
 from pflbench.engine import memory
+from pflbench.engine.batched.chunks import SHARE
+from pflbench.engine.batched.program import Capture
 from pflbench.engine.memory import Peak
-from pflbench.run.execution import Execution
+from pflbench.run.execution import Execution, executor, initial_model
 from pflbench.run.execution import federation as made
 from pflbench.run.footprint import footprint
 from pflbench.run.plan import Wish, plan
@@ -60,8 +63,35 @@ def test_every_method_has_an_estimate_also_for_a_gpu_that_is_not_here():
         assert found is not None, f"{spec.method.name}.init needs values"
         assert (found.device, found.engine, found.clients, found.free) == ("cuda:7", "batched", 10, None)
         assert found.models >= 4 * 4810 * 2 * 10
-        assert found.copies == 4 * 4810 * (2 + 3) * 10
+        assert found.copies == 4 * 4810 * 2 * 10
+        assert found.programs == 4 * 4810 * (3 + 3) * 10 + found.activations
         assert not found.problem()
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_run_begins_with_as_many_clients_at_a_time_as_were_said(runs, monkeypatch):
+    """By one estimate. Three runs keep three times as much, and share the data."""
+    (spec,) = specs("fedavg", clients=12)
+    setting, how = load_setting(spec, Path("data")), Execution(engine="batched")
+    whole = footprint(spec, setting, how)
+    fixed = whole.data + runs * (whole.models + whole.batch_norm)
+    each = (whole.copies + whole.activations) / whole.clients
+    monkeypatch.setattr(memory, "room", lambda device: fixed + 5.5 * each / SHARE)
+    flat = initial_model(spec, setting)
+    assert executor(spec, setting, flat, CPU, how, runs).chunks.estimate == 5
+    assert executor(spec, setting, flat, CPU, Execution(engine="batched", chunk=3), runs).chunks.estimate is None
+    if runs == 1:
+        assert footprint(spec, setting, how).clients == 5
+
+
+def test_where_nothing_is_known_all_are_tried(monkeypatch):
+    (spec,) = specs("fedavg", clients=12)
+    setting, how = load_setting(spec, Path("data")), Execution(engine="batched")
+    looks = Mock(side_effect=RuntimeError("Tensor.item() cannot be called on meta tensors"))
+    monkeypatch.setattr(methods, "make", lambda spec: Mock(init=looks))
+    assert footprint(spec, setting, how) is None
+    assert executor(spec, setting, initial_model(spec, setting), CPU, how).chunks.estimate is None
+    assert looks.call_count == 2
 
 
 def test_what_is_only_tested_is_kept_once_more():
@@ -88,3 +118,33 @@ def test_the_estimate_is_close_to_what_a_round_takes(name):
         fed.evaluate(method.deployed(state), fed.nobody_left_out(), method.slot)
     assert said.clients == 12
     assert 0.6 < (said.total - said.data) / peak.most < 2
+
+
+class Pooled(Capture):
+    """Its programs own what a step takes at once, which is no other tensor's, as CUDA graphs with one pool do."""
+
+    name = "pooled"
+
+    def __init__(self):
+        self.pool = torch.empty(0, dtype=torch.uint8)
+
+    def __call__(self, step):
+        with Peak() as peak:
+            step()
+        self.pool = torch.empty(max(peak.most, len(self.pool)), dtype=torch.uint8)
+        return step
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_what_captured_steps_keep_is_in_the_estimate(name):
+    (spec,) = specs(name, clients=12)
+    setting = load_setting(spec, Path("data"))
+    said = footprint(spec, setting, Execution(device="cuda:7"))
+    fed = made(spec, setting, CPU, Execution(engine="batched"))
+    fed.executor.programs.capture = Pooled()
+    with Peak() as peak:
+        train(methods.make(spec.method), fed, 2)
+    assert fed.executor.programs.record()["programs"] > 0
+    uncaptured = said.models + said.copies + said.activations
+    assert 0.7 < (uncaptured + said.programs) / peak.most < 1.3
+    assert uncaptured / peak.most < 0.6

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pflbench.engine.batched import probe
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.evaluation import Layout
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
@@ -22,7 +19,7 @@ from pflbench.engine.batched.program import Advance, Capture, Inputs
 from pflbench.engine.batched.programs import Programs, frozen
 from pflbench.engine.batched.steps import Block, blocks
 from pflbench.engine.batches import Plan
-from pflbench.engine.flat import Flat
+from pflbench.engine.flat import Flat, side_by_side
 from pflbench.engine.memory import Shortage
 from pflbench.engine.requests import (
     ALL,
@@ -49,13 +46,8 @@ from pflbench.engine.samples import Samples
 EVALUATED_AT_ONCE = 8192  # samples of all clients together
 EVALUATED_PER_CLIENT = 512
 REFERENCE = "reference {}"  # among what a step is given
-MODELS, BUFFERS, LOSS, LAST, FEATURES = (
-    "models",
-    "buffers",
-    "loss",
-    "last loss",
-    "features",
-)  # of a state, beside a method's carry
+# Of a state, beside a method's carry.
+MODELS, BUFFERS, LOSS, LAST, FEATURES = "models", "buffers", "loss", "last loss", "features"
 
 
 class BatchedExecutor(Direct):
@@ -105,16 +97,6 @@ class BatchedExecutor(Direct):
     def shortages(self) -> Sequence[Shortage]:
         return self.chunks.shortages
 
-    def need(self, asked: Request[Any], width: int) -> int | None:
-        """Bytes that a request takes for each client at a batch of `width` samples; found out once for all of its shape."""
-        shape = (type(asked), width, tuple(self.samples.x.shape[1:]), probe.signature(asked))
-
-        def find() -> int | None:
-            found = probe.need(self._without_data, asked, width)
-            return found if found is None or isinstance(asked, Evaluate) else found + self.programs.held(asked)
-
-        return self.chunks.need(shape, find)
-
     def _sgd(self, asked: Sgd) -> Trained:
         rows, buffers, plan, columns = asked.rows, asked.buffers, asked.plan, asked.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
@@ -130,7 +112,7 @@ class BatchedExecutor(Direct):
             state = self.programs.run((*kind, self._data), advance, state, pick(inputs, clients), steps, {})
             rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
 
-        self._each(plan, partial(self.need, asked, _width(plan)), train, merged=alone)
+        self._each(plan, train, merged=alone)
         return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows))
 
     def _walk(self, asked: Walk) -> Walked:
@@ -150,7 +132,7 @@ class BatchedExecutor(Direct):
                     out[name][clients] = state[name]
             buffers_out[clients] = state[BUFFERS]
 
-        self._each(plan, partial(self.need, asked, _width(plan)), train, merged=asked.objective is None and asked.parts == 1)
+        self._each(plan, train, merged=asked.objective is None and asked.parts == 1)
         return Walked(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
 
     @torch.no_grad()
@@ -177,7 +159,7 @@ class BatchedExecutor(Direct):
             state[FEATURES] = table.new_zeros(len(clients), at.shape[2], *table.shape[1:])
             self.programs.run(("head", self._data, table.data_ptr()), advance, state, {}, steps, {"places": where[clients]})
 
-        self._each(batches, partial(self.need, asked, _width(batches)), pass_below, merged=True)
+        self._each(batches, pass_below, merged=True)
         order = torch.from_numpy(np.concatenate(plan.order)).to(self.device)
         head.samples.y[: len(order)] = self.samples.y[order]
         return HeadAlone(head, plan.positions())
@@ -207,9 +189,7 @@ class BatchedExecutor(Direct):
             at = torch.from_numpy(clients).to(self.device)
             correct[at], loss[at] = self._tested(asked, Layout.of(asked, clients))
 
-        of_own = replace(asked, shared_by=None)  # at most as much as with a model for each client
-        need = partial(self.need, of_own, min(EVALUATED_PER_CLIENT, int(counts.max(initial=0))))
-        self.chunks.each("evaluation", order[counts[order] > 0], self.device, need, test)
+        self.chunks.each("evaluation", order[counts[order] > 0], self.device, test, self.programs.forget)
         return Evaluated(correct, loss)
 
     def _tested(self, asked: Evaluate, layout: Layout) -> list[Tensor]:
@@ -234,7 +214,7 @@ class BatchedExecutor(Direct):
         """One step of SGD."""
 
         def advance(state: Named, given: Given, inputs: Inputs) -> None:
-            w, b, live = state[MODELS], state[BUFFERS], inputs.live
+            w, b, over = state[MODELS], state[BUFFERS], inputs.over
             mine = dict(given)
             compared = [mine.pop(REFERENCE.format(i)) for i in range(references)]
             grads, loss, after = gradients(w, b, inputs.index, compared, inputs.weights)
@@ -244,16 +224,20 @@ class BatchedExecutor(Direct):
             views = self.flat.views(w, columns)
             if lookup is not None:
                 tokens, _ = self.samples.batch(inputs.index)
-                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), lr, live)
+                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), lr, over)
             for name, view in views.items():
-                if isinstance(grads[name], Tensor):
-                    _subtract(view, grads[name], lr, live)
-                else:
-                    grads[name].subtract(view, lr, live)
+                if not isinstance(grads[name], Tensor):
+                    grads.pop(name).subtract(view, lr, over)
+                elif over is None:
+                    view.sub_(grads[name], alpha=lr)
+            if over is not None:  # as few kernels for all of them as may be: most are small
+                for run in side_by_side(e for e in self.flat.within(columns) if e.name in grads):
+                    together = torch.cat([grads[e.name].reshape(len(w), -1) for e in run], dim=1)
+                    w[:, run[0].start : run[-1].stop].sub_(together.masked_fill_(over[:, None], 0), alpha=lr)
             if correct is not None:
-                _subtract(w[..., columns], correction[..., columns], lr, live)
-            _keep(b, after, live)
-            state[LOSS].add_(_of(live, loss))
+                _subtract(w[..., columns], correction[..., columns], lr, over)
+            _keep(b, after, over)
+            state[LOSS].add_(_of(over, loss))
 
         return advance
 
@@ -261,7 +245,7 @@ class BatchedExecutor(Direct):
         """One step of a method's own."""
 
         def advance(state: Named, given: Given, inputs: Inputs) -> None:
-            w, b, live = state[MODELS], state[BUFFERS], inputs.live
+            w, b, over = state[MODELS], state[BUFFERS], inputs.over
             pieces = inputs.index.tensor_split(parts, dim=1)
             losses: list[Tensor] = []
 
@@ -272,22 +256,20 @@ class BatchedExecutor(Direct):
                 else:
                     w[:, columns] = at
                 grads, loss, after = gradients(rows, b[:, of], pieces[part], (), inputs.weights)
-                _keep(b[:, of], after, live)
+                _keep(b[:, of], after, over)
                 losses.append(loss)
                 return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
 
             carry = {k: v for k, v in state.items() if k not in (MODELS, BUFFERS, LOSS, LAST)}
             values = step(grad, **carry, **unwrap(given), **inputs.each)
             for name, value in _apart(values, carry).items():
-                _keep(state[name], value, live)
-            _keep(state[LAST], losses[0], live)
-            state[LOSS].add_(_of(live, losses[0]))
+                _keep(state[name], value, over)
+            _keep(state[LAST], losses[0], over)
+            state[LOSS].add_(_of(over, losses[0]))
 
         return advance
 
-    def _each(
-        self, plan: Plan, need: Callable[[], int | None], do: Callable[[Tensor, Iterator[Block]], None], merged: bool
-    ) -> None:
+    def _each(self, plan: Plan, do: Callable[[Tensor, Iterator[Block]], None], merged: bool) -> None:
         """Calls `do` with some clients of the plan after others, and their steps; see `Chunks.each`.
 
         Clients with most steps first, so that those still at work stay a prefix of the rows.
@@ -300,51 +282,44 @@ class BatchedExecutor(Direct):
             mine = blocks(plan.take(clients.tolist()), self.samples.dtype, self.device, merged)
             do(torch.from_numpy(clients).to(self.device), mine)
 
-        self.chunks.each("training", order[steps[order] > 0], self.device, need, of_some)
+        self.chunks.each("training", order[steps[order] > 0], self.device, of_some, self.programs.forget)
 
     @property
     def _data(self) -> tuple[int, ...]:
         """Where the samples lie: a program reads them there."""
         return self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape
 
-    def _without_data(self) -> BatchedExecutor:
-        return BatchedExecutor(self.flat, self.samples.without_data(), loss=self.loss)
+
+def _subtract(of: Tensor, what: Tensor, rate: float, over: Tensor | None) -> None:
+    of.sub_(what if over is None else what.masked_fill(_beside(over, of), 0), alpha=rate)
 
 
-def _subtract(of: Tensor, what: Tensor, rate: float, live: Tensor | None) -> None:
-    if live is None:
-        of.sub_(what, alpha=rate)
-    else:
-        of.addcmul_(what, live.view(-1, *[1] * (of.dim() - 1)), value=-rate)
+def _of(over: Tensor | None, loss: Tensor) -> Tensor:
+    """0 for clients that are over."""
+    return loss if over is None else loss.masked_fill(over, 0)
 
 
-def _of(live: Tensor | None, loss: Tensor) -> Tensor:
-    """0 in the place of others, even where theirs is no number."""
-    return loss if live is None else loss.masked_fill(live == 0, 0)
-
-
-def _keep(of: Tensor, what: Tensor, live: Tensor | None) -> None:
+def _keep(of: Tensor, what: Tensor, over: Tensor | None) -> None:
+    """What is new, but in the rows of clients that are over."""
     if not of.numel():
         return
-    if live is None:
+    if over is None:
         of.copy_(what)
-        return
-    here = live.view(-1, *[1] * (of.dim() - 1)) > 0
-    if what.dtype == of.dtype:
-        torch.where(here, what, of, out=of)
+    elif what.dtype == of.dtype:
+        torch.where(_beside(over, of), of, what, out=of)
     else:
-        of.copy_(torch.where(here, what, of))
+        of.copy_(torch.where(_beside(over, of), of, what))
+
+
+def _beside(over: Tensor, rows: Tensor) -> Tensor:
+    """over [c] as [c, 1, ...], to go with rows [c, ...]."""
+    return over.view(-1, *[1] * (rows.dim() - 1))
 
 
 def _apart(values: Named, carry: Named) -> Named:
     """What a step returns, without the memory of what it was given: that is overwritten, one value after another."""
     given = {tensor.untyped_storage()._cdata for tensor in carry.values()}
     return {name: v.clone() if v.untyped_storage()._cdata in given else v for name, v in values.items()}
-
-
-def _width(plan: Plan) -> int:
-    """The largest batch."""
-    return max((int(sizes.max(initial=0)) for sizes in plan.sizes), default=0)
 
 
 def _step_counts(plan: Plan, like: Tensor) -> Tensor:

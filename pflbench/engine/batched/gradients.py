@@ -67,20 +67,20 @@ class Lookup:
         """weight [c, V, d], tokens [c, b, positions] -> [c, b, positions, d]."""
         return weight[_clients(tokens), tokens]
 
-    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, lr: float, live: Tensor | None) -> None:
-        """Subtracts lr times the vectors' gradient in their rows, where live [c] is 1. Padding has no gradient.
+    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, lr: float, over: Tensor | None) -> None:
+        """Subtracts lr times the vectors' gradient in their rows, but for padding and for clients that are over [c].
 
         A GPU adds up what falls together sorted, in the same order every time, and copies there and back what is not contiguous:
         so this is done in the rows of all models as one table, of pieces that both a vector and a model consist of. Without a
         check of the tokens' range, which `vectors` has made: some versions of PyTorch wait for it.
         """
         change = gradient * -lr
-        wanted = None if self.padding is None else (tokens != self.padding)
-        if live is not None:
-            here = (live > 0)[:, None, None]
-            wanted = here if wanted is None else wanted & here
-        if wanted is not None:
-            change = torch.where(wanted.unsqueeze(-1), change, 0)
+        none = None if self.padding is None else tokens == self.padding
+        if over is not None:
+            here = over[:, None, None]
+            none = here if none is None else none | here
+        if none is not None:
+            change.masked_fill_(none.unsqueeze(-1), 0)
         (clients, vocabulary, width), apart = weight.shape, weight.stride(0)
         piece = math.gcd(width, apart)
         pieces = ((clients - 1) * apart + vocabulary * width) // piece

@@ -207,11 +207,12 @@ class FactorsOfAll(Factors):
     def keep(self, g: Tensor, x: Tensor) -> None:
         _Keep.apply(self, g, x)  # type: ignore[no-untyped-call]
 
-    def subtract(self, weight: Tensor, lr: float, live: Tensor | None) -> None:
-        """weight [c, out, in] -= lr * g^T x, in the rows where live [c] is 1."""
-        for g, x in self.pairs:
-            wanted = g if live is None else g * live[:, None, None]
-            weight.baddbmm_(wanted.transpose(1, 2), x, alpha=-lr)
+    def subtract(self, weight: Tensor, lr: float, over: Tensor | None) -> None:
+        """weight [c, out, in] -= lr * g^T x, but in the rows of clients that are over [c]."""
+        for pair in self.pairs:
+            # Of both factors, since 0 times what is no number is none.
+            g, x = pair if over is None else (factor.masked_fill(over[:, None, None], 0) for factor in pair)
+            weight.baddbmm_(g.transpose(1, 2), x, alpha=-lr)
 
 
 class _Keep(autograd.Function):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from pflbench.engine import devices
+from pflbench.engine import devices, memory
 from pflbench.engine.batched.steps import Block
+from pflbench.engine.batched.waits import Watch
 from pflbench.engine.requests import Given, Shared, pick
 
 Named = dict[str, Tensor]
@@ -22,19 +23,28 @@ MIXED = "batches of different sizes in one step"  # that cannot be filled up
 COPIES = 3  # of a client's rows: the program's own, and two while its numbers are compared with those of the step itself
 ERROR = 1e-3  # by how much a program's change may be off, by the largest change: float32, other algorithms
 
+RECOVERS = (2, 13)  # from this version of PyTorch on, a capture that fails leaves the allocator as it was
+AFTERWARDS = "not captured: an earlier capture failed, and PyTorch before 2.13 can make no other one in the same process"
+
 Call = Callable[[], None]
-WARM_UPS = 2  # before a CUDA graph is recorded: libraries choose their algorithms and take their workspaces
 
 
-class Capture(Protocol):
-    """Makes a call that does again what `step` does, on the same tensors. `step` is made a few times while that is found out."""
+class Capture(ABC):
+    """Makes a call of a step: what does the same again, on the same tensors."""
 
     name: str
+    refused = ""  # why nothing is captured any more
 
-    def __call__(self, step: Call) -> Call: ...
+    def warm_up(self, step: Call) -> None:
+        """Makes the step once, as it must have been before it is captured."""
+        step()
+
+    @abstractmethod
+    def __call__(self, step: Call) -> Call:
+        """The call. `step` may be made while that is found out."""
 
 
-class Graph:
+class Graph(Capture):
     """A CUDA graph: all kernels of the step are launched by one call, and the GPU waits for nothing between them."""
 
     name = "graph"
@@ -44,33 +54,46 @@ class Graph:
         self._aside: Any = None  # one stream for all: what the allocator keeps for a stream serves no other one
         self._graphs: WeakSet[Any] = WeakSet()
 
-    def __call__(self, step: Call) -> Call:
-        self._warm_up(step)
+    def warm_up(self, step: Call) -> None:
+        """On a stream of its own: libraries choose their algorithms and take their workspaces, which no capture permits."""
         gpu = devices.of(self.device)
-        graph = gpu.CUDAGraph()
+        self._aside = self._aside or gpu.Stream(self.device)
+        self._aside.wait_stream(gpu.current_stream(self.device))
+        try:
+            with gpu.stream(self._aside):
+                step()
+        finally:  # also where memory runs out: what is tried next takes this step's memory
+            gpu.current_stream(self.device).wait_stream(self._aside)
+
+    def __call__(self, step: Call) -> Call:
+        gpu = devices.of(self.device)
+        graph, first = gpu.CUDAGraph(), None
         try:
             # A capture that fails leaves its own stream as the current one.
             with gpu.stream(gpu.current_stream(self.device)), gpu.graph(graph, pool=self._pool()):
-                step()
-        except BaseException:
+                try:
+                    step()
+                except BaseException as error:
+                    first = error
+                    raise
+        except BaseException as error:
             self._graphs.clear()  # nor is their memory offered again
-            raise
+            if error is not first and _stays_as_it_failed() and not memory.ran_out(error):
+                Graph.refused = AFTERWARDS
+            # The end of a capture that has failed says no more than that.
+            raise first or error from None
         self._graphs.add(graph)
         replay: Call = graph.replay
         return replay
 
-    def _warm_up(self, step: Call) -> None:
-        gpu = devices.of(self.device)
-        self._aside = self._aside or gpu.Stream(self.device)
-        self._aside.wait_stream(gpu.current_stream(self.device))
-        with gpu.stream(self._aside):
-            for _ in range(WARM_UPS):
-                step()
-        gpu.current_stream(self.device).wait_stream(self._aside)
-
     def _pool(self) -> Any:
         """The memory of the graphs that there are: no two run at once, and they share it. It ends with the last of them."""
         return next((graph.pool() for graph in self._graphs), None)
+
+
+def _stays_as_it_failed() -> bool:
+    """Whether the allocator stays as a capture that fails leaves it."""
+    return torch.__version__ < RECOVERS  # type: ignore[operator,no-any-return]
 
 
 def capture(name: str, device: torch.device) -> Capture | None:
@@ -80,18 +103,19 @@ def capture(name: str, device: torch.device) -> Capture | None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one step. live: 1.0 for clients that make it, 0.0 for those that must stay as they are, [c]; None where all make it.
+    """Of one step. over: True for clients that must stay as they are, [c]; None where all make it.
 
+    Theirs are selected, not multiplied by 0: what they would do now may be no number.
     each: the step's own inputs by name, [c, ...].
     """
 
     index: Tensor
     weights: Tensor | None
-    live: Tensor | None
+    over: Tensor | None
     each: Named
 
 
-Take = Callable[[Tensor, Counter[tuple[Any, ...]]], Tensor]
+Take = Callable[[Tensor, torch.device], Tensor]
 Advance = Callable[[Named, Given, Inputs], None]
 """advance(state, given, inputs): one step of c clients, which changes state [c, ...] in place."""
 
@@ -100,35 +124,28 @@ class Program:
     """One kind of step on tensors of its own, for up to `count` clients, and its calls by number of clients."""
 
     def __init__(
-        self,
-        capture: Capture,
-        advance: Advance,
-        state: Named,
-        given: Given,
-        each: Mapping[str, Tensor],
-        take: Take,
+        self, capture: Capture, advance: Advance, state: Named, given: Given, each: Mapping[str, Tensor], take: Take
     ) -> None:
         self.capture, self.advance = capture, advance
-        taken: Counter[tuple[Any, ...]] = Counter()
+        first = next(iter(state.values()))
 
         def mine(like: Tensor) -> Tensor:
-            return take(like, taken)
+            # On the models' device: of a number on the host, a graph would keep what it was once.
+            return take(like, first.device)
 
         self.state = {k: mine(v) for k, v in state.items()}
         self.given = {k: _copy(v, mine) for k, v in given.items()}
         self.each = {k: mine(v[:, 0]) for k, v in each.items()}
-        first = next(iter(state.values()))
         self.count = len(first)
-        # Float state comes first; the models decide the type of what is multiplied with them.
-        self.live = mine(torch.empty(self.count, dtype=first.dtype, device=first.device))
-        self.ladder = torch.ones(self.count + 1, self.count, dtype=first.dtype, device=first.device).tril(-1)
+        self.over = mine(torch.empty(self.count, dtype=torch.bool, device=first.device))
+        self.ladder = torch.ones(self.count + 1, self.count, dtype=torch.bool, device=first.device).triu()
         self.calls: dict[tuple[int, int, bool], tuple[Call | None, str]] = {}
         self.inputs: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
-        self._live_now = -1
+        self._live = -1
 
     def load(self, state: Named, given: Given) -> int:
         """Returns the number of clients. The rows of others keep what they have, which may be another program's."""
-        self._live_now = -1
+        self._live = -1
         count = len(next(iter(state.values())))
         for name, value in state.items():
             self.state[name][:count].copy_(value)
@@ -166,27 +183,32 @@ class Program:
         for name, mine in self.each.items():
             mine[:count].copy_(each[name][:, block.step])
         assert block.first is not None
-        if block.first != self._live_now:
-            self.live.copy_(self.ladder[block.first])
-            self._live_now = block.first
+        if block.first != self._live:
+            self.over.copy_(self.ladder[block.first])
+            self._live = block.first
 
     def _captured(self, count: int, width: int, weighted: bool) -> tuple[Call | None, str]:
+        """The call, or why there is none. The step is made twice at most: as it is, then captured."""
+        if self.capture.refused:
+            return None, self.capture.refused
         index, weights = self.inputs[width, weighted]
         state = {k: v[:count] for k, v in self.state.items()}
         given = pick(self.given, slice(0, count))
-        live, now = self.live[:count], {k: v[:count] for k, v in self.each.items()}
-        inputs = Inputs(index[:count], None if weights is None else weights[:count], live, now)
+        each = {k: v[:count] for k, v in self.each.items()}
+        inputs = Inputs(index[:count], None if weights is None else weights[:count], self.over[:count], each)
         step = partial(self.advance, state, given, inputs)
         before = {k: v.clone() for k, v in state.items()}
-        # The step itself comes first: what it needs in between is free again when the program takes its own memory.
-        step()
+        with Watch() as watch:
+            self.capture.warm_up(step)
         wanted = {k: v.clone() for k, v in state.items()}
         _set_back(state, before)
+        if watch.found:
+            return None, f"not captured: {watch.found}"
         try:
             call = self.capture(step)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # whatever a method's own step does that cannot be captured: it is made without
+            if memory.ran_out(error):
+                raise
             return None, f"not captured: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         finally:
             _set_back(state, before)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from pflbench.engine.batched.program import COPIES, Advance, Capture, Named, Program, plain, tensor
+from pflbench.engine.batched.program import Advance, Capture, Named, Program, plain, tensor
 from pflbench.engine.batched.steps import Block
-from pflbench.engine.requests import PER_STEP, Given, Request, Shared
+from pflbench.engine.requests import Given, Shared
 
 KINDS = 24  # of one step with different constants; more, and they are not constants
 
@@ -30,13 +28,7 @@ class Programs:
         self._kinds: Counter[Hashable] = Counter()
 
     def run(
-        self,
-        kind: Hashable,
-        advance: Advance,
-        state: Named,
-        given: Given,
-        steps: Iterator[Block],
-        each: Mapping[str, Tensor],
+        self, kind: Hashable, advance: Advance, state: Named, given: Given, steps: Iterator[Block], each: Mapping[str, Tensor]
     ) -> Named:
         """The state after all steps. The given one may be overwritten.
 
@@ -48,44 +40,22 @@ class Programs:
             for block in steps:
                 plain(advance, state, given, block, each)
             return state
-        try:
-            return self._replayed(program, state, given, steps, each)
-        except torch.OutOfMemoryError:
-            self.forget()
-            raise
-
-    def forget(self) -> None:
-        """Gives back the memory of all programs."""
-        self.made.clear()
-        self._pool.clear()
-
-    def held(self, asked: Request[Any]) -> int:
-        """Bytes for each client that a captured request takes beyond one made as it is; at most, and once for all its rounds."""
-        if self.capture is None:
-            return 0
-        kept = [getattr(asked, f.name) for f in fields(asked) if f.metadata != PER_STEP]  # of that, one step's at a time
-        rows = [v for v in tree_leaves(kept) if isinstance(v, Tensor) and v.dim() > 1]
-        return COPIES * sum(row.nbytes // max(1, len(row)) for row in rows)
-
-    def record(self) -> dict[str, Any]:
-        """For the record of a run: the capture, its programs, and why steps were not captured, with their number."""
-        name = "none" if self.capture is None else self.capture.name
-        return {"capture": name, "programs": sum(len(one.calls) for one in self.made.values()), "apart": dict(self.apart)}
-
-    def _replayed(
-        self,
-        program: Program,
-        state: Named,
-        given: Given,
-        steps: Iterator[Block],
-        each: Mapping[str, Tensor],
-    ) -> Named:
         count = program.load(state, given)
         for block in steps:
             if reason := program.make(block, each):
                 self.apart[reason] += 1
                 plain(program.advance, program.state, program.given, block, each)
         return {k: v[:count].clone() for k, v in program.state.items()}
+
+    def forget(self) -> None:
+        """Gives back the memory of all programs."""
+        self.made.clear()
+        self._pool.clear()
+
+    def record(self) -> dict[str, Any]:
+        """For the record of a run: the capture, its programs, and why steps were not captured, with their number."""
+        name = "none" if self.capture is None else self.capture.name
+        return {"capture": name, "programs": sum(len(one.calls) for one in self.made.values()), "apart": dict(self.apart)}
 
     def _program(
         self, kind: Hashable, advance: Advance, state: Named, given: Given, each: Mapping[str, Tensor]
@@ -103,15 +73,15 @@ class Programs:
             if self._kinds[_code(kind)] > KINDS:
                 self.apart[f"more than {KINDS} kinds of a step: give numbers that change as tensors"] += 1
                 return None
-            self.made[key] = Program(self.capture, advance, state, given, each, self._take)
+            self.made[key] = Program(self.capture, advance, state, given, each, partial(self._take, Counter()))
         return self.made[key]
 
-    def _take(self, like: Tensor, taken: Counter[tuple[Any, ...]]) -> Tensor:
+    def _take(self, taken: Counter[tuple[Any, ...]], like: Tensor, device: torch.device) -> Tensor:
         """A tensor of this shape that no other one of the same program has. Programs share them, since only one runs."""
-        shape = (*like.shape, like.dtype, like.device)
+        shape = (*like.shape, like.dtype, device)
         same = self._pool.setdefault(shape, [])
         if taken[shape] == len(same):
-            same.append(torch.empty(like.shape, dtype=like.dtype, device=like.device))
+            same.append(torch.empty(like.shape, dtype=like.dtype, device=device))
         taken[shape] += 1
         return same[taken[shape] - 1]
 

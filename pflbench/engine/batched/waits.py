@@ -1,0 +1,67 @@
+"""What a step must not do if it is to be captured: wait for the device, or copy between it and the host."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+# Of most such operations PyTorch says that their result, or its size, depends on numbers; of these it does not.
+FURTHER = {"_linalg_check_errors", "histc"}
+UNKNOWN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+OWN = (str(Path(torch.__file__).parent), __file__, "<")  # where the files lie that are never the place
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operation inside that waits or copies, and changes nothing. found: in words, with its place; "" if none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.found:
+            what = "waits for the device" if waits(func, args) else ""
+            what = what or ("copies between host and device" if _copies(func, (args, kwargs), result) else "")
+            self.found = what and f"{func.name()} {what} ({_place()})"
+        return result
+
+
+def waits(func: Any, args: Any) -> bool:
+    """Whether an operation reads numbers back, be it to know how large its result is."""
+    name = func.overloadpacket.__name__
+    if name in INDEXING:
+        masked = any(isinstance(at, Tensor) and at.dtype in (torch.bool, torch.uint8) for at in args[1])
+        return bool(masked and not (len(args) > 2 and _is_number(args[2])))  # a number is filled in without counting
+    return name in FURTHER or bool(UNKNOWN.intersection(func.tags))
+
+
+def _copies(func: Any, given: Any, result: Any) -> bool:
+    tensors = [leaf for leaf in tree_leaves((given, result)) if isinstance(leaf, Tensor)]
+    host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    if not host:  # else a tensor of Python's numbers, made on the device
+        return str(func.overloadpacket.__name__) == "lift_fresh"
+    return len(host) < len(tensors) and not (torch.Tag.pointwise in func.tags and all(map(_is_number, host)))
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """On the host, and so an argument of a kernel."""
+    return tensor.dim() == 0 and tensor.device.type == "cpu"
+
+
+def _place() -> str:
+    """Where the method or the module asks for it. PyTorch makes gradients in threads of its own, which do not know."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(OWN):
+            return f"{code.co_name}, {Path(code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the backward pass"

@@ -1,0 +1,103 @@
+"""What a run takes of memory, found on tensors without data: how many of its clients are computed at a time depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pflbench import methods
+from pflbench.engine import memory
+from pflbench.engine.batched.chunks import SHARE
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.program import COPIES
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
+from pflbench.engine.samples import Samples
+from pflbench.errors import UserError
+from pflbench.models import build
+from pflbench.run.checkpoint import tensors
+from pflbench.run.setting import Setting
+from pflbench.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes: the first three of the whole run, the others for each client that is computed at a time."""
+
+    data: int  # the samples and labels
+    models: int  # what the method keeps, as often as it is there at a time; the cohort's models before and after training
+    batch_norm: int  # buffers, as often
+    copies: int  # the client's model and its gradient
+    activations: int  # of a training step
+    programs: int  # what captured steps keep
+
+    def clients(self, room: int, runs: int = 1) -> int:
+        """How many fit a device with so much room at a time, at least 1; runs: that share the data."""
+        taken = self.data + runs * (self.models + self.batch_norm)
+        return max(1, int(SHARE * (room - taken) / (self.copies + self.activations + self.programs)))
+
+
+def estimate(spec: RunSpec, setting: Setting, *, captured: bool) -> Needs | None:
+    """The run's. None for a method of one's own whose `init` looks at values.
+
+    Raises UserError where the method does not go with the model or the protocol.
+    """
+    fed, samples = without_data(spec, setting)
+    kept = _kept(spec, fed)
+    if kept is None:
+        return None
+    row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples)
+    # Of this round and of the last one, and what those outside the cohort are tested with.
+    states = 3 if spec.train.initialised == "all" else 2
+    return Needs(
+        data=samples.x.nbytes + samples.y.nbytes,
+        models=states * kept + 2 * len(fed.cohort(1)) * row,
+        batch_norm=states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size,
+        copies=2 * row,
+        activations=step - row,
+        # A step in the graph's memory; there and beside it the gradients once more, side by side.
+        programs=(COPIES + 2) * row + step if captured else 0,
+    )
+
+
+def require_possible(spec: RunSpec, setting: Setting) -> None:
+    """Raises UserError where the method does not go with the model or the protocol."""
+    _kept(spec, without_data(spec, setting)[0])
+
+
+def without_data(spec: RunSpec, setting: Setting) -> tuple[Federation, Samples]:
+    """The federation with its samples, all on the device "meta"."""
+    with torch.device("meta"):
+        arrays = setting.arrays
+        module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
+    dtype, partition = getattr(torch, spec.train.floats), setting.partition
+    flat, samples = Flat(module), Samples(setting.arrays.x, setting.arrays.y, dtype, torch.device("meta"))
+    return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed), samples
+
+
+def batch(samples: Samples, size: int) -> tuple[Tensor, Tensor]:
+    return samples.batch(torch.zeros(size, dtype=torch.int64, device="meta"))
+
+
+def _kept(spec: RunSpec, fed: Federation) -> int | None:
+    """Bytes of the method's state."""
+    try:
+        state = methods.make(spec.method).init(fed)
+    except UserError:
+        raise
+    except Exception:
+        return None
+    return sum(value.nbytes for value in tensors(state).values())
+
+
+def _step(fed: Federation, samples: Samples) -> int:
+    """Bytes that forward and backward of one client's batch take, the gradient included."""
+    largest = max(map(len, fed.train_indices))
+    module = fed.flat.module.to(fed.dtype).train()
+    with memory.Peak() as peak, torch.enable_grad():
+        x, y = batch(samples, max(2, min(fed.train.batch_size, largest)))
+        torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
+    return int(peak.most)
