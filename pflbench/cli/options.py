@@ -328,6 +328,15 @@ EXECUTION = _group(
             "heuristic, unless a measurement at the start says that benchmark is clearly faster.",
         ),
     ),
+    deterministic=(
+        bool,
+        False,
+        typer.Option(
+            "--deterministic",
+            help="On a GPU: the same bits from the same command, in more time. Operations take their deterministic form, and "
+            "nothing is chosen by what is measured or free. A CPU gives them anyway.",
+        ),
+    ),
     checkpoint_every=(float, 30.0, typer.Option(metavar="SECONDS", min=0, help="Shortest time between two checkpoints.")),
     observe_every=(
         int,

@@ -84,14 +84,14 @@ def ran_out(error: BaseException) -> bool:
     return told or isinstance(error, torch.OutOfMemoryError)
 
 
-def room(device: torch.device) -> int | None:
+def room(device: torch.device, *, fixed: bool = False) -> int | None:
     """Bytes by which to choose how many clients are computed at a time. None where the system does not say.
 
     On a CPU half of what the machine has or the container may have, not what is free just now: the number of clients decides the
-    last digits of a result, and the same command has to give the same.
+    last digits of a result, and the same command has to give the same. fixed: so on a GPU, too.
     """
     if device.type != "cpu":
-        return free(device)
+        return int(devices.of(device).mem_get_info(device)[1]) // 2 if fixed else free(device)
     known = [size for size in (_from_meminfo("MemTotal"), _limit()) if size is not None]
     return min(known) // 2 if known else None
 
@@ -111,7 +111,8 @@ def in_words(shortages: Sequence[Shortage]) -> str:
     for shortage in shortages:
         by_work.setdefault(shortage.work, []).append(shortage)
     return " ".join(
-        f"Out of memory in {work} with {of[0].clients} clients at a time: {of[-1].then} at a time from here on, same results."
+        f"Out of memory in {work} with {of[0].clients} clients at a time: {of[-1].then} at a time from here on, "
+        "same results within rounding."
         for work, of in by_work.items()
     )
 

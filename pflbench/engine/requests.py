@@ -199,6 +199,9 @@ class Executor(Protocol):
     def shortages(self) -> Sequence[Shortage]:
         """When memory did not suffice so far."""
 
+    def remember(self, shortages: Sequence[Shortage]) -> None:
+        """Goes on from these, of the same run in another process."""
+
     def close(self) -> None:
         """Gives back what the executor holds."""
 
@@ -235,6 +238,9 @@ class Direct(Executor):
 
     def shortages(self) -> Sequence[Shortage]:
         return ()
+
+    def remember(self, shortages: Sequence[Shortage]) -> None:
+        """Changes nothing: an executor whose memory does not suffice has no other way."""
 
     def close(self) -> None:
         """Gives back nothing: nothing is held."""

@@ -108,7 +108,7 @@ def _timed(spec: RunSpec, setting: Setting, how: Execution, batches: int) -> tup
     sides = setting.partition
     cut = Partition(tuple(part[:size] for part in sides.train), tuple(part[: max(1, size // 3)] for part in sides.test))
     begun, seconds = time.monotonic(), 0.0
-    with exact_arithmetic(device, spec.train.dtype):
+    with exact_arithmetic(device, spec.train.dtype, how.deterministic):
         fed = federation(spec, replace(setting, partition=cut), device, replace(how, observe_every=0, follow=None))
         try:
             for of_phases, _ in islice(rounds(methods.make(spec.method), fed), ROUNDS):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,7 @@ from pflbench.spec import RunSpec
 MEASURED = 32  # clients, at most, with which ways of computing are compared
 VALID = "Valid: auto, cpu, cuda, cuda:0, cuda:1, ..."
 STEPS = 8  # that each of them takes then
+CUBLAS, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # with workspaces of this size cuBLAS gives the same bits
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,11 @@ class Execution:
     engine: Literal["auto", "loop", "batched"] = "auto"
     workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
     chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
+    estimate: int | None = None  # how many these were thought to be when the run was begun; None: now it is
     pack: int | None = 1  # batched: runs that differ in the seed alone, made together; None: as many as there is memory for
     capture: Literal["auto", "graph", "none"] = "auto"  # batched: how steps become programs
     convolution: Literal["auto", "heuristic", "benchmark"] = "auto"  # batched on a GPU: engine.batched.layers; auto: measured
+    deterministic: bool = False  # on a GPU: the same bits each time, or a refusal; a CPU gives them anyway
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
     checkpoint_every: float = 30.0  # seconds between checkpoints
@@ -80,6 +84,11 @@ def checked(how: Execution) -> Execution:
     if how.convolution != "auto" and place == "cpu":
         raise UserError(
             f"--convolution {how.convolution}: it says how cuDNN chooses on a GPU; on a CPU there is one way.", "Leave it out."
+        )
+    if how.convolution == "benchmark" and how.deterministic:
+        raise UserError(
+            "--convolution benchmark: what cuDNN measures may differ each time, and --deterministic has nothing measured.",
+            "Leave one of them out.",
         )
     if how.capture == "graph" and place == "cpu":
         raise UserError("--capture graph: a CUDA graph needs a GPU.", "Add --device cuda, or leave it out.")
@@ -121,7 +130,7 @@ def initial_model(spec: RunSpec, setting: Setting) -> Flat:
 
 def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution, runs: int = 1) -> Executor:
     """What computes the clients of a specification, of several runs if need be, with the samples on the device."""
-    chunks = Chunks(how.chunk, _clients_at_a_time(spec, setting, device, how, runs))
+    chunks = Chunks(how.chunk, _clients_at_a_time(spec, setting, device, how, runs), firm=how.deterministic)
     samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.floats), device)
     if how.engine_on(str(device)) == "loop":
         return LoopExecutor(flat, samples, how.workers)
@@ -133,12 +142,16 @@ def convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, h
     """One of engine.batched.layers.CONVOLUTIONS, or None where there is nothing to choose: on a CPU, without convolutions."""
     if samples.device.type == "cpu" or not layers.convolutions(flat.module):
         return None
-    return faster_convolution(spec, setting, flat, samples, how) if how.convolution == "auto" else how.convolution
+    if how.convolution != "auto":
+        return how.convolution
+    return layers.CONVOLUTIONS[0] if how.deterministic else faster_convolution(spec, setting, flat, samples, how)
 
 
 def _clients_at_a_time(spec: RunSpec, setting: Setting, device: torch.device, how: Execution, runs: int) -> int | None:
     """As many as memory is thought to be enough for, before there is anything on the device; None where nothing says."""
-    room = None if how.chunk or how.engine_on(str(device)) == "loop" else memory.room(device)
+    if how.chunk or how.engine_on(str(device)) == "loop" or how.estimate:
+        return None if how.chunk else how.estimate
+    room = memory.room(device, fixed=how.deterministic)
     needed = None if room is None else estimate(spec, setting, captured=how.captures(str(device)))
     return None if needed is None or room is None else needed.clients(room, runs)
 
@@ -184,10 +197,11 @@ def require_arithmetic(device: torch.device, dtype: str) -> None:
 
 
 @contextmanager
-def exact_arithmetic(device: torch.device, dtype: str = "float32") -> Iterator[None]:
-    """The same command gives the same numbers, and on a GPU float32 means float32: the defaults promise neither.
+def exact_arithmetic(device: torch.device, dtype: str = "float32", deterministic: bool = False) -> Iterator[None]:
+    """On a CPU the same command gives the same bits, and on a GPU float32 means float32: the defaults promise neither.
 
     dtype "tf32": products of matrices and convolutions take 10 bits of each factor's fraction. Raises UserError on a CPU.
+    deterministic: the same bits on a GPU, too. Raises UserError for an operation that cannot.
     """
     require_arithmetic(device, dtype)
     tf32 = dtype == "tf32"
@@ -198,10 +212,34 @@ def exact_arithmetic(device: torch.device, dtype: str = "float32") -> Iterator[N
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
+        with (
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32),
+            deterministic_algorithms() if deterministic else nullcontext(),
+        ):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Inside, operations take the form that gives the same bits each time. Raises UserError for one that has none."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault(CUBLAS, CUBLAS_WORKSPACE)  # read when cuBLAS is used for the first time
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        name, found, _ = str(error).partition(" does not have a deterministic implementation")
+        if found:
+            raise UserError(f"--deterministic: '{name}' has no deterministic form on this device.", "Leave it out.") from None
+        if CUBLAS in str(error):
+            raise UserError(
+                f"--deterministic: cuBLAS was used without {CUBLAS}.", f"Set {CUBLAS}={CUBLAS_WORKSPACE} before the command."
+            ) from None
+        raise
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     if each is None:
         return None
     fed, samples = without_data(spec, setting)
-    cohort, room = len(fed.cohort(1)), None if device is None else memory.room(device)
+    cohort, room = len(fed.cohort(1)), None if device is None else memory.room(device, fixed=how.deterministic)
     if engine == "loop":
         clients = min(cohort, (how.workers or environment.cores()) if place == "cpu" else 1)
     else:

@@ -20,7 +20,7 @@ from pflbench.run import record
 from pflbench.run.checkpoint import Checkpoints, Snapshot
 from pflbench.run.evaluation import require_global_model
 from pflbench.run.execution import Execution, clients, exact_arithmetic, federation, find_device, initial_model, memory_errors
-from pflbench.run.record import Account
+from pflbench.run.record import Account, as_begun
 from pflbench.run.round import RECEPTION, CommunicationRound
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
@@ -53,7 +53,7 @@ def execute(
     `diverged`.
     """
     device = find_device(how.device)
-    with exact_arithmetic(device, spec.train.dtype), memory_errors(how, device):
+    with exact_arithmetic(device, spec.train.dtype, how.deterministic), memory_errors(how, device):
         yield from execute_on(None, spec, store, data_root, how, force=force)
 
 
@@ -74,7 +74,7 @@ def execute_on(
         environment.reset_peak_memory()
         setting = load_setting(spec, data_root)
         if own is None:
-            fed = federation(spec, setting, find_device(how.device), how)
+            fed = federation(spec, setting, find_device(how.device), as_begun(how, found))
         else:
             fed = clients(spec, setting, initial_model(spec, setting), own)
         try:

@@ -20,6 +20,7 @@ from pflbench.errors import Diverged, UserError
 from pflbench.run.execution import Execution, exact_arithmetic, executor, find_device, initial_model, memory_errors
 from pflbench.run.footprint import Footprint, footprint
 from pflbench.run.loop import Progress, execute, execute_on
+from pflbench.run.record import as_begun
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import runs
@@ -92,10 +93,11 @@ def execute_pack(
             yield 0, told
         return
     device = find_device(how.device)
+    begun = None if force else next(filter(None, (runs.newest(store, spec.key) for spec in specs)), None)
     with (
-        exact_arithmetic(device, specs[0].train.dtype),
+        exact_arithmetic(device, specs[0].train.dtype, how.deterministic),
         memory_errors(how, device),
-        closing(_inner(specs, data_root, device, how)) as inner,
+        closing(_inner(specs, data_root, device, as_begun(how, begun))) as inner,
     ):
         pack = Pack(inner, len(specs))
         works = [

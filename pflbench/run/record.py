@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 
 from pflbench import environment, methods
 from pflbench.engine import devices
+from pflbench.engine.batched.layers import CONVOLUTIONS
 from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import COUNTERS, Federation
-from pflbench.engine.memory import in_words
+from pflbench.engine.memory import Shortage, in_words
 from pflbench.errors import Diverged
 from pflbench.run.evaluation import HEADLINE
-from pflbench.run.execution import Execution
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.round import EVALUATION, RECEPTION, UPDATE, CommunicationRound
 from pflbench.run.setting import Setting
 from pflbench.store import partitions, write
@@ -41,7 +43,10 @@ class Account:
         self._environment: dict[str, Any] = {}
         self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
         self._untold: list[str] = []
-        self._shortages_told = 0
+        # When memory did not suffice so far, with the round under way; of the executor's, so many are in it, and were told.
+        self._shortages: list[dict[str, Any]] = row.environment.get("chunk", {}).get("out_of_memory", [])
+        self._shortages_kept = self._shortages_told = 0
+        self._always_deterministic = self.rounds_stored == 0 or row.environment.get("deterministic", False)
         self._fallbacks_told: set[str] = set()
 
     def begin(self, method: str, setting: Setting, how: Execution) -> None:
@@ -53,8 +58,14 @@ class Account:
             "torch_threads": torch.get_num_threads(),
             "data": setting.content,
         }
-        known = {"scale": how.scale, "plugin": methods.record(method), "notes": dict(self._notes)}
+        known = {
+            "scale": how.scale,
+            "plugin": methods.record(method),
+            "notes": dict(self._notes),
+            "deterministic": how.deterministic and self._always_deterministic,
+        }
         self._environment = described | {name: value for name, value in known.items() if value} | devices.software(fed.device)
+        self._environment |= self._executed()
         write.update_run(
             self._store,
             self.run_id,
@@ -70,8 +81,12 @@ class Account:
         )
 
     def rewind(self, last_round: int) -> None:
-        """Removes the rounds after that one."""
+        """Removes the rounds after that one, and goes on with the clients at a time that memory had sufficed for by then."""
         write.rewind(self._store, self.run_id, last_round)
+        self.rounds_stored = last_round + 1
+        self._shortages = [one for one in self._shortages if one.get("round", 0) <= last_round]
+        self._fed.executor.remember([Shortage(one["work"], one["clients"], one["then"]) for one in self._shortages])
+        self._shortages_kept = self._shortages_told = len(self._fed.executor.shortages())
 
     def note(self, notes: Mapping[str, str]) -> None:
         """Takes in what a round noted, by name; what is known of that name already stays."""
@@ -83,6 +98,7 @@ class Account:
         """Writes a round, then notes and what the executor tells, when that has changed."""
         write.write_round(self._store, self.run_id, record)
         self._keep_environment()
+        self.rounds_stored = record.round + 1
 
     def end(self, status: str, message: str | None = None) -> None:
         """Writes how the run ended, and how it was packed."""
@@ -100,13 +116,36 @@ class Account:
         return (*told, *(FALLBACK.format(reason=reason.removeprefix("not captured: ")) for reason in sorted(apart)))
 
     def _keep_environment(self, last: bool = False) -> None:
-        known = {**self._environment}
+        known = {**self._environment, **self._executed(last)}
         if self._notes:
             known["notes"] = dict(self._notes)
-        known |= {name: told for name, told in self._fed.executor.record().items() if last or name != "pack"}
         if known != self._environment:
             self._environment = known
             write.update_run(self._store, self.run_id, environment=known)
+
+    def _executed(self, last: bool = False) -> dict[str, Any]:
+        """What the executor tells; of the pack at last alone."""
+        told = {name: value for name, value in self._fed.executor.record().items() if last or name != "pack"}
+        if "chunk" in told:
+            new = told["chunk"]["out_of_memory"][self._shortages_kept :]
+            self._shortages_kept += len(new)
+            self._shortages += [{**one, "round": self.rounds_stored} for one in new]
+            told["chunk"] = {**told["chunk"], "out_of_memory": list(self._shortages)}
+        return told
+
+
+def as_begun(how: Execution, begun: Run | None) -> Execution:
+    """With what was measured when the run was begun on a device of the same name, where the command leaves it open.
+
+    An interrupted run that goes on in other ways would end with other last digits.
+    """
+    if begun is None or how.deterministic or begun.device != devices.name(find_device(how.device)):
+        return how
+    record = begun.environment
+    convolution = record.get("steps", {}).get("convolution")
+    if how.convolution == "auto" and convolution in CONVOLUTIONS:
+        how = replace(how, convolution=convolution)
+    return replace(how, estimate=record.get("chunk", {}).get("estimate"))
 
 
 def cost(this: CommunicationRound) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def test_the_estimate_in_a_dry_run(shell, tmp_path):
 
 def test_what_does_not_fit_is_said(shell, monkeypatch):
     for what in ("free", "room"):
-        monkeypatch.setattr(memory, what, lambda device: 200_000)
+        monkeypatch.setattr(memory, what, lambda device, **_: 200_000)
     done = shell("run", "-m", "local", *DIGITS, "--dry-run")
     assert "local on digits needs about 1" in done.err
     assert "but 200 kB are free on cpu" in done.err
@@ -76,7 +76,7 @@ def test_a_run_begins_with_as_many_clients_at_a_time_as_were_said(runs, monkeypa
     whole = footprint(spec, setting, how)
     fixed = whole.data + runs * (whole.models + whole.batch_norm)
     each = (whole.copies + whole.activations) / whole.clients
-    monkeypatch.setattr(memory, "room", lambda device: fixed + 5.5 * each / SHARE)
+    monkeypatch.setattr(memory, "room", lambda device, **_: fixed + 5.5 * each / SHARE)
     flat = initial_model(spec, setting)
     assert executor(spec, setting, flat, CPU, how, runs).chunks.estimate == 5
     assert executor(spec, setting, flat, CPU, Execution(engine="batched", chunk=3), runs).chunks.estimate is None

@@ -134,7 +134,7 @@ def shortages(store, number):
 
 @pytest.mark.parametrize("capture", ["graph", "none"])
 def test_where_memory_runs_out_clients_are_halved(store, monkeypatch, capture):
-    monkeypatch.setattr(memory, "room", lambda device: 1 << 40)  # the estimate knows nothing of the limit
+    monkeypatch.setattr(memory, "room", lambda device, **_: 1 << 40)  # the estimate knows nothing of the limit
     with plugged_in() as world:
         plenty = run(brief(), store, capture=capture)
         needed = world.gpus[0].memory.peak

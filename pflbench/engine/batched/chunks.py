@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ SHARE = 0.8  # of the free memory: the rest is for what no estimate knows, such 
 class Chunks:
     """most: clients at a time, if a number was asked for. estimate: as many as memory is thought to be enough for; None: all.
 
+    firm: memory that runs out is an error, since fewer clients at a time give other last digits.
     An executor shares it with those it makes, so that what one of them finds out holds for all.
     """
 
-    def __init__(self, most: int | None = None, estimate: int | None = None) -> None:
-        self.most, self.estimate = most, estimate
+    def __init__(self, most: int | None = None, estimate: int | None = None, *, firm: bool = False) -> None:
+        self.most, self.estimate, self.firm = most, estimate, firm
         self.shortages: list[Shortage] = []
         self._smallest: dict[str, int] = {}  # by kind of work: clients at a time, where that was not all
 
@@ -37,16 +38,21 @@ class Chunks:
         """Calls `do` with all clients, in order, some at a time. forget: gives back the memory of what can be made again.
 
         Where memory runs out, the same clients are done again, half as many at a time: `do` must leave its inputs as they are,
-        and keep no result before it has all. For a single client torch.OutOfMemoryError passes.
+        and keep no result before it has all. For a single client, and where it is firm, torch.OutOfMemoryError passes.
         """
         size, start = self._size(work, len(clients)), 0
         while start < len(clients):
             now = clients[start : start + size]
-            if _enough_memory(do, now):
+            if _enough_memory(do, now, needed=self.firm or len(now) == 1):
                 start += len(now)
             else:
                 forget()
                 size = self._halve(work, len(now), device)
+
+    def remember(self, shortages: Sequence[Shortage]) -> None:
+        """Takes in when memory ran out before, in another process: no more clients at a time than that left."""
+        if len(shortages) > len(self.shortages):  # of several runs that share it, those of the run that got furthest
+            self.shortages = list(shortages)
 
     def halvings(self, work: str) -> int:
         return sum(shortage.work == work for shortage in self.shortages)
@@ -55,6 +61,7 @@ class Chunks:
         """For the record of a run: what was asked for, and by kind of work the fewest clients at a time, where not all were."""
         return {
             "asked": self.most or "auto",
+            "estimate": self.estimate,
             "clients": dict(self._smallest),
             "out_of_memory": [vars(shortage) for shortage in self.shortages],
         }
@@ -77,14 +84,17 @@ class Chunks:
         return half
 
 
-def _enough_memory(do: Callable[[np.ndarray], None], clients: np.ndarray) -> bool:
-    """Does it, and says whether it could. What it held is free again only when this has returned: the error keeps it alive."""
+def _enough_memory(do: Callable[[np.ndarray], None], clients: np.ndarray, needed: bool) -> bool:
+    """Does it, and says whether it could; raises torch.OutOfMemoryError where that is needed.
+
+    What it held is free again only when this has returned: the error keeps it alive.
+    """
     try:
         do(clients)
     except Exception as error:
         if not memory.ran_out(error):
             raise
-        if len(clients) == 1:
+        if needed:
             raise torch.OutOfMemoryError(*error.args) from error
         return False
     return True

@@ -97,6 +97,9 @@ class BatchedExecutor(Direct):
     def shortages(self) -> Sequence[Shortage]:
         return self.chunks.shortages
 
+    def remember(self, shortages: Sequence[Shortage]) -> None:
+        self.chunks.remember(shortages)
+
     def _sgd(self, asked: Sgd) -> Trained:
         rows, buffers, plan, columns = asked.rows, asked.buffers, asked.plan, asked.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))

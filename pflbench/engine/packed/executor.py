@@ -167,6 +167,9 @@ class PackedExecutor:
     def shortages(self) -> Sequence[Shortage]:
         return self._pack.inner.shortages()
 
+    def remember(self, shortages: Sequence[Shortage]) -> None:
+        self._pack.inner.remember(shortages)
+
 
 @dataclass(frozen=True)
 class Waiting:
