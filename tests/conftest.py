@@ -30,6 +30,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     for name in os.environ:
         if name.startswith("PFLBENCH_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("PFLBENCH_GPU_CHECK", "off")  # where there is one, tests are of other things
     monkeypatch.chdir(tmp_path)
     return Shell(capsys)
 

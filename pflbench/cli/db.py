@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pflbench.cli import options as o
+from pflbench.cli.checkup import checkup
 from pflbench.cli.console import message, print_fields, print_json
 
 if TYPE_CHECKING:
@@ -97,8 +98,23 @@ def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
         print_fields((name.replace("_", " "), value) for name, value in found.items())
 
 
-def doctor(db: o.Db = o.DEFAULT_DB, data_dir: o.DataDir = o.DEFAULT_DATA, as_json: o.Json = False) -> None:
-    """Show versions, device, data found and the state of the database. Exit code 2 if something will not work."""
+def doctor(
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Check the GPU: all ways of computing against one another, in a minute or two.")
+    ] = False,
+    device: Annotated[str, typer.Option(metavar="auto|cuda[:N]", help="--gpu: which one. auto: the first.")] = "auto",
+    db: o.Db = o.DEFAULT_DB,
+    data_dir: o.DataDir = o.DEFAULT_DATA,
+    as_json: o.Json = False,
+) -> None:
+    """Show versions, device, data found and the state of the database. Exit code 2 if something will not work.
+
+    With --gpu: whether the GPU, with its driver and this PyTorch, gives the right numbers in every way that a run may take.
+    `run` goes by what was found; exit code 1 if something is wrong. PFLBENCH_GPU_VERDICTS names the file that keeps it.
+    """
+    if gpu:
+        checkup(device, as_json)
+        return
     from pflbench.run.doctor import examine
 
     found = examine(db, data_dir)

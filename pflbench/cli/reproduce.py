@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pflbench.cli import options as o
+from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.progress import Series, data_view, follow, series_view
@@ -282,6 +283,7 @@ def _make(outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, how: Exe
         return progress(spec).wanted.keeps, progress(spec).anew
 
     ahead = [one.wanted.spec for one, _ in outlook.ahead]
+    check_first(ahead, how, quiet)
     for together in packs(ahead, results, data_dir, how, force=True, also_alike=made):
         (keeps, anew), names = made(together[0]), [progress(spec).wanted.name for spec in together]
         keeping = replace(how, observe_every=keeps.observe_every, follow=keeps.follow, scale=outlook.goal.scale.name)

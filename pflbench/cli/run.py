@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import typer
 
 from pflbench.cli import options as o
+from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view, follow, run_view
@@ -62,6 +63,7 @@ def run(
     trajectory, force = executed["trajectory"], executed["force"]
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
     how = replace(how, follow=client, command=command_line())
+    check_first(specs, how, quiet)
     done: list[dict[str, Any]] = []
     failed = False
     try:

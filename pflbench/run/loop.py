@@ -23,6 +23,7 @@ from pflbench.run.execution import Execution, clients, exact_arithmetic, federat
 from pflbench.run.record import Account, as_begun
 from pflbench.run.round import RECEPTION, CommunicationRound
 from pflbench.run.setting import load_setting
+from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
 from pflbench.store import locks, runs, write
 from pflbench.store.failures import sqlite_path
@@ -84,7 +85,10 @@ def execute_on(
             owner = f"{row.key}/{row.attempt}/{row.created_at}"
             checkpoints = Checkpoints(where, row.id, owner, how.checkpoint_every)
             account = Account(store, row, fed)
-            account.begin(spec.method.name, setting, how)
+            belief = believed(spec, fed.device, how)
+            account.begin(spec.method.name, setting, how, belief)
+            if not belief.resumes:
+                checkpoints.remove()
             if fed.device.type != "cpu":  # of a CPU's memory, what the data have taken counts as well
                 devices.reset_peak(fed.device)
             with _marked(spec, account, checkpoints):

@@ -21,6 +21,7 @@ from pflbench.run.evaluation import HEADLINE
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.round import EVALUATION, RECEPTION, UPDATE, CommunicationRound
 from pflbench.run.setting import Setting
+from pflbench.run.verdict import Belief
 from pflbench.store import partitions, write
 from pflbench.store.runs import Run
 from pflbench.store.schema import now
@@ -49,8 +50,12 @@ class Account:
         self._always_deterministic = self.rounds_stored == 0 or row.environment.get("deterministic", False)
         self._fallbacks_told: set[str] = set()
 
-    def begin(self, method: str, setting: Setting, how: Execution) -> None:
-        """Marks the run as running, and says where and how it is made. Notes of earlier rounds stay."""
+    def begin(self, method: str, setting: Setting, how: Execution, belief: Belief) -> None:
+        """Marks the run as running, and says where and how it is made. Notes of earlier rounds stay.
+
+        belief: what the verdict of the GPU makes of `how`.
+        """
+        self._untold += belief.notes
         fed = self._fed
         described = {
             **environment.describe(),
@@ -62,6 +67,7 @@ class Account:
             "scale": how.scale,
             "plugin": methods.record(method),
             "notes": dict(self._notes),
+            "gpu_check": belief.told,
             "deterministic": how.deterministic and self._always_deterministic,
         }
         self._environment = described | {name: value for name, value in known.items() if value} | devices.software(fed.device)

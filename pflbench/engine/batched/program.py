@@ -20,6 +20,7 @@ from pflbench.engine.requests import Given, Shared, pick
 Named = dict[str, Tensor]
 NARROWER = 0.8  # of two neighbouring numbers of clients for which programs are made, the smaller one by the larger one
 MIXED = "batches of different sizes in one step"  # that cannot be filled up
+OTHER_NUMBERS = "not captured: the program gave other numbers"
 COPIES = 3  # of a client's rows: the program's own, and two while its numbers are compared with those of the step itself
 ERROR = 1e-3  # by how much a program's change may be off, by the largest change: float32, other algorithms
 
@@ -215,7 +216,7 @@ class Program:
         call()
         same = all(_near(state[k], wanted[k], before[k]) for k in state)
         _set_back(state, before)
-        return (call, "") if same else (None, "not captured: the program gave other numbers")
+        return (call, "") if same else (None, OTHER_NUMBERS)
 
 
 def bucket(count: int, most: int) -> int:

@@ -48,8 +48,9 @@ class Memory:
     """live: bytes of tensors; peak: the most of them at once. cached: what the allocator has and no tensor needs."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.size = self.limit = limit  # of the device; and what this process may have of it
         self.live = self.peak = self.cached = self.in_pools = self._general = 0
+        self._owing = False  # an error, since a backward pass
         self.torn = False  # a capture's end has failed: before PyTorch 2.13 the allocator goes on as if it were under way
 
     @property
@@ -57,10 +58,16 @@ class Memory:
         return self._general + self.cached + self.in_pools
 
     def take(self, nbytes: int, stream: Stream, pool: Pool | None) -> Block:
-        """Raises torch.OutOfMemoryError beyond the limit. pool: that of the capture under way."""
+        """Raises torch.OutOfMemoryError beyond the limit. pool: that of the capture under way.
+
+        What is too much in a backward pass is refused at the next request after it: an error in that thread ends the process.
+        """
         size = -(-nbytes // GRAIN) * GRAIN
         more = size if pool is None else max(0, pool.live + size - pool.size)
-        if self._general + self.in_pools + more > self.limit:
+        in_backward = torch._C._current_graph_task_id() != -1
+        self._owing |= self._general + self.in_pools + more > self.limit
+        if self._owing and not in_backward:
+            self._owing = False
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes: of {self.limit}, {self.live} are in use by tensors and "
                 f"{self.in_pools} kept by graphs."
@@ -72,7 +79,7 @@ class Memory:
             pool.live += size
             pool.size += more
             self.in_pools += more
-        self.cached = min(self.cached, self.limit - self._general - self.in_pools)
+        self.cached = max(0, min(self.cached, self.limit - self._general - self.in_pools))
         self.live += size
         self.peak = max(self.peak, self.live)
         return Block(self, size, stream, pool)

@@ -88,7 +88,11 @@ class Module:
 
     def mem_get_info(self, device: Device = None) -> tuple[int, int]:
         of = _memory(device)
-        return of.limit - of.reserved, of.limit
+        return of.size - of.reserved, of.size
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Device = None) -> None:
+        of = _memory(device)
+        of.limit = int(fraction * of.size)
 
     # -- streams and graphs -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,223 @@
+"""The checks of a device: a right one passes, planted faults are found and named, and a run then goes the slower way.
+
+The device is a CPU where that will do, and else the GPU made of Python.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.gpu import NAME, plugged_in
+from support.planted import plant
+from support.runs import spec
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from pflbench.contract import device, small
+from pflbench.contract.recorded import Recorded
+from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.models import MODELS
+from pflbench.run import verdict
+from pflbench.run.checkpoint import Checkpoints
+from pflbench.run.execution import Execution
+from pflbench.run.loop import execute
+from pflbench.run.verdict import MEMORY, PACKING, PRODUCTS, RESUME, TF32, Check, choose, needed
+from pflbench.store import runs
+
+CPU = torch.device("cpu")
+
+
+def found(*checks, on=CPU):
+    return dict(device.check([Check(*check) for check in checks], on))
+
+
+def only(check, on=CPU):
+    (said,) = found(check, on=on).values()
+    return said
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    monkeypatch.delenv(verdict.SKIP, raising=False)
+    monkeypatch.setenv(verdict.FILE, str(tmp_path / "gpu.json"))
+    monkeypatch.setattr(verdict, "_known", {})
+    with plugged_in() as world:
+        yield world
+
+
+class Rounded(TorchDispatchMode):
+    """Arithmetic that is TF32 where float32 was asked for."""
+
+    PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in self.PRODUCTS:
+            args = tree_map(self.rounded, args)
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def rounded(value):
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+            return value
+        return ((value.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+# -- what is right passes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("floats", ["float64", "float32"])
+def test_a_cpu_passes(floats):
+    wanted = [(PRODUCTS, "", floats), (RESUME, "", floats), (PACKING, "captured", floats), ("apple", "captured", floats)]
+    said = found(*wanted, ("mlp", "batched", floats), ("fasttext", "captured", floats))
+    assert {str(check): str(one) for check, one in said.items()} == {str(check): "passed" for check in said}
+    assert len(said) == len(wanted) + 2
+    # What is allowed is far from what is there.
+    assert all(one.off < one.allowed / 10 for one in said.values())
+
+
+@pytest.mark.slow
+def test_a_cpu_passes_all():
+    said = dict(device.check(device.whole(), CPU))
+    unable = {check.what for check, one in said.items() if one.status == "not supported"}
+    assert unable == {TF32, MEMORY}
+    assert {one.status for check, one in said.items() if check.what not in unable} == {"passed"}
+
+
+def test_there_is_a_check_for_every_model_and_all_that_a_run_needs_can_be_made():
+    assert set(MODELS) <= set(small.SHAPES)
+    whole = set(device.whole())
+    for model in ("mlp", "cnn", "resnet20", "fasttext"):
+        for dtype in ("float64", "float32"):
+            for method in ("fedavg", "fedala", *device.METHODS):
+                asked = spec(method, dtype=dtype).model_copy(update={"model": model})
+                assert set(needed(asked, Execution(pack=None))) <= whole
+
+
+def test_a_method_that_fails_by_itself_says_nothing_of_the_device(monkeypatch):
+    plant(monkeypatch, device, "_method", "return methods.make", "raise RuntimeError('its own fault')\n    return methods.make")
+    said = only(("apple", "batched", "float64"))
+    assert said.status == "not supported"
+    assert "on a CPU either" in said.why
+
+
+# -- planted faults ---------------------------------------------------------------------------------------------------------
+
+
+def test_float32_that_is_tf32_in_secret_is_found():
+    with Rounded():
+        said = found((PRODUCTS, "", "float32"), ("mlp", "batched", "float32"), ("mlp", "batched", "float64"))
+    by_name = {str(check): one for check, one in said.items()}
+    assert by_name["products in float32"].status == "failed"
+    assert 1e-4 < by_name["products in float32"].off < 1e-3
+    assert by_name["mlp, batched in float32"].status == "failed"
+    assert by_name["mlp, batched in float64"].status == "passed"
+
+
+def test_a_program_of_wrong_numbers_is_found(monkeypatch):
+    """Such as the engine finds itself, and then makes its steps as they are; and such as it does not."""
+
+    class Forgetful(Recorded):
+        def __call__(self, step):
+            made = super().__call__(step)
+            made.__self__.operations.pop()
+            return made
+
+    monkeypatch.setattr(small, "Recorded", Forgetful)
+    said = only(("mlp", "captured", "float64"))
+    assert (said.status, "other numbers" in said.why) == ("failed", True)
+    assert said.off <= said.allowed, "no run of it had wrong numbers"
+
+    class Stale(Recorded):
+        """From its third call on it does nothing."""
+
+        def __call__(self, step):
+            made, calls = super().__call__(step), []
+
+            def call():
+                calls.append(1)
+                if len(calls) < 3:
+                    made()
+
+            return call
+
+    monkeypatch.setattr(small, "Recorded", Stale)
+    said = only(("mlp", "captured", "float64"))
+    assert said.status == "failed"
+    assert said.off > 1e-3
+
+
+def test_what_cannot_be_captured_is_not_supported(monkeypatch):
+    class Refusing(Recorded):
+        def __call__(self, step):
+            raise RuntimeError("operation not permitted")
+
+    monkeypatch.setattr(small, "Recorded", Refusing)
+    said = only(("mlp", "captured", "float64"))
+    assert said.status == "not supported"
+    assert "operation not permitted" in said.why
+
+
+def test_a_checkpoint_that_is_read_wrong_is_found(monkeypatch):
+    plant(monkeypatch, Checkpoints, "load", 'content["state"])})', '{k: v.half().to(v) for k, v in content["state"].items()})})')
+    said = only((RESUME, "", "float64"))
+    assert said.status == "failed"
+    assert 1e-9 < said.off < 1e-2
+
+
+def test_what_raises_has_failed(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nMore of it")
+
+    monkeypatch.setattr(BatchedExecutor, "_sgd", broken)
+    said = only(("mlp", "batched", "float64"))
+    assert (said.status, said.why) == ("failed", "RuntimeError: CUDA error: an illegal memory access was encountered")
+
+
+# -- on the GPU made of Python ----------------------------------------------------------------------------------------------
+
+
+def test_memory_that_runs_out_is_found_to_be_handled(gpu, monkeypatch):
+    monkeypatch.setattr(device, "MANY", (10,) * 16)
+    assert only((MEMORY, "batched", "float64"), torch.device(NAME)).status == "passed"
+    assert torch.zeros(1 << 20, device=NAME).nbytes, "what was taken is given back"
+
+
+def test_a_halving_that_leaves_clients_out_is_found(gpu, monkeypatch):
+    monkeypatch.setattr(device, "MANY", (10,) * 16)
+    plant(monkeypatch, Chunks, "each", "size = self._halve(", "start += 1\n            size = self._halve(")
+    said = only((MEMORY, "batched", "float64"), torch.device(NAME))
+    assert said.status == "failed"
+    assert said.off > 1e-6
+
+
+def test_the_loop_and_captured_steps_pass(gpu):
+    said = found(*[("mlp", way, "float64") for way in ("loop", "batched", "captured")], on=torch.device(NAME))
+    assert [one.status for one in said.values()] == ["passed"] * 3
+    assert device.usable(torch.device(NAME))
+
+
+def test_a_run_goes_by_what_is_found(gpu, monkeypatch, store):
+    """Captured steps that end one replay too early: found, and the run makes its steps as they are, and says so."""
+    where, how = torch.device(NAME), Execution(device=NAME)
+    asked = spec("fedavg", rounds=1, batch_size=100)
+    checks = [check for check in needed(asked, how) if check.what == "mlp"]
+    replay = type(gpu).replay
+    calls = []
+    with monkeypatch.context() as planted:
+        planted.setattr(type(gpu), "replay", lambda self, tape: calls.append(1) or (len(calls) % 3 and replay(self, tape)))
+        said = dict(device.check(checks, where))
+    assert {check.way: one.status for check, one in said.items()}["captured"] == "failed"
+    assert {one.status for check, one in said.items() if check.way != "captured"} == {"passed"}
+    verdict.keep(where, said)
+    assert choose(asked, how, said).how.capture == "none"
+
+    told = [text for step in execute(asked, store, Path("data"), how) for text in step.news]
+    made = runs.newest(store, asked.key)
+    assert made.environment["steps"]["capture"] == "none"
+    assert made.engine == "batched"
+    (note,) = (text for text in told if "not captured, which is slower" in text)
+    assert "mlp, captured in float64 failed" in note
+    assert note in made.environment["gpu_check"]
