@@ -161,7 +161,7 @@ def cuda(monkeypatch):
             return 7
 
     @contextmanager
-    def graph(drawn, pool):
+    def graph(drawn, pool, stream):
         pools.append(pool)
         try:
             yield

@@ -6,6 +6,7 @@ Compared are states, losses, scores, buffers, arrays, traffic, and every answer 
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from support.gpu import plugged_in
 from support.gpu.trial import Found, compare, farthest, make, played, small
 
 from pflbench import methods
-from pflbench.engine.batched.program import MIXED
+from pflbench.engine.batched.program import MIXED, Graph
 from pflbench.engine.packed.executor import Pack
 
 WITH_ALA = [name for name in methods.names(with_ala=True) if "+" in name]
@@ -98,11 +99,8 @@ def test_other_models(gpu, name, model):
 @pytest.mark.parametrize(
     ("name", "model"),
     [
-        ("fedavg", "resnet20-gn"),
-        *(
-            pytest.param(name, model, marks=pytest.mark.slow)
-            for name, model in (("fedavg", "resnet20"), ("fedala", "resnet20"), ("ditto", "resnet20-gn"))
-        ),
+        pytest.param(name, model, marks=pytest.mark.slow)
+        for name, model in (("fedavg", "resnet20-gn"), ("ditto", "resnet20-gn"), ("fedavg", "resnet20"), ("fedala", "resnet20"))
     ],
 )
 def test_resnets(gpu, name, model):
@@ -138,6 +136,16 @@ def test_in_float32(gpu):
     found = compare(gpu, "fedala", dtype="float32")
     assert found.off < 1e-3, found.where
     assert found.replays
+
+
+def test_each_device_has_captures_of_its_own(gpu):
+    """PyTorch's own stream for captures is made once, on the device of the first."""
+    for index in (0, 1):
+        x = torch.zeros(3, device=f"pygpu:{index}")
+        replay = Graph(x.device)(partial(x.add_, 1))
+        assert x.tolist() == [0, 0, 0]
+        replay()
+        assert x.tolist() == [1, 1, 1]
 
 
 # -- a pack ---------------------------------------------------------------------------------------------------------------

@@ -57,21 +57,20 @@ class Graph(Capture):
 
     def warm_up(self, step: Call) -> None:
         """On a stream of its own: libraries choose their algorithms and take their workspaces, which no capture permits."""
-        gpu = devices.of(self.device)
-        self._aside = self._aside or gpu.Stream(self.device)
-        self._aside.wait_stream(gpu.current_stream(self.device))
+        gpu, aside = devices.of(self.device), self._stream()
+        aside.wait_stream(gpu.current_stream(self.device))
         try:
-            with gpu.stream(self._aside):
+            with gpu.stream(aside):
                 step()
         finally:  # also where memory runs out: what is tried next takes this step's memory
-            gpu.current_stream(self.device).wait_stream(self._aside)
+            gpu.current_stream(self.device).wait_stream(aside)
 
     def __call__(self, step: Call) -> Call:
         gpu = devices.of(self.device)
         graph, first = gpu.CUDAGraph(), None
         try:
             # A capture that fails leaves its own stream as the current one.
-            with gpu.stream(gpu.current_stream(self.device)), gpu.graph(graph, pool=self._pool()):
+            with gpu.stream(gpu.current_stream(self.device)), gpu.graph(graph, pool=self._pool(), stream=self._stream()):
                 try:
                     step()
                 except BaseException as error:
@@ -86,6 +85,11 @@ class Graph(Capture):
         self._graphs.add(graph)
         replay: Call = graph.replay
         return replay
+
+    def _stream(self) -> Any:
+        """Its own: PyTorch's one for captures belongs to the first device that something was captured on."""
+        self._aside = self._aside or devices.of(self.device).Stream(self.device)
+        return self._aside
 
     def _pool(self) -> Any:
         """The memory of the graphs that there are: no two run at once, and they share it. It ends with the last of them."""
