@@ -68,7 +68,7 @@ class Rounded(TorchDispatchMode):
 # -- what is right passes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("floats", ["float64", "float32"])
+@pytest.mark.parametrize("floats", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_cpu_passes(floats):
     wanted = [(PRODUCTS, "", floats), (RESUME, "", floats), (PACKING, "captured", floats), ("apple", "captured", floats)]
     said = found(*wanted, ("mlp", "batched", floats), ("fasttext", "captured", floats))
