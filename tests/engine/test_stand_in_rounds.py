@@ -21,26 +21,26 @@ WITH_ALA = [name for name in methods.names(with_ala=True) if "+" in name]
 CLOSE = 1e-9
 # How often the host may wait for numbers in a round (4 clients, MLP, steps captured): what it does today, to be lowered.
 WAITS = {
-    "local": 23,
-    "fedavg": 26,
-    "fedprox": 26,
-    "fedavg-c": 45,
-    "fedprox-c": 45,
-    "per-fedavg": 50,
-    "fedrep": 41,
-    "pfedme": 38,
-    "ditto": 45,
-    "fedamp": 30,
-    "heurfedamp": 29,
-    "fedphp": 26,
+    "local": 20,
+    "fedavg": 23,
+    "fedprox": 23,
+    "fedavg-c": 39,
+    "fedprox-c": 39,
+    "per-fedavg": 44,
+    "fedrep": 38,
+    "pfedme": 32,
+    "ditto": 39,
+    "fedamp": 27,
+    "heurfedamp": 26,
+    "fedphp": 23,
     "fedfomo": 42,
-    "apple": 29,
-    "partialfed": 34,
-    "fedala": 74,
-    "elastic": 40,
-    "feddeper": 38,
+    "apple": 26,
+    "partialfed": 31,
+    "fedala": 71,
+    "elastic": 37,
+    "feddeper": 32,
 }
-ALA = 74  # waits of ALA beside those of a method's own
+ALA = 48  # waits of ALA beside those of a method's own
 
 
 @pytest.fixture

@@ -50,7 +50,6 @@ class Memory:
     def __init__(self, limit: int) -> None:
         self.size = self.limit = limit  # of the device; and what this process may have of it
         self.live = self.peak = self.cached = self.in_pools = self._general = 0
-        self._owing = False  # an error, since a backward pass
         self.torn = False  # a capture's end has failed: before PyTorch 2.13 the allocator goes on as if it were under way
 
     @property
@@ -58,16 +57,10 @@ class Memory:
         return self._general + self.cached + self.in_pools
 
     def take(self, nbytes: int, stream: Stream, pool: Pool | None) -> Block:
-        """Raises torch.OutOfMemoryError beyond the limit. pool: that of the capture under way.
-
-        What is too much in a backward pass is refused at the next request after it: an error in that thread ends the process.
-        """
+        """Raises torch.OutOfMemoryError beyond the limit. pool: that of the capture under way."""
         size = -(-nbytes // GRAIN) * GRAIN
         more = size if pool is None else max(0, pool.live + size - pool.size)
-        in_backward = torch._C._current_graph_task_id() != -1
-        self._owing |= self._general + self.in_pools + more > self.limit
-        if self._owing and not in_backward:
-            self._owing = False
+        if self._general + self.in_pools + more > self.limit:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes: of {self.limit}, {self.live} are in use by tensors and "
                 f"{self.in_pools} kept by graphs."
