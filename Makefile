@@ -38,7 +38,7 @@ demo: $(STAMP)
 # Where this is set, each of the many processes that tests start would compile the package anew, and pytest rewrite all assertions.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -31,7 +31,6 @@ names = ("fedavg", "fed-mix", "fed-mix+ala", "late-mix", "late-mix+ala")
 said["looks"] = {name: (looks.of(name).colour, looks.of(name).marker, looks.of(name).dash) for name in names}
 print(json.dumps(said))
 """
-pytestmark = pytest.mark.xdist_group("one line")  # its runs are made once, not by every worker
 NAMES = ("fed-mix", "fed-mix+ala", "late-mix", "late-mix+ala")
 TITLES = ("FedMix", "FedMix+ALA", "LateMix", "LateMix+ALA")
 RUN = "run --plugin late_mix.py -d digits -r 2 -q --batch-size 100 --observe-every 1 --trajectory 4:1-2 -m fedavg "
