@@ -24,6 +24,10 @@ class NothingYet(UserError):
     """There are no results of this kind yet. The command line adds what they take."""
 
 
+class Occupied(UserError):
+    """Another process is at this run."""
+
+
 class Diverged(UserError):
     """A client produced a non-finite value. The engine names the client, the round loop adds method and round."""
 

@@ -47,6 +47,8 @@ MAY_IMPORT = {
     # Says which runs a table needs and how they stand; the command line makes them.
     # Before a long run it times a few batches.
     "reproduce": {"report", "store", "data", "run", "bench", "methods", "models", "partition", "spec", "errors"},
+    # Many runs: it plans as `run` does, and gives them to workers.
+    "sweep": {"run", "methods", "engine", "store", "environment", "spec", "errors"},
     "__main__": {"cli"},
     "cli": {
         "bench",
@@ -55,6 +57,7 @@ MAY_IMPORT = {
         "report",
         "reproduce",
         "site",
+        "sweep",
         "data",
         "partition",
         "models",
@@ -249,7 +252,7 @@ def commands() -> list[str]:
 def test_there_are_the_promised_commands() -> None:
     promised = "run, table, plot, reproduce, report, serve, methods list, methods show, methods new, methods test"
     promised += ", data list, data verify, data download, partition show"
-    promised += ", export, import"
+    promised += ", export, import, sweep run, sweep resume, sweep status, sweep list, sweep cancel"
     promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db info, doctor"
     promised += ", bench list, bench compare"
     assert set(commands()) == {f"pflbench {name}" for name in promised.split(", ")}

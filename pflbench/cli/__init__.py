@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pflbench import __version__
-from pflbench.cli import bench, data, db, exchange, methods, partition, plot, reproduce, run, runs, site, table
+from pflbench.cli import bench, data, db, exchange, methods, partition, plot, reproduce, run, runs, site, sweep, table
 from pflbench.cli.console import error, remember
 from pflbench.errors import UserError, why
 
@@ -25,6 +25,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(partition.app, name="partition")
 app.add_typer(methods.app, name="methods")
 app.command()(run.run)
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(runs.app, name="runs")
 app.command()(table.table)
 app.command()(plot.plot)

@@ -159,7 +159,7 @@ def _paper(kind: Any, *flags: str, **more: Any) -> tuple[Any, Any, Any]:
     return kind | None, None, typer.Option(*flags, **more)
 
 
-def _among(*names: str, shown: str = "") -> dict[str, Any]:
+def among(*names: str, shown: str = "") -> dict[str, Any]:
     """What is completed and shown of an option that takes one of a few words."""
     return {"metavar": shown or "|".join(names), "autocompletion": completion(lambda: names)}
 
@@ -240,7 +240,7 @@ PARTITION = _group(
     least=_paper(
         int, help="dirichlet, pathological: fewest samples of a client. Default: 40, or half an equal share if that is less."
     ),
-    iid_shares=_paper(str, **_among("equal", "reference"), help="iid: equal shares, or PFLlib's unequal ones. Default: equal."),
+    iid_shares=_paper(str, **among("equal", "reference"), help="iid: equal shares, or PFLlib's unequal ones. Default: equal."),
     groups=_paper(int, help="groups: number of groups of clients. Default: 5."),
     dominant_share=_paper(float, help="groups: share of a client's samples from its group's classes. Default: 0.8."),
     group_sizes=_paper(str, metavar="N,N,...", help="groups: samples per client of each group. Default: equal."),
@@ -262,22 +262,22 @@ TRAINING = _group(
     eval_every=_paper(int, help="Evaluate every so many rounds. Default: 1."),
     evaluate=_paper(
         str,
-        **_among("participants", "all"),
+        **among("participants", "all"),
         help="Whom to evaluate when --join-ratio is below 1; all: the others as if they had joined. Default: participants.",
     ),
     drop_last=_paper(
         str,
-        **_among("auto", "always", "never"),
+        **among("auto", "always", "never"),
         help="Drop a client's last partial batch; auto keeps it if it is the only one. Default: auto.",
     ),
     bn_buffers=_paper(
         str,
-        **_among("local", "average", "reset"),
+        **among("local", "average", "reset"),
         help="What becomes of BatchNorm's running statistics. Default: local.",
     ),
     dtype=_paper(
         str,
-        **_among("float32", "float64", "tf32"),
+        **among("float32", "float64", "tf32"),
         help="Default: float32. tf32: faster products on a GPU, with 10 bits of each factor's fraction.",
     ),
 )
@@ -286,13 +286,13 @@ EXECUTION = _group(
     device=(
         str,
         "auto",
-        typer.Option(**_among("auto", "cpu", "cuda", shown="auto|cpu|cuda[:N]"), help="auto: a GPU if there is one."),
+        typer.Option(**among("auto", "cpu", "cuda", shown="auto|cpu|cuda[:N]"), help="auto: a GPU if there is one."),
     ),
     engine=(
         str,
         "auto",
         typer.Option(
-            **_among("auto", "loop", "batched"),
+            **among("auto", "loop", "batched"),
             help="loop: clients side by side on CPU cores; batched: all clients in one program. auto: loop on CPU, "
             "batched on GPU.",
         ),
@@ -306,7 +306,7 @@ EXECUTION = _group(
     ),
     pack=_paper(
         str,
-        **_among("auto", shown="auto|N"),
+        **among("auto", shown="auto|N"),
         parser=_runs_at_a_time,
         help="batched: runs that differ in the seed alone train together, up to N. auto: on a CPU as many as there is memory "
         "for; on a GPU 1, as long as nobody has measured more there. Default: 1.",
@@ -315,7 +315,7 @@ EXECUTION = _group(
         str,
         "auto",
         typer.Option(
-            **_among("auto", "graph", "none"),
+            **among("auto", "graph", "none"),
             help="batched: how a step becomes one call. graph: a CUDA graph (auto on a GPU); none (auto on a CPU): as it is.",
         ),
     ),
@@ -323,7 +323,7 @@ EXECUTION = _group(
         str,
         "auto",
         typer.Option(
-            **_among("auto", "heuristic", "benchmark"),
+            **among("auto", "heuristic", "benchmark"),
             help="batched on a GPU: how cuDNN finds its algorithms. heuristic: by its rules; benchmark: by trying all; auto: "
             "heuristic, unless a measurement at the start says that benchmark is clearly faster.",
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from operator import mul
 from typing import TYPE_CHECKING, Protocol
@@ -17,8 +17,12 @@ from pflbench.cli.console import duration, error, message, stderr
 from pflbench.errors import Diverged
 
 if TYPE_CHECKING:
+    import sqlalchemy
+
     from pflbench.data import Progress as DataProgress
     from pflbench.run.loop import Progress as Step
+    from pflbench.spec import RunSpec
+    from pflbench.sweep.conduct import Course
 
 # A log of 2,000 rounds should still be readable.
 SECONDS_BETWEEN_LINES = 5.0
@@ -133,6 +137,62 @@ def series_view(names: Sequence[str], quiet: bool, series: Series) -> Iterator[V
     else:
         with _display(TextColumn("{task.fields[figures]}"), transient=True) as display:
             yield SeriesBars(display, names, series)
+
+
+@contextmanager
+def sweep_view(course: Course, results: sqlalchemy.Engine, quiet: bool) -> Iterator[Callable[[Course], None]]:
+    """A callback that shows how a sweep stands: a bar for all of it, and one for each run under way."""
+    if quiet:
+        yield lambda state: None
+    elif not sys.stderr.isatty():
+        yield SweepLines(course).show
+    else:
+        with _display(TextColumn("{task.fields[figures]}"), transient=True) as display:
+            yield SweepBars(display, course, results).show
+
+
+class SweepLines:
+    """A line for each run that has ended, with how many are over."""
+
+    def __init__(self, course: Course) -> None:
+        self._names = {spec.key: named(spec) for spec in course.ahead}
+        self._told: set[str] = set()
+
+    def show(self, state: Course) -> None:
+        for key, outcome in state.ended.items():
+            if key not in self._told:
+                self._told.add(key)
+                message(f"{len(self._told)}/{len(self._names)}  {self._names[key]}: {outcome.state}")
+
+
+class SweepBars:
+    """All rounds of a sweep as one bar, and those of the runs under way."""
+
+    def __init__(self, display: Progress, course: Course, results: sqlalchemy.Engine) -> None:
+        self._display, self._results = display, results
+        self._rounds = {spec.key: spec.train.rounds for spec in course.ahead}
+        self._whole = display.add_task("sweep", total=sum(self._rounds.values()), figures="")
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, state: Course) -> None:
+        from pflbench.sweep.conduct import under_way
+
+        reached = under_way(state, self._results)
+        for key in self._tasks.keys() - reached.keys():
+            self._display.remove_task(self._tasks.pop(key))
+        for spec in state.under_way:
+            if spec.key not in self._tasks:
+                self._tasks[spec.key] = self._display.add_task(named(spec), total=spec.train.rounds, figures="")
+            self._display.update(self._tasks[spec.key], completed=reached[spec.key])
+        over = sum(self._rounds[key] for key in state.ended)
+        failed = f", {state.count('failed')} failed" if state.count("failed") else ""
+        runs = f"{len(state.ended)}/{len(self._rounds)} runs{failed}"
+        self._display.update(self._whole, completed=over + sum(reached.values()), figures=runs)
+
+
+def named(spec: RunSpec) -> str:
+    """A run in a few words."""
+    return f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}"
 
 
 @contextmanager

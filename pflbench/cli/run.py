@@ -13,7 +13,7 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, message, print_json
 from pflbench.cli.db import opened
-from pflbench.cli.progress import data_view, follow, run_view
+from pflbench.cli.progress import data_view, follow, named, run_view
 from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(
     from pflbench.run.pack import execute_pack, packs
 
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
-    _prepare(specs, data_dir, quiet)
+    prepare(specs, data_dir, quiet)
     trajectory, force = executed["trajectory"], executed["force"]
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
     how = replace(how, follow=client, command=command_line())
@@ -71,7 +71,7 @@ def run(
             if not quiet:
                 _tell_ahead(specs, results, data_dir, how, force)
             for together in packs(specs, results, data_dir, how, force=force):
-                names = [f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}" for spec in together]
+                names = [named(spec) for spec in together]
                 failed |= not follow(names, execute_pack(together, results, data_dir, how, force=force), run_view(names, quiet))
                 for spec in together:
                     done.append(_result(results, spec.key))
@@ -146,7 +146,7 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
     return [found[spec.model_copy(update={"seed": 0}).key] for spec in specs]
 
 
-def _prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
+def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
     from pflbench.run.estimate import require_possible
     from pflbench.run.setting import load_setting

@@ -11,7 +11,7 @@ from typing import IO
 
 from sqlalchemy import URL
 
-from pflbench.errors import UserError
+from pflbench.errors import Occupied, UserError
 from pflbench.store.failures import sqlite_path
 
 try:
@@ -82,7 +82,7 @@ def _own(path: Path) -> IO[str]:
             if time.monotonic() < until:
                 time.sleep(0.02)
                 continue
-            raise UserError("Another process is at this run already.", "Wait for it, or stop it first.") from None
+            raise Occupied("Another process is at this run already.", "Wait for it, or stop it first.") from None
         # Whoever had the lock before has removed the file: a lock on what is no longer there would keep nobody out.
         with suppress(FileNotFoundError):
             if os.fstat(handle.fileno()).st_ino == path.stat().st_ino:

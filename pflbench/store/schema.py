@@ -226,3 +226,16 @@ class MeasurementRow(Base):
     arms: Mapped[list[dict[str, Any]]] = mapped_column(JSON)  # method x executor, with the seconds of every round
     environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # commit, package versions, machine, command
     created_at: Mapped[str] = mapped_column(String(20), default=now)
+
+
+class SweepRow(Base):
+    """Runs that were asked for together, by `pflbench sweep`: what each of them is, in the order in which they are made."""
+
+    __tablename__ = "sweep"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    specs: Mapped[list[dict[str, Any]]] = mapped_column(JSON)  # RunSpecs
+    environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # the command, its options of execution, plug-ins, the file's text
+    cancelled_at: Mapped[str | None] = mapped_column(String(20))
+    created_at: Mapped[str] = mapped_column(String(20), default=now)

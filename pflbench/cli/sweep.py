@@ -1,0 +1,363 @@
+"""`pflbench sweep`: a grid of runs, made side by side; what is there is skipped, and what was broken off goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pflbench.cli import options as o
+from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
+from pflbench.cli.db import opened
+from pflbench.cli.progress import sweep_view
+from pflbench.cli.run import execution, prepare
+from pflbench.errors import UserError
+
+if TYPE_CHECKING:
+    import sqlalchemy
+
+    from pflbench.run.execution import Execution
+    from pflbench.spec import RunSpec
+    from pflbench.store.sweeps import StoredSweep
+    from pflbench.sweep.conduct import Course
+    from pflbench.sweep.jobs import Job
+    from pflbench.sweep.study import Study
+
+NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep: see `pflbench sweep list`.")]
+_GIVEN = {name: option for name, option in o.EXECUTION.items() if name not in ("trajectory", "force")}
+
+
+class _Commands(TyperGroup):
+    """What is no command of the group is what `run` takes: `pflbench sweep heads.yaml`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    help="Make a grid of runs side by side: `pflbench sweep FILE.yaml`, or the grid on the command line.",
+)
+
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Runs at a time. Default: one for each core, or each GPU, as memory allows."),
+]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also the runs that failed before, from their checkpoints.")]
+KeepGoing = Annotated[bool, typer.Option("--keep-going", "-k", help="Make the others when a run fails.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many runs, this time.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+@app.command()
+@o.taking(asked={**o.only(*o.MAIN, methods=[]), **o.PARTITION, **o.TRAINING}, executed=_GIVEN)
+def run(
+    *,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.yaml]", show_default=False, help="The grid: see docs/sweeps.md.")
+    ] = None,
+    grid: Annotated[
+        list[str],
+        typer.Option("--grid", metavar="NAME=V,V", help="An option of `run` or METHOD.NAME with several values; repeatable."),
+    ] = [],  # noqa: B006
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="To find the sweep by. Default: the file's.")] = None,
+    order: Annotated[
+        str,
+        typer.Option(
+            **o.among("seed", "setting"), help="seed: one seed of everything before the next; setting: all of a setting."
+        ),
+    ] = "seed",
+    jobs: Jobs = None,
+    retry_failed: RetryFailed = False,
+    keep_going: KeepGoing = False,
+    limit: Limit = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the runs, say how long they take; run nothing.")] = False,
+    asked: o.Given,
+    executed: o.Given,
+    db: o.Db = o.DEFAULT_DB,
+    data_dir: o.DataDir = o.DEFAULT_DATA,
+    quiet: Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Make all runs of a grid, several at a time. The same command goes on where it was interrupted.
+
+    An option holds where it has a meaning: beta for Dirichlet partitions, a hyperparameter for its method.
+    """
+    from pflbench.errors import unknown
+    from pflbench.run.plan import warnings
+    from pflbench.sweep.grid import ORDERS, specifications
+
+    if order not in ORDERS:
+        raise unknown("order", order, ORDERS)
+    study = _study(file, grid, name, asked)
+    specs = specifications(study.grid, data_dir, "seed" if order == "seed" else "setting")
+    for text in warnings(specs):
+        message(f"Note: {text}")
+    how = execution({**executed, "trajectory": None, "force": False})
+    if dry_run:
+        _outlook(study.name, specs, db, data_dir, how, as_json)
+        return
+    environment = {
+        "command": command_line(),
+        "execution": executed,
+        "data_dir": str(data_dir.absolute()),
+        "plugins": [str(path.absolute()) for path in asked["plugins"]],
+        "file": None if file is None else file.read_text(encoding="utf-8"),
+    }
+    with opened(db, create=True) as results:
+        from pflbench.store import sweeps
+
+        sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
+        _make(sweep, results, how, jobs, data_dir, quiet, as_json, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
+
+
+@app.command()
+def resume(
+    name: NAMED,
+    jobs: Jobs = None,
+    retry_failed: RetryFailed = False,
+    keep_going: KeepGoing = False,
+    limit: Limit = None,
+    db: o.Db = o.DEFAULT_DB,
+    quiet: Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Go on with a sweep, also one that was cancelled, with the options it was begun with."""
+    from pflbench.methods.outside import plugged_in
+    from pflbench.store import sweeps
+
+    with opened(db) as results:
+        sweep = sweeps.reopen(results, name)
+        how = execution({**sweep.environment["execution"], "trajectory": None, "force": False})
+        data_dir = Path(sweep.environment["data_dir"])
+        with plugged_in([Path(path) for path in sweep.environment["plugins"]]):
+            _make(
+                sweep, results, how, jobs, data_dir, quiet, as_json, retry_failed=retry_failed, keep_going=keep_going, limit=limit
+            )
+
+
+@app.command("list")
+def list_(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
+    """Show all sweeps of the database, and how far they are."""
+    from pflbench.store import sweeps
+
+    with opened(db) as results:
+        found = [(sweep, sweeps.standing(results, sweep.specs)) for sweep in sweeps.listed(results)]
+    records = [
+        {
+            "name": sweep.name,
+            "runs": len(sweep.specs),
+            **{state: stands.counts[state] for state in ("finished", "running", "missing")},
+            "others": sum(count for state, count in stands.counts.items() if state not in ("finished", "running", "missing")),
+            "cancelled": sweep.cancelled_at,
+            "created": sweep.created_at,
+        }
+        for sweep, stands in found
+    ]
+    if as_json:
+        print_json(records)
+    elif records:
+        print_table(tuple(records[0]), [tuple(record.values()) for record in records])
+    else:
+        message("No sweeps yet: pflbench sweep FILE.yaml")
+
+
+@app.command()
+def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
+    """Show every run of a sweep: its state, its rounds, its best accuracy."""
+    from pflbench.store import sweeps
+
+    with opened(db) as results:
+        sweep = sweeps.find(results, name)
+        stands = sweeps.standing(results, sweep.specs)
+    records = []
+    for spec in sweep.specs:
+        made = stands.runs[spec.key]
+        records.append(
+            {
+                "run": made.id if made else None,
+                "method": spec.method.name,
+                "dataset": spec.data.label,
+                "partition": spec.partition.label,
+                "seed": spec.seed,
+                "state": stands.states[spec.key],
+                "rounds": f"{(made.last_round or 0) if made else 0}/{spec.train.rounds}",
+                "best": None if made is None or made.best is None else round(100 * made.best, 2),
+                "message": made.message if made else None,
+            }
+        )
+    if as_json:
+        print_json({"name": sweep.name, "cancelled": sweep.cancelled_at, "runs": records})
+        return
+    print_table(tuple(records[0]), [tuple(record.values()) for record in records])
+    message(f"{sweep.name}: {_counted(stands.counts)}{' Cancelled.' if sweep.cancelled_at else ''}")
+
+
+@app.command()
+def cancel(name: NAMED, db: o.Db = o.DEFAULT_DB) -> None:
+    """Stop a sweep wherever it is under way, with its runs' checkpoints; `sweep resume` goes on."""
+    from pflbench.store import sweeps
+
+    with opened(db) as results:
+        sweep = sweeps.cancel(results, name)
+        running = sweeps.standing(results, sweep.specs).counts["running"]
+    message(f"{name} is cancelled. Runs under way that will stop: {running}. Go on with: pflbench sweep resume {name}")
+
+
+def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.Given) -> Study:
+    """The grid, from the file or from the command line."""
+    from dataclasses import replace
+
+    from pflbench.sweep.grid import options
+    from pflbench.sweep.study import from_command_line, read
+
+    fields = {field: option for option, field in options().items()}
+    given = {fields[field]: value for field, value in asked.items() if field in fields and value not in (None, [], False)}
+    settings = [text.partition("=") for text in asked["settings"]]
+    given |= {text.strip(): [part.strip() for part in value.split(",")] for text, _, value in settings}
+    if file is None:
+        study = from_command_line(grids, given, name)
+        if "method" not in study.grid.axes:
+            raise UserError("No method given.", "Name a file, or add -m, for each method one.")
+        return study if name else replace(study, name=_by_content(study))
+    if given or grids:
+        raise UserError(
+            f"{file} says what to run: {', '.join(given) or '--grid'} cannot be given beside it.", "Write it into the file."
+        )
+    study = read(file)
+    return replace(study, name=name) if name else study
+
+
+def _by_content(study: Study) -> str:
+    """A name for a grid of the command line: the same command finds its sweep again."""
+    import hashlib
+
+    return "sweep-" + hashlib.sha256(repr(study.grid).encode()).hexdigest()[:8]
+
+
+def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, as_json: bool) -> None:
+    from pflbench.reproduce.forecast import forecast
+    from pflbench.store import sweeps
+    from pflbench.sweep.room import places
+
+    with opened(db, create=True) as results:
+        stands = sweeps.standing(results, specs)
+        ahead = [spec for spec in specs if stands.states[spec.key] not in ("finished", "diverged", "failed")]
+        found = forecast(ahead, results, data_dir, how) if ahead else None
+    at_a_time = places(ahead, data_dir, how) if ahead else 0
+    seconds = None if found is None or found.seconds is None else found.seconds / at_a_time
+    record = {
+        "name": name,
+        "runs": len(specs),
+        "to_run": len(ahead),
+        "states": dict(stands.counts),
+        "at_a_time": at_a_time,
+        "seconds": seconds,
+        "disk": None if found is None else found.disk,
+        "memory": None if found is None or found.memory is None else found.memory * at_a_time,
+    }
+    if as_json:
+        print_json({**record, "keys": [spec.key for spec in specs]})
+        return
+    rows: dict[tuple[str, str, str], list[int]] = {}
+    for spec in specs:
+        cell = rows.setdefault((spec.method.name, spec.data.label, spec.partition.label), [0, 0])
+        cell[0] += 1
+        cell[1] += stands.states[spec.key] in ("finished", "diverged", "failed")
+    print_table(("method", "dataset", "partition", "runs", "there"), [(*names, *counts) for names, counts in rows.items()])
+    print(f"{name}: {_counted(stands.counts)}")
+    if not ahead:
+        print("Nothing is left to run.")
+    elif found is None:
+        print(f"To run: {len(ahead)}, {at_a_time} at a time. Time: a few minutes at most.")
+    else:
+        time = "unknown" if seconds is None else f"about {duration(seconds)}"
+        memory = "" if found.memory is None else f" Memory: {found.memory * at_a_time / 1e9:.2g} GB."
+        print(f"To run: {len(ahead)}, {at_a_time} at a time. Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{memory}")
+
+
+def _make(
+    sweep: StoredSweep,
+    results: sqlalchemy.Engine,
+    how: Execution,
+    jobs: int | None,
+    data_dir: Path,
+    quiet: bool,
+    as_json: bool,
+    *,
+    retry_failed: bool,
+    keep_going: bool,
+    limit: int | None,
+) -> None:
+    """The runs that are left. Exit code 2 if one failed or diverged, 130 after Ctrl-C."""
+    from dataclasses import replace
+
+    from pflbench.sweep.conduct import conduct, course
+    from pflbench.sweep.processes import Processes
+    from pflbench.sweep.room import devices_for, places
+
+    found = course(results, sweep.specs, retry_failed=retry_failed, limit=limit)
+    interrupted = False
+    if found.ahead:
+        prepare(found.ahead, data_dir, quiet)
+        how = replace(how, command=command_line())
+        workers = Processes(jobs or places(found.ahead, data_dir, how), devices_for(how))
+        try:
+            with sweep_view(found, results, quiet) as look:
+                for state in conduct(
+                    found, results, sweep.id, workers, _jobs(sweep, results, data_dir, how), keep_going=keep_going
+                ):
+                    look(state)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            workers.close()
+    _report(sweep.name, found, as_json)
+    if interrupted:
+        message(f"Interrupted. Go on with: pflbench sweep resume {sweep.name}")
+        raise typer.Exit(130)
+    if found.count("failed") or found.count("diverged") or found.stopped:
+        raise typer.Exit(2)
+
+
+def _jobs(sweep: StoredSweep, results: sqlalchemy.Engine, data_dir: Path, how: Execution) -> Any:
+    from pflbench.run.pack import packs
+    from pflbench.sweep.jobs import Job
+
+    url = results.url.render_as_string(hide_password=False)
+    plugins = tuple(Path(path) for path in sweep.environment["plugins"])
+
+    def jobs(specs: Sequence[RunSpec]) -> Iterator[Job]:
+        for together in packs(specs, results, data_dir, how):
+            yield Job(tuple(together), url, data_dir, how, plugins)
+
+    return jobs
+
+
+def _report(name: str, found: Course, as_json: bool) -> None:
+    if as_json:
+        print_json({"name": name, "skipped": found.skipped, "runs": [asdict(one) for one in found.ended.values()]})
+    for outcome in found.ended.values():
+        if outcome.state in ("failed", "diverged"):
+            error(*outcome.message.split("\n", 1))
+    states: dict[str, int] = {}
+    for outcome in found.ended.values():
+        states[outcome.state] = states.get(outcome.state, 0) + 1
+    skipped = f" There before: {len(found.skipped)}." if found.skipped else ""
+    left = f" Left: {len(found.ahead)}." if found.ahead else ""
+    message(f"{name}: {_counted(states)}{skipped}{left}{f' Stopped: {found.stopped}.' if found.stopped else ''}")
+    failed = sum(state == "failed" for state in found.skipped.values())
+    if failed:
+        message(f"{failed} failed before and {'was' if failed == 1 else 'were'} left as it is; --retry-failed tries again.")
+
+
+def _counted(states: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in states.items() if count) + "." if any(states.values()) else "no runs."

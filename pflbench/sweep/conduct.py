@@ -1,0 +1,100 @@
+"""A sweep under way: jobs go to workers as places come free, and what there is already is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+
+from sqlalchemy import Engine
+
+from pflbench.spec import RunSpec
+from pflbench.store import sweeps
+from pflbench.store.locks import UNDER_WAY
+from pflbench.sweep.jobs import Job, RunOutcome, State, Workers
+
+LOOK = 0.5  # seconds between two looks at what is under way
+
+
+@dataclass
+class Course:
+    """How a sweep stands. ahead: runs that wait; under_way: those that are being made; ended: by key, those of this command."""
+
+    ahead: list[RunSpec]
+    skipped: dict[str, str] = field(default_factory=dict)  # key -> its state in the database
+    under_way: list[RunSpec] = field(default_factory=list)
+    ended: dict[str, RunOutcome] = field(default_factory=dict)
+    stopped: str = ""  # why no further runs are begun
+
+    def count(self, state: State) -> int:
+        return sum(outcome.state == state for outcome in self.ended.values())
+
+
+def course(engine: Engine, specs: Sequence[RunSpec], *, retry_failed: bool = False, limit: int | None = None) -> Course:
+    """What is to be made of these runs: not what is finished or diverged, nor, unless asked for, what failed before."""
+    stands = sweeps.standing(engine, specs)
+    over = {"finished", "diverged", *(() if retry_failed else ("failed",))}
+    skipped = {key: state for key, state in stands.states.items() if state in over}
+    ahead = [spec for spec in specs if spec.key not in skipped]
+    return Course(ahead if limit is None else ahead[:limit], skipped)
+
+
+def conduct(
+    found: Course,
+    engine: Engine,
+    sweep_id: int,
+    workers: Workers,
+    jobs: Callable[[Sequence[RunSpec]], Iterator[Job]],
+    *,
+    keep_going: bool = False,
+) -> Iterator[Course]:
+    """Makes what is ahead, and gives the course at every look. It changes in place.
+
+    jobs: makes them of specifications, some together. A run that fails ends the sweep once what is under way is done, unless
+    keep_going; one that diverges does not. KeyboardInterrupt, and `sweep cancel`, interrupt what is under way: its runs keep a
+    checkpoint.
+    """
+    waiting = jobs(list(found.ahead))
+    at_work: dict[Future[list[RunOutcome]], Job] = {}
+    try:
+        while True:
+            while not found.stopped and len(at_work) < workers.places and (job := next(waiting, None)) is not None:
+                at_work[workers.submit(job)] = job
+                _begin(found, job)
+            if not at_work:
+                return
+            done, _ = wait(at_work, timeout=LOOK, return_when=FIRST_COMPLETED)
+            for future in done:
+                _end(found, at_work.pop(future), future.result())
+            if not found.stopped and found.count("failed") and not keep_going:
+                found.stopped = "a run failed; --keep-going makes the others all the same"
+            if not found.stopped and sweeps.cancelled(engine, sweep_id):
+                found.stopped = "it was cancelled"
+                workers.stop()
+            yield found
+    except (KeyboardInterrupt, GeneratorExit):
+        workers.stop()
+        for future in wait(at_work).done:
+            _end(found, at_work.pop(future), future.result())
+        raise
+
+
+def _begin(found: Course, job: Job) -> None:
+    keys = {spec.key for spec in job.specs}
+    found.ahead = [spec for spec in found.ahead if spec.key not in keys]
+    found.under_way += job.specs
+
+
+def _end(found: Course, job: Job, outcomes: Sequence[RunOutcome]) -> None:
+    keys = {spec.key for spec in job.specs}
+    found.under_way = [spec for spec in found.under_way if spec.key not in keys]
+    found.ended |= {outcome.key: outcome for outcome in outcomes}
+
+
+def under_way(found: Course, engine: Engine) -> dict[str, int]:
+    """Rounds that the runs under way have reached, by key."""
+    stands = sweeps.standing(engine, found.under_way)
+    return {
+        key: run.last_round or 0 if run is not None and run.status in (*UNDER_WAY, "interrupted") else 0
+        for key, run in stands.runs.items()
+    }

@@ -1,0 +1,185 @@
+"""A sweep as a YAML file, or as `--grid NAME=V,V` on the command line; whatever is wrong is said with its line and column.
+
+name: heads
+method: [fedavg, fedala]
+partition: [dirichlet, pathological]
+beta: [0.1, 1]                # where the partition is dirichlet
+seeds: 0-2
+fedala.p: [1, 2, 4]           # where the method is fedala
+exclude:
+  - {method: fedala, partition: pathological}
+change:
+  - {if: {dataset: agnews}, to: {rounds: 100}}
+include:
+  - {method: ditto, dataset: mnist}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pflbench.errors import UserError, unknown
+from pflbench.sweep.grid import Change, RunGrid, checked
+
+PARTS = ("name", "exclude", "change", "include")  # of a file, beside the options
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Study:
+    """name: what the sweep is found by in the database."""
+
+    name: str
+    grid: RunGrid
+
+
+def read(path: Path) -> Study:
+    """Raises UserError for what is no file, no YAML or no sweep."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"There is no file {path}.", "Name a YAML file, or a sweep by its name: pflbench sweep list.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no text in UTF-8.") from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        raise UserError(f"{path}{_at(error.problem_mark)}: {error.problem or 'no YAML'}.") from None
+    if root is None:
+        raise UserError(f"{path} is empty.", "It needs at least: method: [fedavg, fedala]")
+    return _Reader(path).study(root)
+
+
+def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str | None) -> Study:
+    """grids: "beta=0.1,1". given: the options of `run` that were given, each with one value or several."""
+    axes = {}
+    for option, value in given.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        axes[option] = tuple(checked(option, each)[1] for each in values)
+    for text in grids:
+        option, equals, listed = (part.strip() for part in text.partition("="))
+        if not equals or not listed:
+            raise UserError(f"--grid {text}: expected NAME=VALUE,VALUE.", "For example --grid beta=0.1,1 --grid fedala.p=1,2,4.")
+        found = [checked(option, part.strip()) for part in listed.split(",")]
+        if option == "seeds":
+            found = [checked(option, listed)]
+        if found[0][0] in axes:
+            raise UserError(f"{option} is given twice.", "Give it once, with all its values.")
+        axes[found[0][0]] = tuple(dict.fromkeys(value for _, value in found))
+    return Study(_checked_name(name) if name else "", RunGrid(axes))
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def study(self, root: yaml.Node) -> Study:
+        top = dict(self._entries(root, "the file"))
+        name = self.path.stem
+        if "name" in top:
+            node, name = top["name"], self._value(top["name"])
+            with self._located(node):
+                name = _checked_name(str(name))
+        axes = self._axes((key, node) for key, node in top.items() if key not in PARTS)
+        if "method" not in axes:
+            raise UserError(f"{self.path} names no method.", "Add, for example, method: [fedavg, fedala]")
+        changes = [Change(self._condition(node), None) for node in self._list(top.get("exclude"))]
+        changes += map(self._change, self._list(top.get("change")))
+        single = {key: values for key, values in axes.items() if len(values) == 1}
+        also = [RunGrid({**single, **self._axes(self._entries(node, "include"))}) for node in self._list(top.get("include"))]
+        for used in changes:
+            self._require_used(used, axes)
+        return Study(name, RunGrid(axes, tuple(changes), tuple(also)))
+
+    def _change(self, node: yaml.Node) -> Change:
+        parts = dict(self._entries(node, "change"))
+        for key in parts:
+            if key not in ("if", "to"):
+                with self._located(node):
+                    raise unknown("part of a change", key, ("if", "to"))
+        if len(parts) < 2:
+            with self._located(node):
+                raise UserError("A change has two parts.", "For example {if: {dataset: agnews}, to: {rounds: 100}}")
+        to = self._axes(self._entries(parts["to"], "to"))
+        for name, values in to.items():
+            if len(values) > 1:
+                with self._located(parts["to"]):
+                    raise UserError(f"{name} has {len(values)} values in `to`.", "Give one value.")
+        return Change(self._condition(parts["if"]), {name: values[0] for name, values in to.items()})
+
+    def _condition(self, node: yaml.Node) -> dict[str, tuple[Any, ...]]:
+        return self._axes(self._entries(node, "a condition"))
+
+    def _axes(self, entries: Iterable[tuple[str, yaml.Node]]) -> dict[str, tuple[Any, ...]]:
+        axes = {}
+        for key, node in entries:
+            value = self._value(node)
+            if key == "seeds" and isinstance(value, list):
+                value = ",".join(map(str, value))
+            values = value if isinstance(value, list) else [value]
+            with self._located(node):
+                if not values or None in values:
+                    raise UserError(f"{key} has no value.", f"Write {key}: and its value, or take the line out.")
+                found = [checked(key, each) for each in values]
+            axes[found[0][0]] = tuple(dict.fromkeys(each for _, each in found))
+        return axes
+
+    def _entries(self, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node]]:
+        """Of a mapping, each key once."""
+        with self._located(node):
+            if not isinstance(node, yaml.MappingNode):
+                raise UserError(f"Expected names and values for {what}.", "For example method: [fedavg, fedala]")
+        seen: set[str] = set()
+        for key, value in node.value:
+            with self._located(key):
+                if not isinstance(key, yaml.ScalarNode):
+                    raise UserError("A name is expected here.")
+                if key.value in seen:
+                    raise UserError(f"{key.value} is given twice.", "Give it once, with all its values.")
+            seen.add(key.value)
+            yield key.value, value
+
+    def _list(self, node: yaml.Node | None) -> list[yaml.Node]:
+        if node is None:
+            return []
+        with self._located(node):
+            if not isinstance(node, yaml.SequenceNode):
+                raise UserError("A list is expected here.", "Begin each entry with a dash.")
+        return list(node.value)
+
+    def _value(self, node: yaml.Node) -> Any:
+        return yaml.SafeLoader("").construct_object(node, deep=True)
+
+    def _require_used(self, change: Change, axes: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raises UserError for a condition that holds nowhere: a misspelt value would change nothing, silently."""
+        for name, values in change.when.items():
+            for value in values:
+                if value not in axes.get(name, ()):
+                    raise UserError(
+                        f"{self.path}: a condition asks for {name} {value}, which the sweep does not have.",
+                        f"It has {name}: {', '.join(map(str, axes[name]))}." if name in axes else f"It has no {name}.",
+                    )
+
+    @contextmanager
+    def _located(self, node: yaml.Node) -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{self.path}{_at(node.start_mark)}: {error.message}", error.hint) from None
+
+
+def _at(mark: Any) -> str:
+    return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UserError(f"'{name}' cannot be the name of a sweep.", "Letters, digits, dots, dashes, at most 64.")
+    return name

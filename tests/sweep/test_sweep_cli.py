@@ -1,0 +1,105 @@
+"""`pflbench sweep` as it is typed, with real workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.command import Shell, finish, start
+
+from pflbench.store import runs, sweeps
+from pflbench.store.database import connect, to_url
+
+LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 150\nseeds: 0-1\n"
+SHORT = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 2\nseeds: 0-1\n"
+
+
+@pytest.fixture
+def shell(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("PFLBENCH_")]:
+        monkeypatch.delenv(name)
+    return Shell(capsys)
+
+
+def test_dry_run_list_status_and_refusals(shell, tmp_path):
+    Path("small.yaml").write_text(SHORT)
+    told = json.loads(shell("sweep", "small.yaml", "--dry-run", "--json").out)
+    assert (told["name"], told["runs"], told["to_run"], told["states"]) == ("small", 4, 4, {"missing": 4})
+    assert "To run: 4" in shell("sweep", "small.yaml", "--dry-run").out
+    assert "There is no file" in shell.refused("sweep", "none.yaml")
+    assert "There is no sweep 'none'" in shell.refused("sweep", "status", "none")
+    assert "says what to run: method" in shell.refused("sweep", "small.yaml", "-m", "fedavg")
+    assert "No method given" in shell.refused("sweep", "run", "-d", "digits")
+    assert "Unknown order" in shell.refused("sweep", "small.yaml", "--order", "size")
+    assert "expected NAME=VALUE" in shell.refused("sweep", "-m", "fedavg", "--grid", "beta")
+
+
+def test_a_sweep_with_processes_then_again(shell, tmp_path):
+    Path("small.yaml").write_text(SHORT)
+    done = finish(start("sweep", "small.yaml", "-j", "2", "--json", folder=tmp_path))
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert [one["state"] for one in told["runs"]] == ["finished"] * 4
+    assert shell("sweep", "small.yaml").err.strip() == "small: no runs. There before: 4."
+    (listed,) = json.loads(shell("sweep", "list", "--json").out)
+    assert (listed["name"], listed["runs"], listed["finished"]) == ("small", 4, 4)
+    status = json.loads(shell("sweep", "status", "small", "--json").out)
+    assert [one["rounds"] for one in status["runs"]] == ["2/2"] * 4
+    assert "To run" not in shell("sweep", "small.yaml", "--dry-run").out
+
+
+def until(condition):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never came to that")
+
+
+def reached(database: Path) -> list[int]:
+    if not database.exists():
+        return []
+    engine = connect(to_url(str(database)))
+    try:
+        return [run.last_round or 0 for run in runs.stored(engine, runs.ALL)]
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ctrl-c", "cancel", "killed worker"])
+def test_a_sweep_broken_off_goes_on(shell, tmp_path, how):
+    Path("long.yaml").write_text(LONG)
+    database = tmp_path / "pflbench.db"
+    process = start("sweep", "long.yaml", "-j", "2", folder=tmp_path)
+    until(lambda: sum(round > 3 for round in reached(database)) == 2)
+    if how == "ctrl-c":
+        process.send_signal(signal.SIGINT)
+        done = finish(process)
+        assert done.code == 130
+        assert "Interrupted. Go on with: pflbench sweep resume long" in done.err
+    elif how == "cancel":
+        assert "is cancelled" in shell("sweep", "cancel", "long").err
+        done = finish(process)
+        assert done.code == 2
+        assert "Stopped: it was cancelled" in done.err
+    else:
+        children = [int(line) for line in os.popen(f"pgrep -P {process.pid} -f spawn_main").read().split()]
+        os.kill(children[-1], signal.SIGKILL)
+        done = finish(process)
+        assert done.code == 2
+        assert "was killed" in done.err
+    status = json.loads(shell("sweep", "status", "long", "--json").out)
+    assert "running" not in {one["state"] for one in status["runs"]}
+    going_on = finish(start("sweep", "resume", "long", "-j", "2", "--retry-failed", folder=tmp_path))
+    assert going_on.code == 0, going_on.err
+    engine = connect(to_url(str(database)))
+    sweep = sweeps.find(engine, "long")
+    assert sweeps.standing(engine, sweep.specs).counts == {"finished": 4}
+    assert len(runs.stored(engine, runs.ALL)) == 4, "each has one attempt"
+    engine.dispose()
