@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -22,6 +23,12 @@ def _commands_are_made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: garbage collections, which runs ask for as well, need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -109,6 +109,8 @@ def test_commands_have_the_options_that_are_written(command: str) -> None:
     while children := getattr(at, "commands", None):
         if words[0] not in children and at.invoke_without_command:
             break
+        if words[0] not in children and "run" in children:  # `sweep heads.yaml` is `sweep run heads.yaml`
+            words.insert(0, "run")
         name = words.pop(0)
         assert name in children, command
         at = children[name]

@@ -26,6 +26,11 @@ from pflbench.run.evaluation import HEADLINE, evaluate
 from pflbench.spec import MethodSpec
 
 FEW = (12, 4, 9, 7)  # samples of each client: where all that counts is that two trainings are the same
+AGREE = (
+    ("model", "join_ratio", "engines"),
+    [("mlp", 1.0, ("batched", "captured")), ("batchnorm", 0.75, ("batched in chunks", "captured"))],
+    ["mlp", "batchnorm"],
+)
 MORE = pytest.mark.parametrize(
     ("model", "join_ratio", "engines"),
     [
@@ -116,11 +121,7 @@ class Contract:
         a, b = (make(name).deployed(train(make(name), federation(n=FEW, seed=seed), 2)) for seed in (0, 1))
         assert not torch.equal(a, b)
 
-    @pytest.mark.parametrize(
-        ("model", "join_ratio", "engines"),
-        [("mlp", 1.0, ("batched", "captured")), ("batchnorm", 0.75, ("batched in chunks", "captured"))],
-        ids=["mlp", "batchnorm"],
-    )
+    @pytest.mark.parametrize(AGREE[0], AGREE[1], ids=AGREE[2])
     def test_all_executors_agree(self, name: str, model: str, join_ratio: float, engines: tuple[str, ...]) -> None:
         executors_agree(name, model, join_ratio, engines)
 

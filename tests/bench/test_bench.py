@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases import rest_slow
 from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench import methods
@@ -146,7 +147,7 @@ def test_of_an_embedding_only_the_rows_of_the_batch_move() -> None:
     assert found["evaluation"].bytes == 5 * (6 * 8 + 8) + FLOAT * (dense + 32)
 
 
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", rest_slow(methods.METHODS, "fedavg", "fedala", "fedrep", "apple", "pfedme"))
 def test_counted_is_what_a_real_round_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against PyTorch's count of a round that is really trained, but for the products with which models are aggregated."""
 

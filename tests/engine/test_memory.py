@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.cases import rest_slow
 
 from pflbench import methods
 from pflbench.contract.small import federation, tensors, train
@@ -203,7 +204,7 @@ def test_what_a_failed_part_held_is_free_before_the_next():
 # -- the results do not depend on it ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*METHODS, "fedrep+ala"])
+@pytest.mark.parametrize("name", rest_slow([*METHODS, "fedrep+ala"], "fedavg", "fedala", "pfedme", "fedrep+ala"))
 def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
     fed, method = batched(), make(name)
     whole = train(method, fed, 1)

@@ -8,12 +8,16 @@ from pflbench import methods
 
 pytest.register_assert_rewrite("pflbench.contract.suite")
 
-from pflbench.contract.suite import MORE, Contract  # noqa: E402
+from pflbench.contract.suite import AGREE, MORE, Contract  # noqa: E402
 
 
 @pytest.mark.parametrize("name", methods.names(with_ala=True))
 class TestContract(Contract):
     """What `make test` leaves out differs from what it keeps by the model, by the type of the numbers, or by whole batches."""
+
+    @pytest.mark.parametrize(AGREE[0], [AGREE[1][0], pytest.param(*AGREE[1][1], marks=pytest.mark.slow)], ids=AGREE[2])
+    def test_all_executors_agree(self, name: str, model: str, join_ratio: float, engines: tuple[str, ...]) -> None:
+        super().test_all_executors_agree(name, model, join_ratio, engines)
 
     @pytest.mark.slow
     @MORE

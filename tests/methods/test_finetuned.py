@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.cases import rest_slow
 from support.twins import close, rows, setup
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
@@ -66,7 +67,7 @@ def buffers(modules):
 
 
 @engines
-@pytest.mark.parametrize("model", ["mlp", "batchnorm"])
+@pytest.mark.parametrize("model", rest_slow(["mlp", "batchnorm"], "mlp"))
 @pytest.mark.parametrize(
     ("mu", "options"), [(0.0, {}), (0.7, {}), (0.7, {"finetune_affects_upload": False}), (0.7, {"finetune_stop": "converge"})]
 )
@@ -121,7 +122,7 @@ def test_twin(model, mu, options, engine):
 
 
 @engines
-@pytest.mark.parametrize(("threshold", "cap", "epochs"), [(1e9, 100, 11), (0, 14, 14), (1e9, 7, 7)])
+@pytest.mark.parametrize(("threshold", "cap", "epochs"), rest_slow([(1e9, 100, 11), (0, 14, 14), (1e9, 7, 7)], (1e9, 7, 7)))
 def test_converging_after_so_many_epochs_is_fine_tuning_for_so_many(threshold, cap, epochs, engine):
     converging = FedAvgC(finetune_stop="converge", finetune_threshold=threshold, finetune_cap=cap)
     a = train(converging, federation("batchnorm", engine), 1)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from sqlalchemy import Engine, text
+from support.cases import rest_slow
 from support.runs import hasty
 from torch import Tensor
 
@@ -28,6 +29,8 @@ from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 from pflbench.store import database as db
 
+# Methods that go different ways: plain, inner loops, features of the head, matrices of all clients, initial stages.
+TOGETHER = ("fedavg", "fedala", "fedrep", "apple", "pfedme", "fedphp", "partialfed", "ditto+ala")
 BATCHED = Execution(engine="batched", pack=None)
 ASKED = Execution(engine="batched", pack=None, chunk=100)  # without a look at the memory, which takes longer than these runs
 QUERIES = (
@@ -108,7 +111,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 # -- the numbers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", methods.names(with_ala=True))
+@pytest.mark.parametrize("name", rest_slow(methods.names(with_ala=True), *TOGETHER))
 def test_together_as_alone(name: str, store: Engine) -> None:
     specs = seeds(name, 2, set=hasty(name))
     packed(specs, store, ASKED if "+" in name else BATCHED)

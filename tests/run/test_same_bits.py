@@ -28,6 +28,7 @@ def digests(methods: list[str], repetitions: int, busy: int, threads: int) -> di
     return dict(line.split() for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_bits_with_any_number_of_workers_and_threads():
     """FedALA learns its weights on a head of its own."""
     with ThreadPoolExecutor(2) as pool:

@@ -98,9 +98,14 @@ def loaded(browser: Browser, file: str) -> Iterator[Tab]:
 def shared(loaded: Tab) -> Iterator[Tab]:
     """The same, at its beginning; with nothing to complain of in the end."""
     loaded.page.emulate_media(color_scheme="light", media="screen")
+    unchosen = "delete document.documentElement.dataset.theme; localStorage.clear()"
+    loaded.page.evaluate(unchosen)
     if "light" in str(loaded.page.locator("#theme").get_attribute("aria-label")):
+        # It hears of the system's theme a moment later: there and back leads to the light one in any case.
         loaded.page.locator("#theme").click()
-    loaded.page.evaluate("location.hash = ''; delete document.documentElement.dataset.theme; scrollTo(0, 0)")
+        loaded.page.locator("#theme").click()
+        loaded.page.evaluate(unchosen)
+    loaded.page.evaluate("location.hash = ''; scrollTo(0, 0)")
     expect(loaded.page.locator("#content")).to_be_visible()
     loaded.page.set_viewport_size(WINDOW)
     yield loaded

@@ -39,6 +39,7 @@ def test_dry_run_list_status_and_refusals(shell, tmp_path):
     assert "expected NAME=VALUE" in shell.refused("sweep", "-m", "fedavg", "--grid", "beta")
 
 
+@pytest.mark.slow
 def test_a_sweep_with_processes_then_again(shell, tmp_path):
     Path("small.yaml").write_text(SHORT)
     done = finish(start("sweep", "small.yaml", "-j", "2", "--json", folder=tmp_path))

@@ -1,0 +1,16 @@
+"""Cases of a test, of which `make test` has some and CI all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def rest_slow(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """As parameters: those that are not among `kept` are slow. Raises ValueError for one that is no case."""
+    cases = list(cases)
+    if not {*kept} <= {*cases}:
+        raise ValueError(f"not among the cases: {[one for one in kept if one not in cases]}")
+    return [one if one in kept else pytest.param(one, marks=pytest.mark.slow) for one in cases]
