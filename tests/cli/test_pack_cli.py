@@ -68,6 +68,7 @@ def test_what_is_refused(shell: Shell, tmp_path: Path, options: str, words: str)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_reproduce_packs_too(shell: Shell, tmp_path: Path) -> None:
     command = ("reproduce", "ablation", "--scale", "smoke", "--seeds", "0-1", "--engine", "batched", "--pack", "2", "--json")
     done = shell(*command)

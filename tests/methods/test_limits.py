@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from support.cases import rest_slow
 
 from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
@@ -146,7 +147,7 @@ def test_a_contiguous_subset_of_80_percent_always_holds_the_middle():
 
 
 @engines
-@pytest.mark.parametrize("model", ["mlp", "batchnorm", "cnn", "fasttext"])
+@pytest.mark.parametrize("model", rest_slow(["mlp", "batchnorm", "cnn", "fasttext"], "mlp", "cnn"))
 def test_running_the_frozen_layers_once_changes_nothing(model, engine, monkeypatch):
     """p = 1 walks on the features; the same with the whole model, as for larger p, must give the same weights."""
     quick = train(FedALA(), federation(model, engine, n=(13, 8, 11, 14)), 2)

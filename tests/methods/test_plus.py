@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.cases import rest_slow
 
 from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
@@ -15,6 +16,7 @@ from pflbench.spec import MethodSpec, TrainSpec
 
 engines = pytest.mark.parametrize("engine", [*EXECUTORS[:2], *(pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS[2:])])
 FEW = (12, 4, 9, 7)  # samples of each client: enough for partial batches
+WITH_ALA = [name for name in methods.names(with_ala=True) if name.endswith("+ala")]
 
 
 def make(name, **hyperparameters):
@@ -33,7 +35,7 @@ def test_fedavg_with_ala_is_fedala(engine, join_ratio, options):
 
 
 @engines
-@pytest.mark.parametrize("name", [n.removesuffix("+ala") for n in methods.names(with_ala=True) if n.endswith("+ala")])
+@pytest.mark.parametrize("name", rest_slow([n.removesuffix("+ala") for n in WITH_ALA], "fedavg", "ditto", "fedrep"))
 def test_without_a_rate_a_method_that_starts_from_what_it_received_is_itself(name, engine):
     """eta = 0 leaves W at 1: ALA's result is the received model."""
     plain = make(name, **methods.load(name).ala_decides)  # where ALA replaces a start from the client's own model
@@ -42,7 +44,7 @@ def test_without_a_rate_a_method_that_starts_from_what_it_received_is_itself(nam
     torch.testing.assert_close(actual, expected.expand_as(actual), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedala", *(n for n in methods.names(with_ala=True) if n.endswith("+ala"))])
+@pytest.mark.parametrize("name", rest_slow(["fedala", *WITH_ALA], "fedala", "fedavg+ala", "fedrep+ala"))
 def test_without_a_rate_all_tests_are_those_of_the_method_itself(name):
     """Of a client outside the cohort, too: whoever is tested has been initialised at that moment."""
     base = "fedavg" if name == "fedala" else name.removesuffix("+ala")

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from support.cases import rest_slow
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
@@ -211,7 +212,7 @@ def test_padding_gets_no_gradient():
     assert touched.tolist() == [False, True, False, False, False, True]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", rest_slow(MODELS, *(name for name in MODELS if name != "resnet18")))
 def test_gradients_under_vmap_equal_plain_autograd(name):
     """Three clients with their own parameters and buffers at once, as the batched executor runs them."""
     models = [small(name)[0] for _ in range(3)]

@@ -267,6 +267,7 @@ def test_after_an_interruption_the_same_command_goes_on(shell: Shell, monkeypatc
     assert "without adaptation" in Path("ablation.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_kept_nothing_is_made_anew_for_a_figure(shell: Shell) -> None:
     (need,) = wanted("loss", "smoke")
     plain = need.command.replace(" --observe-every 1", "")

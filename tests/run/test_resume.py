@@ -79,6 +79,7 @@ for step in execute(short("ditto", rounds=16), store, Path("data"), Execution(wo
 """
 
 
+@pytest.mark.slow
 def test_kill_9_and_resume(store, tmp_path):
     """Killed in the middle: what was committed is there; resumed, it ends with exactly the numbers of an uninterrupted run."""
     url = str(store.url)

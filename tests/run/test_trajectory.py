@@ -48,6 +48,7 @@ def models(engine: Engine, run: int) -> np.ndarray:
     return np.stack([arrays.read_one(engine, run, "trajectory_2", t) for t in (3, 4, 5, 6)])
 
 
+@pytest.mark.slow
 def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
     kept = [a.round for a in arrays.infos(engine, 1) if a.name == "trajectory_2"]
     assert kept == [3, 4, 5, 6]

@@ -246,6 +246,7 @@ def test_the_list_of_runs_is_filtered_by_every_word(shared: Tab) -> None:
     expect(shared.page.locator("#matches")).to_have_text("3 of 8")
 
 
+@pytest.mark.slow
 def test_the_theme_is_that_of_the_system_until_the_reader_chooses(tab: Tab, small: str) -> None:
     def ink() -> str:
         return str(tab.page.evaluate("getComputedStyle(document.querySelector('#figures-curves .xtitle')).fill"))
@@ -323,6 +324,7 @@ def test_it_prints_dark_on_white_whatever_the_theme(shared: Tab, chosen: bool) -
         expect(shared.page.locator(hidden)).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "REST", 0)
     reader = db.connect_read_only(str(engine.url))

@@ -13,4 +13,8 @@ def rest_slow(cases: Iterable[Any], *kept: Any) -> list[Any]:
     cases = list(cases)
     if not {*kept} <= {*cases}:
         raise ValueError(f"not among the cases: {[one for one in kept if one not in cases]}")
-    return [one if one in kept else pytest.param(one, marks=pytest.mark.slow) for one in cases]
+
+    def slow(case: Any) -> Any:
+        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+
+    return [one if one in kept else slow(one) for one in cases]
