@@ -60,6 +60,7 @@ def test_a_healthy_gpu_passes_and_is_remembered(shell, gpu):
     assert (set(known), problem) == (set(FEW), "")
 
 
+@pytest.mark.slow
 def test_a_fault_is_named_and_counted(shell, gpu, monkeypatch):
     ending_early(gpu, monkeypatch)
     done = shell("doctor", "--gpu", "--json")

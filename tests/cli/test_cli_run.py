@@ -95,6 +95,7 @@ def drain(terminal: int, shown: list[bytes]) -> None:
             shown.append(block)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_rounds_and_the_same_command_goes_on(shell: Shell, tmp_path: Path) -> None:
     command = ("run", "-m", "fedavg", "-d", "digits", "--rounds", "15", "--clients", "5")
     process = start(*command, folder=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.cases import rest_slow
 
 from pflbench import methods
 
@@ -11,9 +12,9 @@ pytest.register_assert_rewrite("pflbench.contract.suite")
 from pflbench.contract.suite import AGREE, MORE, Contract  # noqa: E402
 
 
-@pytest.mark.parametrize("name", methods.names(with_ala=True))
+@pytest.mark.parametrize("name", rest_slow(methods.names(with_ala=True), *methods.METHODS, "fedavg+ala"))
 class TestContract(Contract):
-    """What `make test` leaves out differs from what it keeps by the model, by the type of the numbers, or by whole batches."""
+    """What `make test` leaves out differs by the model, the type of the numbers, whole batches, or ALA that is plugged in."""
 
     @pytest.mark.parametrize(AGREE[0], [AGREE[1][0], pytest.param(*AGREE[1][1], marks=pytest.mark.slow)], ids=AGREE[2])
     def test_all_executors_agree(self, name: str, model: str, join_ratio: float, engines: tuple[str, ...]) -> None:

@@ -242,6 +242,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", BROKEN)
 def test_a_broken_method_fails_the_test_of_what_it_breaks(shell: Shell, monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     code, failing = BROKEN[defect]

@@ -163,6 +163,7 @@ def test_fedamps_comparison_needs_its_three_partitions() -> None:
         assert len(goal.wanted(Path("data"))) == 3 * 6 * 5
 
 
+@pytest.mark.slow
 def test_fedamps_comparison_is_made(shell: Shell) -> None:
     done = shell("reproduce", "partitions", "--scale", "smoke", "-m", "local", "-m", "fedamp", "-q")
     assert done.code == 0, done

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.cases import rest_slow
 from support.command import ROOT, TESTS
 from support.runs import numbers, rows, run, short
 
@@ -20,7 +21,7 @@ from pflbench.run.loop import execute
 from pflbench.store import runs, write
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", rest_slow(METHODS, "fedavg", "fedala", "ditto", "apple", "fedphp", "per-fedavg"))
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, tmp_path):
     """First from the checkpoint that the interrupt leaves, then from one of those that are made after each round."""
     wished = short(name)

@@ -247,6 +247,7 @@ for url in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_processes_upgrade_at_once(engine: Engine, add_migration: Callable[..., Path], tmp_path: Path) -> None:
     """Two databases, one after the other: one that is new, and one with rows of an older schema."""
     urls = [db.to_url(str(tmp_path / "new.db")), engine.url.render_as_string()]
