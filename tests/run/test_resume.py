@@ -73,7 +73,7 @@ from pflbench.run.execution import Execution, federation
 from pflbench.run.loop import execute
 from pflbench.store import database as db
 store = db.connect(sys.argv[1])
-for step in execute(short("ditto", rounds=16), store, Path("data"), Execution(workers=2, checkpoint_every=0.05)):
+for step in execute(short("ditto", rounds=16), store, Path("data"), Execution(workers=2, checkpoint_every=0)):
     print(step.round, flush=True)
     if step.round == 14:
         time.sleep(60)  # until it is killed, should it be so fast

@@ -57,5 +57,5 @@ def test_of_overlapping_users_of_one_thread_the_last_restores(two_threads):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be moved to cores here")
 def test_rows_are_the_same_bits_on_a_busy_machine():
-    found = digests(names(with_ala=True), 20, 2, os.cpu_count() or 2)
+    found = digests(names(with_ala=True), 4, 2, os.cpu_count() or 2)
     assert found == digests(names(with_ala=True), 1, 0, 1)
