@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +13,9 @@ import typer
 from typer.core import TyperGroup
 
 from pflbench.cli import options as o
+from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
-from pflbench.cli.db import opened
+from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.progress import sweep_view
 from pflbench.cli.run import execution, prepare
 from pflbench.errors import UserError
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
     from pflbench.spec import RunSpec
     from pflbench.store.sweeps import StoredSweep
     from pflbench.sweep.conduct import Course
-    from pflbench.sweep.jobs import Job
     from pflbench.sweep.study import Study
 
 NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep: see `pflbench sweep list`.")]
+# Of seeds there is one option here.
+_MAIN = {name: option for name, option in o.only(*o.MAIN, methods=[]).items() if name != "seed"}
 _GIVEN = {name: option for name, option in o.EXECUTION.items() if name not in ("trajectory", "force")}
 
 
@@ -58,7 +61,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stder
 
 
 @app.command()
-@o.taking(asked={**o.only(*o.MAIN, methods=[]), **o.PARTITION, **o.TRAINING}, executed=_GIVEN)
+@o.taking(asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=_GIVEN)
 def run(
     *,
     file: Annotated[
@@ -91,14 +94,11 @@ def run(
 
     An option holds where it has a meaning: beta for Dirichlet partitions, a hyperparameter for its method.
     """
-    from pflbench.errors import unknown
     from pflbench.run.plan import warnings
-    from pflbench.sweep.grid import ORDERS, specifications
+    from pflbench.sweep.grid import specifications
 
-    if order not in ORDERS:
-        raise unknown("order", order, ORDERS)
     study = _study(file, grid, name, asked)
-    specs = specifications(study.grid, data_dir, "seed" if order == "seed" else "setting")
+    specs = specifications(study.grid, data_dir, order)
     for text in warnings(specs):
         message(f"Note: {text}")
     how = execution({**executed, "trajectory": None, "force": False})
@@ -220,35 +220,29 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
     from pflbench.sweep.study import from_command_line, read
 
     fields = {field: option for option, field in options().items()}
-    given = {fields[field]: value for field, value in asked.items() if field in fields and value not in (None, [], False)}
-    settings = [text.partition("=") for text in asked["settings"]]
-    given |= {text.strip(): [part.strip() for part in value.split(",")] for text, _, value in settings}
+    said = {field: value for field, value in asked.items() if field in fields and value is not None and value != []}
+    given = {fields[field]: value for field, value in said.items() if field != "ala" or value}
+    grids = [*grids, *asked["settings"]]
     if file is None:
-        study = from_command_line(grids, given, name)
-        if "method" not in study.grid.axes:
-            raise UserError("No method given.", "Name a file, or add -m, for each method one.")
-        return study if name else replace(study, name=_by_content(study))
+        return from_command_line(grids, given, name)
     if given or grids:
         raise UserError(
-            f"{file} says what to run: {', '.join(given) or '--grid'} cannot be given beside it.", "Write it into the file."
+            f"{file} says what to run: {', '.join([*given, *grids])} cannot be given beside it.", "Write it into the file."
         )
     study = read(file)
     return replace(study, name=name) if name else study
 
 
-def _by_content(study: Study) -> str:
-    """A name for a grid of the command line: the same command finds its sweep again."""
-    import hashlib
-
-    return "sweep-" + hashlib.sha256(repr(study.grid).encode()).hexdigest()[:8]
-
-
 def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, as_json: bool) -> None:
+    """What is there and what is ahead, on stdout. It makes no database."""
     from pflbench.reproduce.forecast import forecast
     from pflbench.store import sweeps
     from pflbench.sweep.room import places
 
-    with opened(db, create=True) as results:
+    with (
+        opened_if_there(db) as found_there,
+        nullcontext(found_there) if found_there else opened("sqlite://", create=True) as results,
+    ):
         stands = sweeps.standing(results, specs)
         ahead = [spec for spec in specs if stands.states[spec.key] not in ("finished", "diverged", "failed")]
         found = forecast(ahead, results, data_dir, how) if ahead else None
@@ -301,6 +295,7 @@ def _make(
     from dataclasses import replace
 
     from pflbench.sweep.conduct import conduct, course
+    from pflbench.sweep.jobs import jobs_of
     from pflbench.sweep.processes import Processes
     from pflbench.sweep.room import devices_for, places
 
@@ -308,13 +303,14 @@ def _make(
     interrupted = False
     if found.ahead:
         prepare(found.ahead, data_dir, quiet)
+        check_first(found.ahead, how, quiet)
         how = replace(how, command=command_line())
+        plugins = tuple(Path(path) for path in sweep.environment["plugins"])
+        waiting = jobs_of(found.ahead, results, data_dir, how, plugins)
         workers = Processes(jobs or places(found.ahead, data_dir, how), devices_for(how))
         try:
             with sweep_view(found, results, quiet) as look:
-                for state in conduct(
-                    found, results, sweep.id, workers, _jobs(sweep, results, data_dir, how), keep_going=keep_going
-                ):
+                for state in conduct(found, results, sweep.id, workers, waiting, keep_going=keep_going):
                     look(state)
         except KeyboardInterrupt:
             interrupted = True
@@ -326,20 +322,6 @@ def _make(
         raise typer.Exit(130)
     if found.count("failed") or found.count("diverged") or found.stopped:
         raise typer.Exit(2)
-
-
-def _jobs(sweep: StoredSweep, results: sqlalchemy.Engine, data_dir: Path, how: Execution) -> Any:
-    from pflbench.run.pack import packs
-    from pflbench.sweep.jobs import Job
-
-    url = results.url.render_as_string(hide_password=False)
-    plugins = tuple(Path(path) for path in sweep.environment["plugins"])
-
-    def jobs(specs: Sequence[RunSpec]) -> Iterator[Job]:
-        for together in packs(specs, results, data_dir, how):
-            yield Job(tuple(together), url, data_dir, how, plugins)
-
-    return jobs
 
 
 def _report(name: str, found: Course, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
@@ -44,17 +44,16 @@ def conduct(
     engine: Engine,
     sweep_id: int,
     workers: Workers,
-    jobs: Callable[[Sequence[RunSpec]], Iterator[Job]],
+    waiting: Iterator[Job],
     *,
     keep_going: bool = False,
 ) -> Iterator[Course]:
     """Makes what is ahead, and gives the course at every look. It changes in place.
 
-    jobs: makes them of specifications, some together. A run that fails ends the sweep once what is under way is done, unless
+    waiting: jobs of the runs that are ahead. A run that fails ends the sweep once what is under way is done, unless
     keep_going; one that diverges does not. KeyboardInterrupt, and `sweep cancel`, interrupt what is under way: its runs keep a
     checkpoint.
     """
-    waiting = jobs(list(found.ahead))
     at_work: dict[Future[list[RunOutcome]], Job] = {}
     try:
         while True:

@@ -24,8 +24,8 @@ from pflbench.spec import DataSpec, RunSpec
 Point = Mapping[str, Any]
 """One value for each option, by its name on the command line without dashes before it; "fedala.p" for a hyperparameter."""
 
-ORDERS = ("seed", "setting")
 Order = Literal["seed", "setting"]
+ORDERS: tuple[Order, ...] = typing.get_args(Order)
 _RENAMED = {"method": "methods", "dataset": "datasets"}
 _LEFT_OUT = {"data_dir", "settings", "seed", *_RENAMED.values()}
 _FIRST = ("method", "dataset", "partition", "ala")  # they decide what else has a meaning
@@ -80,11 +80,13 @@ class RunGrid:
         return point
 
 
-def specifications(grid: RunGrid, data_dir: Path, order: Order = "seed") -> list[RunSpec]:
+def specifications(grid: RunGrid, data_dir: Path, order: str = "seed") -> list[RunSpec]:
     """All runs of a grid, each once. order: one seed of everything before the next, or all seeds of a setting together.
 
-    Raises UserError for what `run` would refuse, with the point at which it does.
+    Raises UserError for what `run` would refuse, with the point at which it does; and for another order.
     """
+    if order not in ORDERS:
+        raise unknown("order", order, ORDERS)
     parsed: dict[str, DataSpec] = {}
     found: dict[str, RunSpec] = {}
     for point in grid.points():

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from sqlalchemy import Engine
+
 from pflbench.errors import Diverged, Occupied, UserError
 from pflbench.methods.outside import plugged_in
 from pflbench.run.execution import Execution
-from pflbench.run.pack import execute_pack
+from pflbench.run.pack import execute_pack, packs
 from pflbench.spec import RunSpec
 from pflbench.store.database import connect
 
@@ -54,6 +56,15 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """Waits for what is under way, and gives back what the workers hold."""
+
+
+def jobs_of(
+    specs: Sequence[RunSpec], store: Engine, data_dir: Path, how: Execution, plugins: tuple[Path, ...] = ()
+) -> Iterator[Job]:
+    """Jobs of these runs, packed as `how` says. Memory is looked at when one is asked for."""
+    url = store.url.render_as_string(hide_password=False)
+    for together in packs(specs, store, data_dir, how):
+        yield Job(tuple(together), url, data_dir, how, plugins)
 
 
 def make(job: Job) -> list[RunOutcome]:

@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,10 @@ def read(path: Path) -> Study:
 
 
 def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str | None) -> Study:
-    """grids: "beta=0.1,1". given: the options of `run` that were given, each with one value or several."""
+    """grids: "beta=0.1,1". given: the options of `run` that were given, each with one value or several.
+
+    Without a name it has one that the same command has again. Raises UserError for what is no grid.
+    """
     axes = {}
     for option, value in given.items():
         values = value if isinstance(value, (list, tuple)) else [value]
@@ -66,14 +70,17 @@ def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str 
     for text in grids:
         option, equals, listed = (part.strip() for part in text.partition("="))
         if not equals or not listed:
-            raise UserError(f"--grid {text}: expected NAME=VALUE,VALUE.", "For example --grid beta=0.1,1 --grid fedala.p=1,2,4.")
+            raise UserError(f"{text}: expected NAME=VALUE,VALUE.", "For example --grid beta=0.1,1 --set fedala.p=1,2,4.")
         found = [checked(option, part.strip()) for part in listed.split(",")]
         if option == "seeds":
             found = [checked(option, listed)]
         if found[0][0] in axes:
             raise UserError(f"{option} is given twice.", "Give it once, with all its values.")
         axes[found[0][0]] = tuple(dict.fromkeys(value for _, value in found))
-    return Study(_checked_name(name) if name else "", RunGrid(axes))
+    if "method" not in axes:
+        raise UserError("No method given.", "Name a file, or add -m, for each method one.")
+    grid = RunGrid(axes)
+    return Study(_checked_name(name) if name else f"sweep-{sha256(repr(grid).encode()).hexdigest()[:8]}", grid)
 
 
 class _Reader:

@@ -12,7 +12,7 @@ from pflbench.run.execution import Execution
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
 from pflbench.sweep.conduct import conduct, course
-from pflbench.sweep.jobs import Job, RunOutcome, make
+from pflbench.sweep.jobs import RunOutcome, jobs_of, make
 
 SPECS = [spec(name, seed=seed, rounds=2, clients=3) for seed in range(2) for name in ("fedavg", "local")]
 
@@ -53,16 +53,15 @@ def store(tmp_path):
     engine.dispose()
 
 
-def jobs(store):
-    url = store.url.render_as_string(hide_password=False)
-    return lambda specs: (Job((one,), url, Path("data"), Execution(workers=1)) for one in specs)
+def jobs(store, specs):
+    return jobs_of(specs, store, Path("data"), Execution(engine="loop", workers=1))
 
 
 def conducted(store, workers, specs=SPECS, **how):
     kept = {name: how.pop(name) for name in ("retry_failed", "limit") if name in how}
     sweep = sweeps.save(store, "small", specs, {})
     found = course(store, specs, **kept)
-    for _ in conduct(found, store, sweep.id, workers, jobs(store), **how):
+    for _ in conduct(found, store, sweep.id, workers, jobs(store, found.ahead), **how):
         pass
     workers.close()
     return found
@@ -130,7 +129,7 @@ def test_a_limit(store):
 def test_a_cancelled_sweep_stops_its_workers_and_begins_nothing(store):
     sweep = sweeps.save(store, "small", SPECS, {})
     workers, found = Threads(), course(store, SPECS)
-    for state in conduct(found, store, sweep.id, workers, jobs(store)):
+    for state in conduct(found, store, sweep.id, workers, jobs(store, found.ahead)):
         if not state.stopped:
             sweeps.cancel(store, "small")
     workers.close()
@@ -143,7 +142,7 @@ def test_a_cancelled_sweep_stops_its_workers_and_begins_nothing(store):
 def test_ctrl_c_stops_the_workers_and_waits_for_them(store):
     sweep = sweeps.save(store, "small", SPECS, {})
     workers, found = Threads(), course(store, SPECS)
-    steps = conduct(found, store, sweep.id, workers, jobs(store))
+    steps = conduct(found, store, sweep.id, workers, jobs(store, found.ahead))
     next(steps)
     with pytest.raises(KeyboardInterrupt):
         steps.throw(KeyboardInterrupt)
@@ -168,5 +167,5 @@ def test_a_run_that_another_process_is_at_is_left_to_it(store):
     from pflbench.store.failures import sqlite_path
 
     with locks.locked(locks.folder(sqlite_path(store.url)), SPECS[0].key):
-        (outcome,) = make(next(jobs(store)(SPECS[:1])))
+        (outcome,) = make(next(jobs(store, SPECS[:1])))
     assert outcome.state == "elsewhere"

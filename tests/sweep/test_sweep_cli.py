@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.command import Shell, finish, start
 
+from pflbench.cli import sweep as sweep_command
+from pflbench.errors import UserError
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
 
@@ -31,12 +33,29 @@ def test_dry_run_list_status_and_refusals(shell, tmp_path):
     told = json.loads(shell("sweep", "small.yaml", "--dry-run", "--json").out)
     assert (told["name"], told["runs"], told["to_run"], told["states"]) == ("small", 4, 4, {"missing": 4})
     assert "To run: 4" in shell("sweep", "small.yaml", "--dry-run").out
+    assert not Path("pflbench.db").exists(), "a dry run makes no database"
     assert "There is no file" in shell.refused("sweep", "none.yaml")
+    assert "No results yet" in shell.refused("sweep", "status", "none")
+    assert shell("db", "upgrade").code == 0
     assert "There is no sweep 'none'" in shell.refused("sweep", "status", "none")
     assert "says what to run: method" in shell.refused("sweep", "small.yaml", "-m", "fedavg")
     assert "No method given" in shell.refused("sweep", "run", "-d", "digits")
     assert "Unknown order" in shell.refused("sweep", "small.yaml", "--order", "size")
+    assert "given twice" in shell.refused("sweep", "-m", "fedala", "--set", "fedala.p=1", "--set", "fedala.p=2")
+    assert "--rounds 0 is not possible" in shell.refused("sweep", "-m", "fedavg", "--rounds", "0")
+    assert "No such option" in shell.refused("sweep", "-m", "fedavg", "--seed", "3")
     assert "expected NAME=VALUE" in shell.refused("sweep", "-m", "fedavg", "--grid", "beta")
+
+
+def test_a_gpu_is_checked_before_any_of_its_runs(shell, monkeypatch):
+    def check(specs, how, quiet):
+        raise UserError(f"{[(spec.method.name, spec.seed) for spec in specs]} on {how.device}")
+
+    Path("small.yaml").write_text(SHORT)
+    monkeypatch.setattr(sweep_command, "check_first", check)
+    runs_ahead = [("fedavg", 0), ("local", 0), ("fedavg", 1), ("local", 1)]
+    assert f"{runs_ahead} on cpu" in shell.refused("sweep", "small.yaml", "--device", "cpu")
+    assert {one["state"] for one in json.loads(shell("sweep", "status", "small", "--json").out)["runs"]} == {"missing"}
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ Importing this registers the devices with PyTorch, which can be done only before
 from __future__ import annotations
 
 from support.gpu.dispatch import NAME, OnGpu
-from support.gpu.module import plugged_in
+from support.gpu.module import faultless, plugged_in
 from support.gpu.rules import NotPermitted
 from support.gpu.world import Seen, World
 
-__all__ = ["NAME", "NotPermitted", "OnGpu", "Seen", "World", "plugged_in"]
+__all__ = ["NAME", "NotPermitted", "OnGpu", "Seen", "World", "faultless", "plugged_in"]
