@@ -155,7 +155,7 @@ class SweepLines:
     """A line for each run that has ended, with how many are over."""
 
     def __init__(self, course: Course) -> None:
-        self._names = {spec.key: named(spec) for spec in course.ahead}
+        self._names = _by_key(course)
         self._told: set[str] = set()
 
     def show(self, state: Course) -> None:
@@ -170,6 +170,7 @@ class SweepBars:
 
     def __init__(self, display: Progress, course: Course, results: sqlalchemy.Engine) -> None:
         self._display, self._results = display, results
+        self._names = _by_key(course)
         self._rounds = {spec.key: spec.train.rounds for spec in course.ahead}
         self._whole = display.add_task("sweep", total=sum(self._rounds.values()), figures="")
         self._tasks: dict[str, TaskID] = {}
@@ -182,7 +183,7 @@ class SweepBars:
             self._display.remove_task(self._tasks.pop(key))
         for spec in state.under_way:
             if spec.key not in self._tasks:
-                self._tasks[spec.key] = self._display.add_task(named(spec), total=spec.train.rounds, figures="")
+                self._tasks[spec.key] = self._display.add_task(self._names[spec.key], total=spec.train.rounds, figures="")
             self._display.update(self._tasks[spec.key], completed=reached[spec.key])
         over = sum(self._rounds[key] for key in state.ended)
         failed = f", {state.count('failed')} failed" if state.count("failed") else ""
@@ -190,9 +191,31 @@ class SweepBars:
         self._display.update(self._whole, completed=over + sum(reached.values()), figures=runs)
 
 
-def named(spec: RunSpec) -> str:
-    """A run in a few words."""
-    return f"{spec.method.name} {spec.data.label} {spec.partition.label} seed {spec.seed}"
+def _by_key(course: Course) -> dict[str, str]:
+    return dict(zip((spec.key for spec in course.ahead), named(course.ahead), strict=True))
+
+
+def apart(specs: Sequence[RunSpec]) -> list[str]:
+    """What tells each run from others of its method, dataset and partition, but the seed: "p=2"; "" where nothing does."""
+    from pflbench.report import labels
+
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for place, spec in enumerate(specs):
+        alike.setdefault((spec.method.name, spec.data.label, spec.partition.label), []).append(place)
+    found = [""] * len(specs)
+    for places in alike.values():
+        flat = [labels.flat(specs[place].model_dump(mode="json", exclude={"seed"})) for place in places]
+        for place, own in zip(places, labels.telling_apart(flat), strict=True):
+            found[place] = ", ".join(labels.words(name, value) for name, value in own.items())
+    return found
+
+
+def named(specs: Sequence[RunSpec]) -> list[str]:
+    """Each run in a few words."""
+    return [
+        f"{spec.method.name}{f' ({more})' if more else ''} {spec.data.label} {spec.partition.label} seed {spec.seed}"
+        for spec, more in zip(specs, apart(specs), strict=True)
+    ]
 
 
 @contextmanager

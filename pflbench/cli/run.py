@@ -71,7 +71,7 @@ def run(
             if not quiet:
                 _tell_ahead(specs, results, data_dir, how, force)
             for together in packs(specs, results, data_dir, how, force=force):
-                names = [named(spec) for spec in together]
+                names = named(together)
                 failed |= not follow(names, execute_pack(together, results, data_dir, how, force=force), run_view(names, quiet))
                 for spec in together:
                     done.append(_result(results, spec.key))

@@ -16,7 +16,7 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
 from pflbench.cli.db import opened, opened_if_there
-from pflbench.cli.progress import sweep_view
+from pflbench.cli.progress import apart, sweep_view
 from pflbench.cli.run import execution, prepare
 from pflbench.errors import UserError
 
@@ -179,25 +179,28 @@ def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> Non
         sweep = sweeps.find(results, name)
         stands = sweeps.standing(results, sweep.specs)
     records = []
-    for spec in sweep.specs:
+    for spec, more in zip(sweep.specs, apart(sweep.specs), strict=True):
         made = stands.runs[spec.key]
         records.append(
             {
                 "run": made.id if made else None,
                 "method": spec.method.name,
+                "settings": more,
                 "dataset": spec.data.label,
                 "partition": spec.partition.label,
                 "seed": spec.seed,
                 "state": stands.states[spec.key],
                 "rounds": f"{(made.last_round or 0) if made else 0}/{spec.train.rounds}",
-                "best": None if made is None or made.best is None else round(100 * made.best, 2),
+                "best": None if made is None else made.best,
                 "message": made.message if made else None,
             }
         )
     if as_json:
         print_json({"name": sweep.name, "cancelled": sweep.cancelled_at, "runs": records})
         return
-    print_table(tuple(records[0]), [tuple(record.values()) for record in records])
+    for record in records:
+        record["best"] = None if record["best"] is None else f"{100 * record['best']:.2f}"
+    print_table([name.replace("best", "best %") for name in records[0]], [tuple(record.values()) for record in records])
     message(f"{sweep.name}: {_counted(stands.counts)}{' Cancelled.' if sweep.cancelled_at else ''}")
 
 

@@ -46,7 +46,9 @@ def read(path: Path) -> Study:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"There is no file {path}.", "Name a YAML file, or a sweep by its name: pflbench sweep list.") from None
+        raise UserError(
+            f"There is no file {path}.", f"Name a YAML file. Of a sweep that is stored: pflbench sweep resume {path}"
+        ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text in UTF-8.") from None
     try:

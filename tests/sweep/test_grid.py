@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pflbench.cli.progress import named
 from pflbench.errors import UserError
 from pflbench.run.plan import Wish, plan
 from pflbench.sweep.grid import RunGrid, specifications
@@ -152,3 +153,10 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path):
     (tmp_path / "bytes.yaml").write_bytes(b"method: \xff")
     with pytest.raises(UserError, match="no text in UTF-8"):
         read(tmp_path / "bytes.yaml")
+
+
+def test_runs_are_told_apart_by_what_differs(study):
+    names = named(specifications(study.grid, DATA))
+    assert len(set(names)) == len(names) == 24
+    assert names[3] == "fedala (p=1) digits Dir(0.1) seed 0"
+    assert names[0] == "fedavg digits Dir(0.1) seed 0"
