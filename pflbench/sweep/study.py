@@ -30,6 +30,7 @@ from pflbench.errors import UserError, unknown
 from pflbench.sweep.grid import Change, RunGrid, checked
 
 PARTS = ("name", "exclude", "change", "include")  # of a file, beside the options
+Axes = dict[str, tuple[Any, ...]]  # option -> its values
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 
 
@@ -99,15 +100,13 @@ class _Reader:
         axes = self._axes((key, node) for key, node in top.items() if key not in PARTS)
         if "method" not in axes:
             raise UserError(f"{self.path} names no method.", "Add, for example, method: [fedavg, fedala]")
-        changes = [Change(self._condition(node), None) for node in self._list(top.get("exclude"))]
-        changes += map(self._change, self._list(top.get("change")))
+        changes = [Change(self._condition(node, axes), None) for node in self._list(top.get("exclude"))]
+        changes += [self._change(node, axes) for node in self._list(top.get("change"))]
         single = {key: values for key, values in axes.items() if len(values) == 1}
         also = [RunGrid({**single, **self._axes(self._entries(node, "include"))}) for node in self._list(top.get("include"))]
-        for used in changes:
-            self._require_used(used, axes)
         return Study(name, RunGrid(axes, tuple(changes), tuple(also)))
 
-    def _change(self, node: yaml.Node) -> Change:
+    def _change(self, node: yaml.Node, axes: Axes) -> Change:
         parts = dict(self._entries(node, "change"))
         for key in parts:
             if key not in ("if", "to"):
@@ -121,12 +120,20 @@ class _Reader:
             if len(values) > 1:
                 with self._located(parts["to"]):
                     raise UserError(f"{name} has {len(values)} values in `to`.", "Give one value.")
-        return Change(self._condition(parts["if"]), {name: values[0] for name, values in to.items()})
+        return Change(self._condition(parts["if"], axes), {name: values[0] for name, values in to.items()})
 
-    def _condition(self, node: yaml.Node) -> dict[str, tuple[Any, ...]]:
-        return self._axes(self._entries(node, "a condition"))
+    def _condition(self, node: yaml.Node, axes: Axes) -> Axes:
+        """Raises UserError for one that holds nowhere: a misspelt value would change nothing, silently."""
+        when = self._axes(self._entries(node, "a condition"))
+        with self._located(node):
+            for name, values in when.items():
+                for value in values:
+                    if value not in axes.get(name, ()):
+                        has = f"{name}: {', '.join(map(str, axes[name]))}" if name in axes else f"no {name}"
+                        raise UserError(f"This asks for {name} {value}, which the sweep does not have.", f"It has {has}.")
+        return when
 
-    def _axes(self, entries: Iterable[tuple[str, yaml.Node]]) -> dict[str, tuple[Any, ...]]:
+    def _axes(self, entries: Iterable[tuple[str, yaml.Node]]) -> Axes:
         axes = {}
         for key, node in entries:
             value = self._value(node)
@@ -165,16 +172,6 @@ class _Reader:
 
     def _value(self, node: yaml.Node) -> Any:
         return yaml.SafeLoader("").construct_object(node, deep=True)
-
-    def _require_used(self, change: Change, axes: Mapping[str, tuple[Any, ...]]) -> None:
-        """Raises UserError for a condition that holds nowhere: a misspelt value would change nothing, silently."""
-        for name, values in change.when.items():
-            for value in values:
-                if value not in axes.get(name, ()):
-                    raise UserError(
-                        f"{self.path}: a condition asks for {name} {value}, which the sweep does not have.",
-                        f"It has {name}: {', '.join(map(str, axes[name]))}." if name in axes else f"It has no {name}.",
-                    )
 
     @contextmanager
     def _located(self, node: yaml.Node) -> Iterator[None]:

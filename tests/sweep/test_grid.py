@@ -111,7 +111,10 @@ def test_a_hyperparameter_goes_with_the_method_that_ala_is_plugged_into():
         ("method: fedavg\nchange:\n- {if: {method: fedavg}}", "line 3, column 3: A change has two parts."),
         ("method: fedavg\nchange:\n- {when: {method: fedavg}, to: {rounds: 3}}", "Unknown part of a change 'when'."),
         ("method: fedavg\nchange:\n- {if: {method: fedavg}, to: {rounds: [1, 2]}}", "rounds has 2 values in `to`."),
-        ("method: fedavg\nexclude:\n- {method: ditto}", "asks for method ditto, which the sweep does not have."),
+        (
+            "method: fedavg\nexclude:\n- {method: ditto}",
+            "line 3, column 3: This asks for method ditto, which the sweep does not have.",
+        ),
         ("method: fedavg\nexclude: {method: fedavg}", "line 2, column 10: A list is expected here."),
     ],
 )
