@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -255,7 +256,7 @@ def _resume(one: Check, device: torch.device) -> CheckResult:
 
 def _memory(one: Check, device: torch.device) -> CheckResult:
     """More clients at a time than there is memory for: fewer at a time, and the same numbers."""
-    if not devices.can_limit(device):
+    if device.type == "cpu" or not hasattr(devices.of(device), "set_per_process_memory_fraction"):
         return CheckResult("not supported", why="PyTorch cannot limit its memory")
     many: dict[str, Any] = {**CLIENTS, "n": MANY}
     alone = _federation("cnn", "loop", CPU, **many)
@@ -274,11 +275,24 @@ def _memory(one: Check, device: torch.device) -> CheckResult:
     devices.reset_peak(device)
     played()
     gc.collect()
-    with devices.limited(device, int(SCARCE * devices.peak(device))):
+    with _limited(device, int(SCARCE * devices.peak(device))):
         numbers, shortages = played()
     if not shortages:
         return CheckResult("not supported", why="its memory could not be made scarce")
     return _compared(numbers, expected, _allowed(one.floats))
+
+
+@contextmanager
+def _limited(device: torch.device, most: int) -> Iterator[None]:
+    """Inside, all tensors of this process can have no more than so many bytes of the device: more is torch.OutOfMemoryError."""
+    gpu = devices.of(device)
+    before = gpu.get_per_process_memory_fraction(device) if hasattr(gpu, "get_per_process_memory_fraction") else 1.0
+    gpu.empty_cache()
+    gpu.set_per_process_memory_fraction(min(1.0, most / gpu.mem_get_info(device)[1]), device)
+    try:
+        yield
+    finally:
+        gpu.set_per_process_memory_fraction(before, device)
 
 
 # -- federations and their numbers --------------------------------------------------------------------------------------

@@ -5,19 +5,15 @@ Beside the executors' own tricks (streams, graphs) and engine.memory, this is th
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from pflbench import environment
-
-NVIDIA = Path("/proc/driver/nvidia/version")
 
 _here = threading.local()
 
@@ -42,20 +38,6 @@ def name(device: torch.device) -> str:
 def software(device: torch.device) -> dict[str, str | None]:
     """For the record of a run: the version of what drives the device, beyond PyTorch."""
     return {"cuda": torch.version.cuda} if device.type == "cuda" else {}
-
-
-def driver(device: torch.device) -> str:
-    """Its driver's version; of an NVIDIA GPU whose driver is not to be seen from here, the CUDA it is for; or "unknown"."""
-    told = getattr(of(device), "get_device_properties", lambda _: None)(device)
-    if found := getattr(told, "driver_version", None):
-        return str(found)
-    if device.type != "cuda":
-        return "unknown"
-    with suppress(OSError):
-        if version := re.search(r"\d+\.\d[\d.]*", NVIDIA.read_text()):
-            return version[0]
-    cuda = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
-    return f"CUDA {cuda // 1000}.{cuda % 1000 // 10}" if cuda else "unknown"
 
 
 def synchronise(device: torch.device) -> None:
@@ -87,24 +69,6 @@ def peak(device: torch.device) -> int:
 def begin_thread() -> None:
     """To be called at the start of a thread that computes: with `one_thread` for as long as it lives."""
     torch.set_num_threads(1)
-
-
-def can_limit(device: torch.device) -> bool:
-    """Whether there is a `limited` of it."""
-    return device.type != "cpu" and hasattr(of(device), "set_per_process_memory_fraction")
-
-
-@contextmanager
-def limited(device: torch.device, most: int) -> Iterator[None]:
-    """Inside, all tensors of this process can have no more than so many bytes of the device: more is torch.OutOfMemoryError."""
-    gpu = of(device)
-    before = gpu.get_per_process_memory_fraction(device) if hasattr(gpu, "get_per_process_memory_fraction") else 1.0
-    gpu.empty_cache()
-    gpu.set_per_process_memory_fraction(min(1.0, most / gpu.mem_get_info(device)[1]), device)
-    try:
-        yield
-    finally:
-        gpu.set_per_process_memory_fraction(before, device)
 
 
 @contextmanager

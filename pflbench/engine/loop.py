@@ -249,28 +249,24 @@ class LoopExecutor(Direct):
             arguments = unwrap(pick(asked.given, i))
             mine = {k: v[i] for k, v in carry.items()}
             loaded = 0
+            pieces: tuple[Tensor, ...] = ()  # of the batch under way
+            losses: list[Tensor] = []
+
+            def grad(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
+                nonlocal loaded
+                if of != loaded:
+                    worker.save_buffers(buffers_out[i, loaded])
+                    worker.load_buffers(buffers_out[i, of])
+                    loaded = of
+                worker.row[columns].copy_(w)
+                worker.push()
+                loss, grads = worker.gradients(pieces[part], parameters, asked.objective)
+                losses.append(loss)
+                return torch.cat([g.reshape(-1) for g in grads if g is not None])
+
             for j, index in enumerate(worker.batches(plan, i)):
                 pieces = index.tensor_split(asked.parts)
-                losses: list[Tensor] = []
-
-                def grad(
-                    w: Tensor,
-                    part: int = 0,
-                    of: int = 0,
-                    pieces: tuple[Tensor, ...] = pieces,
-                    losses: list[Tensor] = losses,
-                ) -> Tensor:
-                    nonlocal loaded
-                    if of != loaded:
-                        worker.save_buffers(buffers_out[i, loaded])
-                        worker.load_buffers(buffers_out[i, of])
-                        loaded = of
-                    worker.row[columns].copy_(w)
-                    worker.push()
-                    loss, grads = worker.gradients(pieces[part], parameters, asked.objective)
-                    losses.append(loss)
-                    return torch.cat([g.reshape(-1) for g in grads if g is not None])
-
+                losses.clear()
                 now = {k: v[i, j] for k, v in asked.each.items()}
                 mine = asked.step(grad, **mine, **arguments, **now)
                 loss_out[0, i] += losses[0]
@@ -285,16 +281,15 @@ class LoopExecutor(Direct):
 
     def _head(self, asked: Head) -> HeadAlone:
         plan = asked.plan
+        # Where samples do not see one another, larger batches are faster.
+        batches = plan if self.flat.has_batch_norm else plan.of_size(FEATURES_AT_ONCE)
         features: list[Tensor] = [torch.empty(0)] * len(plan)
 
         def task(worker: Worker, i: int) -> None:
             worker.load(asked.rows[i], asked.buffers[i])
             worker.module.train()
-            batches = worker.batches(plan, i)
-            if not self.flat.has_batch_norm:  # then samples do not see one another, and larger batches are faster
-                batches = iter(torch.split(torch.from_numpy(plan.order[i]).to(self.device), FEATURES_AT_ONCE))
             below: Any = worker.module.features
-            features[i] = torch.cat([below(worker.batch(index)[0]) for index in batches])
+            features[i] = torch.cat([below(worker.batch(index)[0]) for index in worker.batches(batches, i)])
 
         self._each(plan, task)
         samples = self.samples.replaced(torch.cat(features), np.concatenate(plan.order))

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflbench import methods
-from pflbench.engine import memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import COPIES
@@ -19,6 +18,7 @@ from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.models import build
 from pflbench.run.checkpoint import tensors
+from pflbench.run.peak import Peak
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 
@@ -97,7 +97,7 @@ def _step(fed: Federation, samples: Samples) -> int:
     """Bytes that forward and backward of one client's batch take, the gradient included."""
     largest = max(map(len, fed.train_indices))
     module = fed.flat.module.to(fed.dtype).train()
-    with memory.Peak() as peak, torch.enable_grad():
+    with Peak() as peak, torch.enable_grad():
         x, y = batch(samples, max(2, min(fed.train.batch_size, largest)))
         torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
     return int(peak.most)

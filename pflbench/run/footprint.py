@@ -16,6 +16,7 @@ from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.run.estimate import batch, estimate, without_data
 from pflbench.run.execution import Execution, find_device
+from pflbench.run.peak import Peak
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 
@@ -52,7 +53,7 @@ class Footprint:
         """In words, if it does not fit."""
         if self.free is None or self.total <= self.free:
             return ""
-        needed, there_is = memory.readable(self.total), memory.readable(self.free)
+        needed, there_is = readable(self.total), readable(self.free)
         return f"needs about {needed} of memory with {self.clients} clients at a time, but {there_is} are free on {self.device}"
 
 
@@ -91,7 +92,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
 def _forward(fed: Federation, samples: Samples, count: int) -> int:
     """Bytes that evaluation of so many samples at once takes."""
     module = fed.flat.module.to(fed.dtype).eval()
-    with memory.Peak() as peak, torch.no_grad():
+    with Peak() as peak, torch.no_grad():
         module(batch(samples, count)[0])
     return int(peak.most)
 
@@ -100,3 +101,9 @@ def _tested(fed: Federation, engine: str, clients: int) -> int:
     """Samples in a batch of evaluation, of all clients computed at a time."""
     of_one = min(EVALUATION_BATCH if engine == "loop" else EVALUATED_PER_CLIENT, max(map(len, fed.test_indices)))
     return max(1, clients * of_one if engine == "loop" else min(EVALUATED_AT_ONCE, clients * of_one))
+
+
+def readable(size: float) -> str:
+    """In decimal units: "3.2 GB"."""
+    power = min(4, (len(str(int(size))) - 1) // 3)
+    return f"{size / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"

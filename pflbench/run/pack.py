@@ -25,7 +25,6 @@ from pflbench.run.setting import load_setting
 from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
 from pflbench.store import runs
-from pflbench.store.failures import sqlite_path
 
 Told = Progress | Diverged
 """What a run of a pack reports. One that diverges says so and is over; the others go on."""
@@ -62,7 +61,7 @@ def packs(
     force: those that are stored are made as well; else they take no place in a pack. also_alike: what else must be equal.
     Memory is looked at when a pack is asked for.
     """
-    if how.pack == 1 or _single(store, how):
+    if how.pack == 1 or how.engine_on(str(find_device(how.device))) == "loop":
         yield from ([spec] for spec in specs)
         return
     alike: dict[Hashable, list[RunSpec]] = {}
@@ -120,12 +119,6 @@ def _to_the_end(run: Generator[Progress, None, None]) -> Generator[Told, None, N
 def _inner(specs: Sequence[RunSpec], data_root: Path, device: torch.device, how: Execution) -> Executor:
     setting = load_setting(specs[0], data_root)
     return executor(specs[0], setting, initial_model(specs[0], setting), device, how, len(specs))
-
-
-def _single(store: sqlalchemy.Engine, how: Execution) -> bool:
-    """Whether runs cannot be made together. A database in memory belongs to one thread."""
-    in_memory = store.dialect.name == "sqlite" and sqlite_path(store.url) is None
-    return in_memory or how.engine_on(str(find_device(how.device))) == "loop"
 
 
 def _over(spec: RunSpec, store: sqlalchemy.Engine) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from pflbench.engine import devices
 from pflbench.engine.batched.layers import CONVOLUTIONS
 from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import COUNTERS, Federation
-from pflbench.engine.memory import Shortage, in_words
+from pflbench.engine.memory import Shortage
 from pflbench.errors import Diverged
 from pflbench.run.evaluation import HEADLINE
 from pflbench.run.execution import Execution, find_device
@@ -201,3 +201,15 @@ def _refuse_non_finite(scores: Scores, t: int) -> None:
             f"client {int(scores.clients[bad][0])} has a non-finite test loss before training in round {t}",
             "A smaller --lr usually helps.",
         )
+
+
+def in_words(shortages: Sequence[Shortage]) -> str:
+    """One sentence for each kind of work: of several shortages the first number and the last."""
+    by_work: dict[str, list[Shortage]] = {}
+    for shortage in shortages:
+        by_work.setdefault(shortage.work, []).append(shortage)
+    return " ".join(
+        f"Out of memory in {work} with {of[0].clients} clients at a time: {of[-1].then} at a time from here on, "
+        "same results within rounding."
+        for work, of in by_work.items()
+    )

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pflbench.run.execution import Execution
 
 FILE, SKIP = "PFLBENCH_GPU_VERDICTS", "PFLBENCH_GPU_CHECK"  # another file; "off": no check
+NVIDIA = Path("/proc/driver/nvidia/version")
 KEPT = 16  # verdicts, the newest: each change of the code makes another one
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)  # RuntimeError: there is no home
 CHECKED_CODE = ("engine", "methods", "models", "contract")
@@ -202,10 +205,24 @@ def identity(device: torch.device) -> dict[str, str]:
     """What a verdict is about."""
     return {
         "device": devices.name(device),
-        "driver": devices.driver(device),
+        "driver": driver(device),
         "torch": torch.__version__,
         "code": _code(),
     }
+
+
+def driver(device: torch.device) -> str:
+    """Its driver's version; of an NVIDIA GPU whose driver is not to be seen from here, the CUDA it is for; or "unknown"."""
+    told = getattr(devices.of(device), "get_device_properties", lambda _: None)(device)
+    if found := getattr(told, "driver_version", None):
+        return str(found)
+    if device.type != "cuda":
+        return "unknown"
+    with suppress(OSError):
+        if version := re.search(r"\d+\.\d[\d.]*", NVIDIA.read_text()):
+            return version[0]
+    cuda = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+    return f"CUDA {cuda // 1000}.{cuda % 1000 // 10}" if cuda else "unknown"
 
 
 @cache

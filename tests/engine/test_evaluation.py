@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from pflbench.contract.small import EXECUTORS, federation
 from pflbench.engine.batches import Plan
 from pflbench.engine.loop import Worker
-from pflbench.engine.memory import Peak
 from pflbench.engine.packed.join import joinable, joined, split
 from pflbench.engine.requests import Evaluate
+from pflbench.run.peak import Peak
 
 SIZES = (16, 8, 21, 14, 11)
 engines = pytest.mark.parametrize("engine", EXECUTORS[:3])

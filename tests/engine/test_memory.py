@@ -16,10 +16,12 @@ from pflbench import methods
 from pflbench.contract.small import federation, tensors, train
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import Chunks
-from pflbench.engine.memory import Peak, in_words
 from pflbench.engine.requests import Sgd, Walk
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS
+from pflbench.run.footprint import readable
+from pflbench.run.peak import Peak
+from pflbench.run.record import in_words
 
 CPU = torch.device("cpu")
 DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
@@ -97,7 +99,7 @@ def test_free_memory_of_a_cpu_is_within_the_container_s_limit(monkeypatch, tmp_p
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2.34e9, "2.34 GB")])
 def test_sizes_in_words(size, text):
-    assert memory.readable(size) == text
+    assert readable(size) == text
 
 
 # -- how many clients at a time ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -53,6 +54,27 @@ def test_each_is_charged_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert together(*(partial(work, own) for own in (0, 5, 10)))[1] == [4, 9, 14]
     assert now[0] == 100 + 4 + 9 + 14
+
+
+def test_gradients_are_made_or_not_as_each_run_says() -> None:
+    """PyTorch keeps that for a thread, and all of them are in one."""
+    fed = federation()
+
+    def work(gradients: bool, executor: Any) -> list[bool]:
+        own, seen = copy.copy(fed), []
+        own.executor = executor
+        with torch.set_grad_enabled(gradients):
+            for _ in range(3):
+                own.evaluate(fed.initial(), torch.arange(fed.size))
+                seen.append(torch.is_grad_enabled())
+        return seen
+
+    assert together(*(partial(work, gradients) for gradients in (False, True, False)))[1] == [
+        [False] * 3,
+        [True] * 3,
+        [False] * 3,
+    ]
+    assert torch.is_grad_enabled()
 
 
 def test_only_one_goes_on_at_a_time() -> None:

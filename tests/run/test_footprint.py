@@ -14,10 +14,10 @@ from pflbench.contract.small import train
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.program import Capture
-from pflbench.engine.memory import Peak
 from pflbench.run.execution import Execution, executor, initial_model
 from pflbench.run.execution import federation as made
 from pflbench.run.footprint import footprint
+from pflbench.run.peak import Peak
 from pflbench.run.plan import Wish, plan
 from pflbench.run.setting import load_setting
 

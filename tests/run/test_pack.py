@@ -28,6 +28,7 @@ from pflbench.run.loop import execute
 from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 from pflbench.store import database as db
+from pflbench.store import write
 
 # Methods that go different ways: plain, inner loops, features of the head, matrices of all clients, initial stages.
 TOGETHER = ("fedavg", "fedala", "fedrep", "apple", "pfedme", "fedphp", "partialfed", "ditto+ala")
@@ -198,14 +199,13 @@ def test_what_is_finished_takes_no_place(store: Engine) -> None:
 
 
 def test_interrupted_and_resumed(store: Engine) -> None:
-    specs, threads = seeds("ditto", rounds=4), threading.active_count()
+    specs = seeds("ditto", rounds=4)
     steps = execute_pack(specs, store, Path("data"), BATCHED)
     for number, step in steps:
         if (number, getattr(step, "round", None)) == (1, 2):
             break
     steps.close()
     assert statuses(store) == ["interrupted"] * 3
-    assert threading.active_count() == threads
     assert rows(store, "SELECT MAX(round) FROM round GROUP BY run_id") == [(2,), (2,), (1,)]
     resumed = packed(specs, store)
     assert [(number, step.kind, step.round) for number, step in resumed if getattr(step, "kind", "") == "resumed"] == [
@@ -235,6 +235,27 @@ def test_ctrl_c_in_the_middle_of_a_call(store: Engine, monkeypatch: pytest.Monke
     packed(seeds(), store)
     alone(seeds(), store)
     assert_the_same(store, 3)
+
+
+def test_ctrl_c_in_the_middle_of_one_run(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while one of them works by itself: all keep what they have."""
+    whole, commits = write.write_round, [0]
+
+    def interrupted(*arguments: Any) -> None:
+        whole(*arguments)
+        commits[0] += 1
+        if commits[0] == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(write, "write_round", interrupted)
+    specs = seeds(rounds=4)
+    with pytest.raises(KeyboardInterrupt):
+        packed(specs, store)
+    assert statuses(store) == ["interrupted"] * 3
+    monkeypatch.setattr(write, "write_round", whole)
+    packed(specs, store)
+    assert statuses(store) == ["finished"] * 3
+    assert rows(store, "SELECT COUNT(*) FROM round GROUP BY run_id") == [(5,)] * 3
 
 
 def test_who_is_behind_catches_up_first(store: Engine, calls: Counter[str]) -> None:
@@ -338,9 +359,11 @@ def test_the_loop_executor_makes_one_after_another(engine: Any) -> None:
     assert "--engine batched" in caught.value.hint
 
 
-def test_a_database_in_memory_is_of_one_thread() -> None:
+def test_a_database_in_memory() -> None:
     engine = db.connect("sqlite://")
-    assert [len(pack) for pack in packs(seeds(), engine, Path("data"), BATCHED)] == [1, 1, 1]
+    assert [len(pack) for pack in packs(seeds(), engine, Path("data"), BATCHED)] == [3]
+    packed(seeds(), engine)
+    assert statuses(engine) == ["finished"] * 3
     engine.dispose()
 
 

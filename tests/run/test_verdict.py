@@ -188,14 +188,12 @@ def test_where_it_lies(monkeypatch, folder):
 
 
 def test_the_driver_is_found_where_the_system_says_it(monkeypatch, tmp_path):
-    from pflbench.engine import devices
-
     told = tmp_path / "version"
-    monkeypatch.setattr(devices, "NVIDIA", told)
+    monkeypatch.setattr(verdict, "NVIDIA", told)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
-    assert devices.driver(torch.device("cuda")) == "unknown"
+    assert verdict.driver(torch.device("cuda")) == "unknown"
     monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12080, raising=False)
-    assert devices.driver(torch.device("cuda")) == "CUDA 12.8"
+    assert verdict.driver(torch.device("cuda")) == "CUDA 12.8"
     told.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version: 12.2.0\n")
-    assert devices.driver(torch.device("cuda")) == "570.86.15"
-    assert devices.driver(CPU) == "unknown"
+    assert verdict.driver(torch.device("cuda")) == "570.86.15"
+    assert verdict.driver(CPU) == "unknown"

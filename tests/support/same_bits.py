@@ -3,8 +3,8 @@
     python same_bits.py METHOD,METHOD,... REPETITIONS BUSY
 
 Workers alternate between 1, 2 and 4; those with 4 are interrupted and resumed. BUSY processes compute nothing beside them, and if
-there are any, every thread is moved from core to core all the time. Prints a digest per method, and what differed. First come
-those of a product that is the first thing a new thread does: a client's, and that of a run in a pack.
+there are any, every thread is moved from core to core all the time. Prints a digest per method, and what differed. First comes
+that of a product that is the first thing a client's thread does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from sqlalchemy import Engine
 from support.runs import numbers, spec
 
 from pflbench.contract.small import federation
-from pflbench.engine.packed.threads import RunThread
 from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
 from pflbench.store import database as db
@@ -70,13 +69,6 @@ def products() -> dict[str, torch.Tensor]:
 
     fed.executor._each(fed.batches(torch.arange(1)), client)
     fed.executor.close()
-
-    def run() -> Iterator[torch.Tensor]:
-        yield a @ b
-
-    thread = RunThread(run(), lambda: None)
-    found["pack"] = thread.go_on().item
-    thread.stop(KeyboardInterrupt())
     return found
 
 

@@ -1,7 +1,7 @@
 """Several runs on one executor: their clients are further rows of the same program.
 
-Each run has a thread and an executor of its own, which only notes what is asked for. One thread goes on at a time; when all
-wait, requests that differ in nothing but their numbers are made as one. The inner executor is called from the main thread alone.
+Each run has a stack and an executor of its own, which only notes what is asked for. One run goes on at a time; when all wait,
+requests that differ in nothing but their numbers are made as one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Shortage
 from pflbench.engine.packed.join import joinable, joined, split
-from pflbench.engine.packed.threads import Asked, Ended, RunThread, Said
+from pflbench.engine.packed.stacks import Asked, Ended, RunStack, Said, tell
 from pflbench.engine.requests import Executor, HeadAlone, R, Request, Walk
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Pack:
         self.executors = [PackedExecutor(self, run, inner) for run in range(runs)]
         self._settle = partial(devices.synchronise, inner.device)
         self._progress = [_Progress() for _ in range(runs)]
-        self._threads: list[RunThread] = []
+        self._stacks: list[RunStack] = []
         self._waiting: dict[int, Waiting] = {}
         self._replies: dict[int, Any] = {}
 
@@ -41,9 +41,9 @@ class Pack:
 
         An error of one ends the others as Ctrl-C does, and passes on.
         """
-        self._threads = [RunThread(work, self._settle) for work in works]
+        self._stacks = [RunStack(work, self._settle) for work in works]
         try:
-            while live := [run for run, thread in enumerate(self._threads) if not thread.over]:
+            while live := [run for run, stack in enumerate(self._stacks) if not stack.over]:
                 for run in live:
                     if run not in self._waiting:
                         yield from self._until_it_asks(run)
@@ -55,7 +55,7 @@ class Pack:
     def _until_it_asks(self, run: int) -> Iterator[tuple[int, Any]]:
         """Only then, or when it has ended, does another go on."""
         while True:
-            message = self._threads[run].go_on(self._replies.pop(run, None))
+            message = self._stacks[run].go_on(self._replies.pop(run, None))
             if isinstance(message, Said):
                 yield run, message.item
             elif isinstance(message, Asked):
@@ -88,7 +88,7 @@ class Pack:
         share = (time.perf_counter() - begun) / len(runs)
         for run, one, result in zip(runs, waiting, results, strict=True):
             self._progress[run].note(one, alone)
-            self._threads[run].seconds += share
+            self._stacks[run].seconds += share
             self._replies[run] = result
 
     def _results(self, runs: Sequence[int], waiting: Sequence[Waiting]) -> list[Any]:
@@ -108,19 +108,19 @@ class Pack:
 
     def _stop(self) -> None:
         self._waiting.clear()
-        for run, thread in enumerate(self._threads):
+        for run, stack in enumerate(self._stacks):
             reply = self._replies.pop(run, None)
-            thread.stop(reply if isinstance(reply, Exception) else KeyboardInterrupt())
+            stack.stop(reply if isinstance(reply, Exception) else KeyboardInterrupt())
 
     # -- for the executors ----------------------------------------------------------------------------------------------
 
-    def ask(self, run: int, asked: Waiting) -> Any:
+    def ask(self, asked: Waiting) -> Any:
         self._settle()
-        return self._threads[run].ask(asked)
+        return tell(Asked(asked))
 
     def clock(self, run: int) -> float:
         self._settle()
-        return self._threads[run].clock()
+        return self._stacks[run].clock()
 
     def begin_round(self, run: int, t: int) -> None:
         self._progress[run].begin_round(t)
@@ -143,7 +143,7 @@ class PackedExecutor:
     def do(self, request: Request[R]) -> R:
         if self._first:
             request = replace(request, plan=request.plan.shifted(self._first))
-        result: R = self._pack.ask(self._run, Waiting(self._inner, request))
+        result: R = self._pack.ask(Waiting(self._inner, request))
         return result
 
     def close(self) -> None:
