@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from operator import mul
 from typing import TYPE_CHECKING, Protocol
 
-import typer
 from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pflbench.run.loop import Progress as Step
     from pflbench.spec import RunSpec
     from pflbench.sweep.conduct import Course
+    from pflbench.sweep.jobs import Steps
 
 # A log of 2,000 rounds should still be readable.
 SECONDS_BETWEEN_LINES = 5.0
@@ -141,21 +141,41 @@ def series_view(names: Sequence[str], quiet: bool, series: Series) -> Iterator[V
 
 @contextmanager
 def sweep_view(course: Course, results: sqlalchemy.Engine, quiet: bool) -> Iterator[Callable[[Course], None]]:
-    """A callback that shows how a sweep stands: a bar for all of it, and one for each run under way."""
+    """A callback that shows how a sweep stands: a bar for all of it, and one for each run under way.
+
+    What the user should know of a run is told when it is over, of several that tell the same once.
+    """
+    names = dict(zip((spec.key for spec in course.ahead), named(course.ahead), strict=True))
+    told: set[str] = set()
+
+    def news(state: Course) -> None:
+        for key, outcome in state.ended.items():
+            for text in outcome.news:
+                if text not in told:
+                    told.add(text)
+                    message(f"{names[key]}: {text}")
+
+    def with_news(show: Callable[[Course], None]) -> Callable[[Course], None]:
+        def look(state: Course) -> None:
+            news(state)
+            show(state)
+
+        return look
+
     if quiet:
-        yield lambda state: None
+        yield news
     elif not sys.stderr.isatty():
-        yield SweepLines(course).show
+        yield with_news(SweepLines(names).show)
     else:
         with _display(TextColumn("{task.fields[figures]}"), transient=True) as display:
-            yield SweepBars(display, course, results).show
+            yield with_news(SweepBars(display, course, names, results).show)
 
 
 class SweepLines:
     """A line for each run that has ended, with how many are over."""
 
-    def __init__(self, course: Course) -> None:
-        self._names = _by_key(course)
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
         self._told: set[str] = set()
 
     def show(self, state: Course) -> None:
@@ -168,9 +188,8 @@ class SweepLines:
 class SweepBars:
     """All rounds of a sweep as one bar, and those of the runs under way."""
 
-    def __init__(self, display: Progress, course: Course, results: sqlalchemy.Engine) -> None:
-        self._display, self._results = display, results
-        self._names = _by_key(course)
+    def __init__(self, display: Progress, course: Course, names: Mapping[str, str], results: sqlalchemy.Engine) -> None:
+        self._display, self._names, self._results = display, names, results
         self._rounds = {spec.key: spec.train.rounds for spec in course.ahead}
         self._whole = display.add_task("sweep", total=sum(self._rounds.values()), figures="")
         self._tasks: dict[str, TaskID] = {}
@@ -189,10 +208,6 @@ class SweepBars:
         failed = f", {state.count('failed')} failed" if state.count("failed") else ""
         runs = f"{len(state.ended)}/{len(self._rounds)} runs{failed}"
         self._display.update(self._whole, completed=over + sum(reached.values()), figures=runs)
-
-
-def _by_key(course: Course) -> dict[str, str]:
-    return dict(zip((spec.key for spec in course.ahead), named(course.ahead), strict=True))
 
 
 def apart(specs: Sequence[RunSpec]) -> list[str]:
@@ -234,44 +249,20 @@ def run_view(names: Sequence[str], quiet: bool) -> Iterator[View]:
                 bars.close()
 
 
-def follow(
-    names: Sequence[str], steps: Generator[tuple[int, Step | Diverged], None, None], shown: AbstractContextManager[View]
-) -> bool:
-    """Shows the progress of the runs of a pack to their ends. False if one diverged, which is reported here: others go on.
-
-    Ctrl-C ends the command, with what the runs keep.
-    """
-    reached: dict[int, Step] = {}
+def followed(names: Sequence[str], steps: Steps, shown: AbstractContextManager[View]) -> Steps:
+    """The steps of a job's runs, which are shown as they pass. One that diverges is reported here: others go on."""
     told: set[str] = set()
-    diverged = False
-    try:
-        with shown as view, closing(steps):
-            for number, step in steps:
-                if isinstance(step, Diverged):
-                    error(step.message, step.hint)
-                    diverged = True
-                    continue
-                reached[number] = step
+    with shown as view, closing(steps):
+        for number, step in steps:
+            if isinstance(step, Diverged):
+                error(step.message, step.hint)
+            else:
                 view.show(number, step)
                 for text in step.news:
                     if text not in told:  # what a pack has met, each of its runs tells
                         told.add(text)
                         message(f"{names[number]}: {text}")
-    except KeyboardInterrupt:
-        message(f"Interrupted. {_kept(list(reached.values()))} The same command goes on from there.")
-        raise typer.Exit(130) from None
-    for number, last in reached.items():
-        if last.kind == "exists":
-            message(f"{names[number]}: run {last.run_id} is finished already; --force runs it anew.")
-    return not diverged
-
-
-def _kept(reached: Sequence[Step]) -> str:
-    if not reached:
-        return "Nothing had begun."
-    if len(reached) == 1:
-        return f"Run {reached[0].run_id} keeps its rounds up to {reached[0].round}."
-    return f"Rounds that are kept: {', '.join(f'run {step.run_id} up to {step.round}' for step in reached)}."
+            yield number, step
 
 
 @contextmanager

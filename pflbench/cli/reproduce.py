@@ -14,7 +14,8 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
 from pflbench.cli.db import opened, opened_if_there
-from pflbench.cli.progress import Series, data_view, follow, series_view
+from pflbench.cli.making import Jobs, KeepGoing, Limit, at_a_time, make_all
+from pflbench.cli.progress import Series, data_view, followed, named, series_view
 from pflbench.cli.reports import MethodsFilter, PartitionsFilter, one_at_a_time, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
@@ -23,11 +24,11 @@ from pflbench.report import papermap
 if TYPE_CHECKING:
     import sqlalchemy
 
-    from pflbench.reproduce.goal import Goal, Keeps, Wanted
+    from pflbench.reproduce.goal import Goal, Wanted
     from pflbench.reproduce.outlook import Outlook, SettingOutlook
-    from pflbench.reproduce.progress import RunProgress
     from pflbench.run.execution import Execution
     from pflbench.spec import RunSpec
+    from pflbench.sweep.jobs import Job, Steps
 
 
 MAP = f"The papers' tables and figures, and the names of them here:\n\n{papermap.plain()}"
@@ -107,6 +108,9 @@ def reproduce(
     executed: o.Given,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
+    jobs: Jobs = 1,
+    keep_going: KeepGoing = False,
+    limit: Limit = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No list and no progress on stderr.")] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -144,7 +148,8 @@ def reproduce(
             if not quiet:
                 _tell(outlook, message, err=True)
             if results is not None and runs:
-                _make(outlook, results, data_dir, how, quiet)
+                whole &= _make(outlook, results, data_dir, how, jobs, quiet, keep_going=keep_going, limit=limit)
+                limit = None if limit is None else max(0, limit - len(outlook.ahead))
             after = _look(one, runs, results, data_dir, quiet)
             whole &= _show(after, results, data_dir, how.device, target, quiet)
             whole &= not any(one.state == "diverged" for one in after.progress)
@@ -267,28 +272,44 @@ def _ahead(outlook: Outlook) -> str:
     return f"To run: {runs}. Time:{','.join(parts)}."
 
 
-def _make(outlook: Outlook, results: sqlalchemy.Engine, data_dir: Path, how: Execution, quiet: bool) -> None:
-    """The missing runs, one after another or packed. One that diverges is reported, and the others go on."""
-    from pflbench.run.pack import execute_pack, packs
+def _make(
+    outlook: Outlook,
+    results: sqlalchemy.Engine,
+    data_dir: Path,
+    how: Execution,
+    jobs: int | None,
+    quiet: bool,
+    *,
+    keep_going: bool,
+    limit: int | None,
+) -> bool:
+    """The missing runs. One that diverges is reported, and the others go on. False if one did, or failed."""
+    from pflbench.sweep.conduct import Course
+    from pflbench.sweep.jobs import jobs_of
 
-    followed = [one.wanted for one, _ in outlook.ahead if one.wanted.keeps.follow is not None]
-    if followed:
-        follow_client(followed[0].options["trajectory"], [one.spec for one in followed], data_dir)
-    series, places = Series(outlook.weights), {one.wanted.spec.key: place for place, (one, _) in enumerate(outlook.ahead)}
+    ahead = {one.wanted.spec.key: one for one, _ in outlook.ahead[:limit]}
+    specs = [one.wanted.spec for one in ahead.values()]
+    followed_runs = [one.wanted for one in ahead.values() if one.wanted.keeps.follow is not None]
+    if followed_runs:
+        follow_client(followed_runs[0].options["trajectory"], [one.spec for one in followed_runs], data_dir)
+    check_first(specs, how, quiet)
+    series, names = Series(outlook.weights[:limit]), dict(zip(ahead, named(specs), strict=True))
+    numbers = {key: place for place, key in enumerate(ahead)}
 
-    def progress(spec: RunSpec) -> RunProgress:
-        return outlook.ahead[places[spec.key]][0]
-
-    def made(spec: RunSpec) -> tuple[Keeps, bool]:
-        return progress(spec).wanted.keeps, progress(spec).anew
-
-    ahead = [one.wanted.spec for one, _ in outlook.ahead]
-    check_first(ahead, how, quiet)
-    for together in packs(ahead, results, data_dir, how, force=True, also_alike=made):
-        (keeps, anew), names = made(together[0]), [progress(spec).wanted.name for spec in together]
+    def own(spec: RunSpec) -> tuple[Execution, bool]:
+        keeps = ahead[spec.key].wanted.keeps
         keeping = replace(how, observe_every=keeps.observe_every, follow=keeps.follow, scale=outlook.goal.scale.name)
-        series.begin(*(places[spec.key] for spec in together))
-        follow(names, execute_pack(together, results, data_dir, keeping, force=anew), series_view(names, quiet, series))
+        return keeping, ahead[spec.key].anew
+
+    def follow(job: Job, steps: Steps) -> Steps:
+        keys = [spec.key for spec in job.specs]
+        series.begin(*(numbers[key] for key in keys))
+        together = [names[key] for key in keys]
+        return followed(together, steps, series_view(together, quiet, series))
+
+    waiting = jobs_of(specs, results, data_dir, how, force=True, own=own)
+    places = at_a_time(jobs, specs, data_dir, how)
+    return make_all(Course(specs), results, waiting, how, places, quiet, follow, keep_going=keep_going)
 
 
 def _show(

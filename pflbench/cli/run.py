@@ -1,4 +1,4 @@
-"""`pflbench run`: plans the runs, executes them one after another and prints their results."""
+"""`pflbench run`: plans the runs, has them made and prints their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, message, print_json
 from pflbench.cli.db import opened
-from pflbench.cli.progress import data_view, follow, named, run_view
+from pflbench.cli.making import Jobs, KeepGoing, at_a_time, make_all
+from pflbench.cli.progress import apart, data_view, followed, named, run_view
 from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pflbench.run.follow import Follow
     from pflbench.run.setting import Setting
     from pflbench.spec import RunSpec
+    from pflbench.sweep.conduct import Course
+    from pflbench.sweep.jobs import Job, Steps
 
 
 @o.taking(asked={**o.MAIN, **o.PARTITION, **o.TRAINING}, executed=o.EXECUTION)
@@ -34,6 +37,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the complete specifications and their keys, run nothing.")
     ] = False,
+    jobs: Jobs = 1,
+    keep_going: KeepGoing = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -56,7 +61,8 @@ def run(
         return
 
     from pflbench.run.execution import find_device, require_arithmetic
-    from pflbench.run.pack import execute_pack, packs
+    from pflbench.sweep.conduct import Course
+    from pflbench.sweep.jobs import jobs_of
 
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
     prepare(specs, data_dir, quiet)
@@ -64,27 +70,50 @@ def run(
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
     how = replace(how, follow=client, command=command_line())
     check_first(specs, how, quiet)
-    done: list[dict[str, Any]] = []
-    failed = False
+    names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
+    done: dict[str, dict[str, Any]] = {}
+
+    def follow(job: Job, steps: Steps) -> Steps:
+        own = [names[spec.key] for spec in job.specs]
+        return followed(own, steps, run_view(own, quiet))
+
     try:
         with opened(db, create=True) as results:
+            there = set() if force else _finished(results, specs)
+            places = at_a_time(jobs, [spec for spec in specs if spec.key not in there], data_dir, how)
             if not quiet:
-                _tell_ahead(specs, results, data_dir, how, force)
-            for together in packs(specs, results, data_dir, how, force=force):
-                names = named(together)
-                failed |= not follow(names, execute_pack(together, results, data_dir, how, force=force), run_view(names, quiet))
-                for spec in together:
-                    done.append(_result(results, spec.key))
+                _tell_ahead(specs, results, data_dir, how, force, places)
+
+            def then(state: Course) -> None:
+                for key, outcome in state.ended.items():
+                    if key in done or outcome.state not in ("finished", "diverged"):
+                        continue
+                    done[key] = row = _result(results, key, more[key])
+                    if key in there:
+                        message(f"{names[key]}: run {row['run']} is finished already; --force runs it anew.")
                     if not as_json:
-                        print(_line(done[-1]), flush=True)
+                        print(_line(row), flush=True)
+
+            plugins = tuple(path.absolute() for path in asked["plugins"])
+            waiting = jobs_of(specs, results, data_dir, how, plugins, force=force)
+            whole = make_all(Course(list(specs)), results, waiting, how, places, quiet, follow, keep_going=keep_going, then=then)
     finally:
         if as_json:
-            print_json(done)
-    if failed:
+            print_json(list(done.values()))
+    if not whole:
         raise typer.Exit(2)
 
 
-def _tell_ahead(specs: Sequence[RunSpec], results: sqlalchemy.Engine, data_dir: Path, how: Execution, force: bool) -> None:
+def _finished(results: sqlalchemy.Engine, specs: Sequence[RunSpec]) -> set[str]:
+    """Keys of the runs that will not be made again."""
+    from pflbench.store.runs import attempts
+
+    return {key for key, found in attempts(results, [spec.key for spec in specs]).items() if found[-1].status == "finished"}
+
+
+def _tell_ahead(
+    specs: Sequence[RunSpec], results: sqlalchemy.Engine, data_dir: Path, how: Execution, force: bool, places: int
+) -> None:
     """What a long run takes, and what would be quick; nothing before a short one."""
     from pflbench.reproduce.forecast import forecast
 
@@ -92,10 +121,10 @@ def _tell_ahead(specs: Sequence[RunSpec], results: sqlalchemy.Engine, data_dir: 
     if found is None:
         return
     how_known = "measured here on a few batches" if found.measured else "by what rounds took in this database"
-    time = "time unknown" if found.seconds is None else f"about {duration(found.seconds)} ({how_known})"
-    memory = "" if found.memory is None else f", {found.memory / 1e9:.2g} GB of memory"
-    runs = f"{found.runs} run{'s' * (found.runs > 1)}"
-    message(f"Note: {runs} ahead, {time}{memory}, {max(found.disk, 1e6) / 1e6:,.0f} MB of disk.")
+    time = "time unknown" if found.seconds is None else f"about {duration(found.seconds / places)} ({how_known})"
+    memory = "" if found.memory is None else f", {found.memory * places / 1e9:.2g} GB of memory"
+    runs = f"{found.runs} run{'s' * (found.runs > 1)} ahead" + (f", {places} at a time" if places > 1 else "")
+    message(f"Note: {runs}, {time}{memory}, {max(found.disk, 1e6) / 1e6:,.0f} MB of disk.")
     names = " ".join(f"-m {name}" for name in dict.fromkeys(spec.method.name for spec in specs))
     rounds = sum(spec.train.rounds for spec in specs) / len(specs)
     fewer = f" --rounds 20 takes about {duration(found.seconds * 20 / rounds)}." if found.seconds and rounds > 20 else ""
@@ -191,7 +220,8 @@ def _require_global_model(spec: RunSpec, setting: Setting) -> None:
     fed.executor.close()
 
 
-def _result(results: sqlalchemy.Engine, key: str) -> dict[str, Any]:
+def _result(results: sqlalchemy.Engine, key: str, settings: str) -> dict[str, Any]:
+    """settings: what tells the run from others of the command."""
     from pflbench.store import rounds, runs
 
     found = runs.find(results, key)
@@ -201,6 +231,7 @@ def _result(results: sqlalchemy.Engine, key: str) -> dict[str, Any]:
         "key": found.key,
         "status": found.status,
         "method": found.method,
+        "settings": settings,
         "dataset": found.dataset,
         "partition": found.partition_label,
         "seed": found.seed,
@@ -213,5 +244,6 @@ def _result(results: sqlalchemy.Engine, key: str) -> dict[str, Any]:
 
 def _line(row: dict[str, Any]) -> str:
     accuracies = ", ".join(f"{name} {100 * row[name]:.2f} %" for name in ("best", "last") if row[name] is not None)
-    where = f"{row['method']}  {row['dataset']}  {row['partition']}  seed {row['seed']}"
+    method = f"{row['method']} ({row['settings']})" if row["settings"] else row["method"]
+    where = f"{method}  {row['dataset']}  {row['partition']}  seed {row['seed']}"
     return f"run {row['run']}  {where}  {row['status']} after {row['rounds'] or 0} rounds  {accuracies}".rstrip()

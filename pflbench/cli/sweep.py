@@ -14,8 +14,9 @@ from typer.core import TyperGroup
 
 from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
-from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
+from pflbench.cli.console import command_line, duration, message, print_json, print_table
 from pflbench.cli.db import opened, opened_if_there
+from pflbench.cli.making import Jobs, KeepGoing, Limit, made, tell_errors
 from pflbench.cli.progress import apart, sweep_view
 from pflbench.cli.run import execution, prepare
 from pflbench.errors import UserError
@@ -50,13 +51,7 @@ app = typer.Typer(
     help="Make a grid of runs side by side: `pflbench sweep FILE.yaml`, or the grid on the command line.",
 )
 
-Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", "-j", min=1, help="Runs at a time. Default: one for each core, or each GPU, as memory allows."),
-]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also the runs that failed before, from their checkpoints.")]
-KeepGoing = Annotated[bool, typer.Option("--keep-going", "-k", help="Make the others when a run fails.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many runs, this time.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -297,13 +292,14 @@ def _make(
     """The runs that are left. Exit code 2 if one failed or diverged, 130 after Ctrl-C."""
     from dataclasses import replace
 
-    from pflbench.sweep.conduct import conduct, course
+    from pflbench.store import sweeps
+    from pflbench.sweep.conduct import course
     from pflbench.sweep.jobs import jobs_of
     from pflbench.sweep.processes import Processes
     from pflbench.sweep.room import devices_for, places
 
     found = course(results, sweep.specs, retry_failed=retry_failed, limit=limit)
-    interrupted = False
+    whole = True
     if found.ahead:
         prepare(found.ahead, data_dir, quiet)
         check_first(found.ahead, how, quiet)
@@ -311,16 +307,14 @@ def _make(
         plugins = tuple(Path(path) for path in sweep.environment["plugins"])
         waiting = jobs_of(found.ahead, results, data_dir, how, plugins)
         workers = Processes(jobs or places(found.ahead, data_dir, how), devices_for(how))
-        try:
-            with sweep_view(found, results, quiet) as look:
-                for state in conduct(found, results, sweep.id, workers, waiting, keep_going=keep_going):
-                    look(state)
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            workers.close()
+
+        def cancelled() -> bool:
+            return sweeps.cancelled(results, sweep.id)
+
+        shown = sweep_view(found, results, quiet)
+        whole = made(found, workers, waiting, shown, keep_going=keep_going, cancelled=cancelled)
     _report(sweep.name, found, as_json)
-    if interrupted:
+    if not whole:
         message(f"Interrupted. Go on with: pflbench sweep resume {sweep.name}")
         raise typer.Exit(130)
     if found.count("failed") or found.count("diverged") or found.stopped:
@@ -330,9 +324,7 @@ def _make(
 def _report(name: str, found: Course, as_json: bool) -> None:
     if as_json:
         print_json({"name": name, "skipped": found.skipped, "runs": [asdict(one) for one in found.ended.values()]})
-    for outcome in found.ended.values():
-        if outcome.state in ("failed", "diverged"):
-            error(*outcome.message.split("\n", 1))
+    tell_errors(found, ("failed", "diverged"))
     states: dict[str, int] = {}
     for outcome in found.ended.values():
         states[outcome.state] = states.get(outcome.state, 0) + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
@@ -41,25 +41,24 @@ def course(engine: Engine, specs: Sequence[RunSpec], *, retry_failed: bool = Fal
 
 def conduct(
     found: Course,
-    engine: Engine,
-    sweep_id: int,
     workers: Workers,
     waiting: Iterator[Job],
     *,
     keep_going: bool = False,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Course]:
     """Makes what is ahead, and gives the course at every look. It changes in place.
 
     waiting: jobs of the runs that are ahead. A run that fails ends the sweep once what is under way is done, unless
-    keep_going; one that diverges does not. KeyboardInterrupt, and `sweep cancel`, interrupt what is under way: its runs keep a
+    keep_going; one that diverges does not. KeyboardInterrupt, and `cancelled`, interrupt what is under way: its runs keep a
     checkpoint.
     """
     at_work: dict[Future[list[RunOutcome]], Job] = {}
     try:
         while True:
             while not found.stopped and len(at_work) < workers.places and (job := next(waiting, None)) is not None:
-                at_work[workers.submit(job)] = job
                 _begin(found, job)
+                at_work[workers.submit(job)] = job
             if not at_work:
                 return
             done, _ = wait(at_work, timeout=LOOK, return_when=FIRST_COMPLETED)
@@ -67,7 +66,7 @@ def conduct(
                 _end(found, at_work.pop(future), future.result())
             if not found.stopped and found.count("failed") and not keep_going:
                 found.stopped = "a run failed; --keep-going makes the others all the same"
-            if not found.stopped and sweeps.cancelled(engine, sweep_id):
+            if not found.stopped and cancelled():
                 found.stopped = "it was cancelled"
                 workers.stop()
             yield found

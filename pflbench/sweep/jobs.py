@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ from sqlalchemy import Engine
 from pflbench.errors import Diverged, Occupied, UserError
 from pflbench.methods.outside import plugged_in
 from pflbench.run.execution import Execution
-from pflbench.run.pack import execute_pack, packs
+from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.spec import RunSpec
 from pflbench.store.database import connect
 
 State = Literal["finished", "diverged", "failed", "interrupted", "elsewhere"]
+Steps = Generator[tuple[int, Told], None, None]
+"""What the runs of a job report, each with its number in the job."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,12 @@ class Job:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """elsewhere: another process is at the run. message: why it did not finish."""
+    """elsewhere: another process is at the run. message: why it did not finish. news: what the user should know of it."""
 
     key: str
     state: State
     message: str = ""
+    news: tuple[str, ...] = ()
 
 
 class Workers(Protocol):
@@ -58,42 +61,90 @@ class Workers(Protocol):
         """Waits for what is under way, and gives back what the workers hold."""
 
 
+class Here:
+    """This process, one job at a time: `submit` returns when it is over.
+
+    follow: sees the steps of a job as they come, and passes them on. Ctrl-C passes, and so does an error unless keep_going.
+    """
+
+    name = "here"
+    places = 1
+
+    def __init__(self, store: Engine, follow: Callable[[Job, Steps], Steps], keep_going: bool = False) -> None:
+        self._store, self._follow = store, follow
+        self._kept: tuple[type[BaseException], ...] = (Exception,) if keep_going else ()
+
+    def submit(self, job: Job) -> Future[list[RunOutcome]]:
+        steps = execute_pack(job.specs, self._store, job.data_dir, job.how, force=job.force)
+        answer: Future[list[RunOutcome]] = Future()
+        answer.set_result(_outcomes(job, self._follow(job, steps), self._kept))
+        return answer
+
+    def stop(self) -> None:
+        """Nothing is under way between two jobs."""
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
 def jobs_of(
-    specs: Sequence[RunSpec], store: Engine, data_dir: Path, how: Execution, plugins: tuple[Path, ...] = ()
+    specs: Sequence[RunSpec],
+    store: Engine,
+    data_dir: Path,
+    how: Execution,
+    plugins: tuple[Path, ...] = (),
+    *,
+    force: bool = False,
+    own: Callable[[RunSpec], tuple[Execution, bool]] | None = None,
 ) -> Iterator[Job]:
-    """Jobs of these runs, packed as `how` says. Memory is looked at when one is asked for."""
+    """Jobs of these runs, packed as `how` says. Memory is looked at when one is asked for.
+
+    force: also what is finished takes a place in a pack, and is made anew. own: how a run is made and whether anew, where that
+    is not the same for all.
+    """
     url = store.url.render_as_string(hide_password=False)
-    for together in packs(specs, store, data_dir, how):
-        yield Job(tuple(together), url, data_dir, how, plugins)
+    each = own or (lambda _: (how, force))
+    for together in packs(specs, store, data_dir, how, force=force, also_alike=each):
+        execution, anew = each(together[0])
+        yield Job(tuple(together), url, data_dir, execution, plugins, anew)
 
 
 def make(job: Job) -> list[RunOutcome]:
-    """Makes a job's runs in this process. KeyboardInterrupt ends all of them as `interrupted`."""
-    reached: dict[int, RunOutcome] = {}
-    try:
+    """Makes a job's runs in this process, which is a worker's. KeyboardInterrupt ends all of them as `interrupted`."""
+
+    def steps() -> Steps:
         with ExitStack() as stack:
             stack.enter_context(plugged_in(job.plugins))
             engine = connect(job.url)
             stack.callback(engine.dispose)
-            steps = execute_pack(job.specs, engine, job.data_dir, job.how, force=job.force)
-            with closing(steps):
-                for number, step in steps:
-                    key = job.specs[number].key
-                    if isinstance(step, Diverged):
-                        reached[number] = RunOutcome(key, "diverged", str(step))
-                    elif step.kind in ("finished", "exists"):
-                        reached[number] = RunOutcome(key, "finished")
-    except KeyboardInterrupt:
-        return _rest(job.specs, reached, "interrupted", "")
-    except Occupied as error:
-        return _rest(job.specs, reached, "elsewhere", error.message)
-    except UserError as error:
-        return _rest(job.specs, reached, "failed", str(error))
-    except Exception as error:
-        return _rest(job.specs, reached, "failed", f"{type(error).__name__}: {error}")
-    return _rest(job.specs, reached, "failed", "The run ended without a result.")
+            yield from execute_pack(job.specs, engine, job.data_dir, job.how, force=job.force)
+
+    return _outcomes(job, steps(), (KeyboardInterrupt, Exception))
 
 
-def _rest(specs: Sequence[RunSpec], reached: dict[int, RunOutcome], state: State, message: str) -> list[RunOutcome]:
-    """What was reached, and of all others the same."""
-    return [reached.get(number, RunOutcome(spec.key, state, message)) for number, spec in enumerate(specs)]
+def _outcomes(job: Job, steps: Steps, kept: tuple[type[BaseException], ...]) -> list[RunOutcome]:
+    """What becomes of a job's runs. kept: exceptions that end them and are told in their outcomes; others pass."""
+    ended: dict[int, RunOutcome] = {}
+    news: list[tuple[str, ...]] = [()] * len(job.specs)
+    rest: tuple[State, str] = "failed", "The run ended without a result."
+    try:
+        with closing(steps):
+            for number, step in steps:
+                key = job.specs[number].key
+                if isinstance(step, Diverged):
+                    ended[number] = RunOutcome(key, "diverged", str(step), news[number])
+                    continue
+                news[number] += step.news
+                if step.kind in ("finished", "exists"):
+                    ended[number] = RunOutcome(key, "finished", news=news[number])
+    except kept as error:
+        rest = _ended_by(error)
+    return [ended.get(number, RunOutcome(spec.key, *rest, news[number])) for number, spec in enumerate(job.specs)]
+
+
+def _ended_by(error: BaseException) -> tuple[State, str]:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", ""
+    if isinstance(error, UserError):
+        return "elsewhere" if isinstance(error, Occupied) else "failed", str(error)
+    return "failed", f"{type(error).__name__}: {error}"

@@ -59,9 +59,8 @@ def jobs(store, specs):
 
 def conducted(store, workers, specs=SPECS, **how):
     kept = {name: how.pop(name) for name in ("retry_failed", "limit") if name in how}
-    sweep = sweeps.save(store, "small", specs, {})
     found = course(store, specs, **kept)
-    for _ in conduct(found, store, sweep.id, workers, jobs(store, found.ahead), **how):
+    for _ in conduct(found, workers, jobs(store, found.ahead), **how):
         pass
     workers.close()
     return found
@@ -129,7 +128,7 @@ def test_a_limit(store):
 def test_a_cancelled_sweep_stops_its_workers_and_begins_nothing(store):
     sweep = sweeps.save(store, "small", SPECS, {})
     workers, found = Threads(), course(store, SPECS)
-    for state in conduct(found, store, sweep.id, workers, jobs(store, found.ahead)):
+    for state in conduct(found, workers, jobs(store, found.ahead), cancelled=lambda: sweeps.cancelled(store, sweep.id)):
         if not state.stopped:
             sweeps.cancel(store, "small")
     workers.close()
@@ -140,9 +139,8 @@ def test_a_cancelled_sweep_stops_its_workers_and_begins_nothing(store):
 
 
 def test_ctrl_c_stops_the_workers_and_waits_for_them(store):
-    sweep = sweeps.save(store, "small", SPECS, {})
     workers, found = Threads(), course(store, SPECS)
-    steps = conduct(found, store, sweep.id, workers, jobs(store, found.ahead))
+    steps = conduct(found, workers, jobs(store, found.ahead))
     next(steps)
     with pytest.raises(KeyboardInterrupt):
         steps.throw(KeyboardInterrupt)
