@@ -28,6 +28,10 @@ class Occupied(UserError):
     """Another process is at this run."""
 
 
+class Unreachable(UserError):
+    """The server of the database does not answer; it may be back later."""
+
+
 class Diverged(UserError):
     """A client produced a non-finite value. The engine names the client, the round loop adds method and round."""
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import typer.main
 from sqlalchemy import Engine
+from support import postgres
 from support.command import Shell
+from support.postgres import Server
 
 from pflbench.store import database as db
 
@@ -50,11 +52,34 @@ def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A PostgreSQL server for all tests of this process, started for the first that needs it."""
+    with postgres.server() as found:
+        yield found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with the mark `servers` is made with an SQLite file as `store`, and with a database on PostgreSQL."""
+    asked = metafunc.definition.get_closest_marker("servers")
+    if asked is not None and asked.args != ("never",) and "store" in metafunc.fixturenames:
+        marks = () if asked.args == ("fast",) else (pytest.mark.slow,)
+        metafunc.parametrize("store", ["sqlite", pytest.param("postgresql", marks=marks)], indirect=True)
+
+
 @pytest.fixture
-def store(new_database: Path, tmp_path: Path) -> Engine:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """A new database."""
-    path = shutil.copy(new_database, tmp_path / "results.db")
-    return db.connect(db.to_url(str(path)))
+    if getattr(request, "param", "sqlite") == "sqlite":
+        path = shutil.copy(request.getfixturevalue("new_database"), tmp_path / "results.db")
+        yield db.connect(db.to_url(str(path)))
+        return
+    server: Server = request.getfixturevalue("server")
+    url = server.new()
+    engine = db.connect(url)
+    yield engine
+    engine.dispose()
+    server.drop(url)
 
 
 @pytest.fixture

@@ -103,5 +103,7 @@ def remember(arguments: Sequence[str]) -> None:
 
 
 def command_line() -> str:
-    """The command as it was typed: it is recorded with every run and in every file that is written."""
-    return shlex.join(["pflbench", *_typed])
+    """The command as it was typed, without passwords: it is recorded with every run and in every file that is written."""
+    from pflbench.store.failures import without_password
+
+    return shlex.join(["pflbench", *(without_password(word) for word in _typed)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,11 +11,13 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.checkup import checkup
 from pflbench.cli.console import message, print_fields, print_json
+from pflbench.cli.progress import data_view
+from pflbench.errors import NothingYet
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-app = typer.Typer(help="Upgrade, check and describe the results database.", no_args_is_help=True)
+app = typer.Typer(help="Upgrade, check, copy and describe the results database.", no_args_is_help=True)
 
 
 @contextmanager
@@ -45,7 +47,11 @@ def opened_if_there(db: str) -> Iterator[Engine | None]:
     if path is not None and not path.exists():
         yield None
         return
-    with opened(db) as engine:
+    with ExitStack() as stack:
+        try:
+            engine = stack.enter_context(opened(db))
+        except NothingYet:
+            engine = None
         yield engine
 
 
@@ -68,7 +74,7 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Look for damage: integrity, references, schema. Ends with exit code 2 if there is any."""
     from pflbench.store import inspection
     from pflbench.store.database import to_url
-    from pflbench.store.failures import friendly
+    from pflbench.store.failures import friendly, without_password
 
     url = to_url(db)
     with friendly(url):
@@ -78,8 +84,37 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     else:
         print("\n".join(problems) if problems else "No problems found.")
     if problems:
-        message(f"{len(problems)} problem(s) in {db}; a copy of the file is the best start of any repair.")
+        message(f"{len(problems)} problem(s) in {without_password(db)}; a copy of it is the best start of any repair.")
         raise typer.Exit(2)
+
+
+@app.command()
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A database: a file or a SQLAlchemy URL.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="A new or empty one: a file or a SQLAlchemy URL.")],
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    as_json: o.Json = False,
+) -> None:
+    """Copy a whole database, as from SQLite to PostgreSQL or back: every row of every table, under its own number."""
+    from pflbench.store.database import connect_read_only, to_url
+    from pflbench.store.exchange import copy as exchange
+    from pflbench.store.failures import place
+
+    there = connect_read_only(to_url(source))
+    try:
+        with opened(target, create=True) as into:
+            with data_view(quiet) as progress:
+                counts = exchange.copy(there, into, *([] if progress is None else [progress]))
+            left, name = exchange.unfinished(into), place(into.url)
+    finally:
+        there.dispose()
+    if as_json:
+        print_json(counts)
+    else:
+        print_fields((table.replace("_", " "), count) for table, count in counts.items() if count)
+    message(f"Copied {sum(counts.values()):,} rows to {name}.")
+    if left:
+        message(f"Unfinished runs: {left}. Checkpoints are not copied: `pflbench run` begins these anew.")
 
 
 @app.command()

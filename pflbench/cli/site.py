@@ -93,7 +93,7 @@ def serve(
     from pflbench.site import page
     from pflbench.site.serve import Server
     from pflbench.store.database import connect_read_only, to_url
-    from pflbench.store.failures import friendly
+    from pflbench.store.failures import friendly, without_password
     from pflbench.store.schema import now
 
     url = to_url(db)
@@ -103,7 +103,7 @@ def serve(
         try:
             server = Server(engine, lambda: page.build(engine, replace(made, at=now()), Filters(), "all", live=True), port)
             print(server.address, flush=True)
-            message(f"{db}, read-only. Ctrl-C ends it.")
+            message(f"{without_password(db)}, read-only. Ctrl-C ends it.")
             try:
                 server.serve_forever()
             finally:

@@ -13,22 +13,24 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
 from pflbench import papers
 from pflbench.errors import NothingYet, UserError
-from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, place, sqlite_path
+from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, place, sqlite_path, without_password
 from pflbench.store.schema import ReferenceRow
 
+T = TypeVar("T")
 VERSION_TABLE = "pflbench_version"  # a name of our own: other programs' databases have an alembic_version, too
 _SMALLEST = 512  # bytes of an SQLite database; it would take the first bytes of a smaller file for a new one
+_TRIES = 20
 _ADVISORY_LOCK = 0x70666C62  # "pflb"
 
 
@@ -76,10 +78,10 @@ def connect(url: str, *, create: bool = True) -> Engine:
 
 
 def connect_read_only(url: str) -> Engine:
-    """Opens an SQLite database so that nothing can be written to it; each commit of another process shows at once.
+    """Opens a database so that nothing can be written to it; each commit of another process shows at once.
 
     Raises:
-        UserError: as `connect` with create=False; also for a database of another kind, and for an old schema.
+        UserError: as `connect` with create=False; also for an old schema.
     """
     engine = open_engine(url, read_only=True)
     try:
@@ -148,6 +150,14 @@ def writing(engine: Engine) -> Iterator[Connection]:
             yield connection
 
 
+def again_if_there(work: Callable[[], T]) -> T:
+    """Does it again where another process has written the same row in between: only SQLite has a single writer."""
+    for _ in range(_TRIES):
+        with suppress(IntegrityError):
+            return work()
+    return work()
+
+
 def inserted(connection: Connection, statement: Any) -> int:
     """Inserts a row; returns its number."""
     key = connection.execute(statement).inserted_primary_key
@@ -200,20 +210,27 @@ def scripts() -> Path:
 def open_engine(url: str, *, read_only: bool = False) -> Engine:
     """An engine with our settings, and nothing checked: the file may be missing, old or no database at all.
 
-    Raises UserError for what is no URL, and for read_only where the database is no SQLite file.
+    Raises UserError for what is no URL, and for read_only where the database is neither an SQLite file nor on PostgreSQL.
     """
     try:
         target = sa.make_url(url)
+        if target.drivername in ("postgresql", "postgres"):
+            target = target.set(drivername="postgresql+psycopg")
+        if target.drivername == "postgresql+psycopg":
+            return _server(target, read_only)
         if read_only:
             engine = sa.create_engine(target, creator=_reader(target))
         elif target.get_backend_name() != "sqlite":
-            return sa.create_engine(target)
+            return sa.create_engine(target, pool_pre_ping=True)
         else:
             engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS})
     except (ArgumentError, NoSuchModuleError, ValueError):
-        raise UserError(f"'{url}' is no database URL.", "Give a path, or e.g. postgresql+psycopg://user@host/name.") from None
+        raise UserError(
+            f"'{without_password(url)}' is no database URL.", "Give a path, or e.g. postgresql://user@host/name."
+        ) from None
     except ModuleNotFoundError as error:
-        raise UserError(f"{place(target)} needs the driver '{error.name}'.", f"pip install {error.name}") from None
+        package = '"pflbench[postgres]"' if error.name == "psycopg" else error.name
+        raise UserError(f"{place(target)} needs the driver '{error.name}'.", f"pip install {package}") from None
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -276,6 +293,19 @@ def _refresh(engine: Engine) -> None:
             connection.execute(sa.insert(ReferenceRow), [vars(value) | {"version": version} for value in papers.values()])
 
 
+def _server(target: URL, read_only: bool) -> Engine:
+    """An engine that finds out within half a minute that the server is gone, and connects anew when it is back."""
+    settings = {
+        "connect_timeout": 5,
+        "keepalives_idle": 30,
+        "tcp_user_timeout": 30_000,
+        "application_name": "pflbench",
+        **({"options": "-c default_transaction_read_only=on"} if read_only else {}),
+    }
+    # What the URL says itself holds.
+    return sa.create_engine(target, connect_args={k: v for k, v in settings.items() if k not in target.query}, pool_pre_ping=True)
+
+
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin in _begin_sqlite, also those that change tables
     connection.execute("PRAGMA foreign_keys=ON")
@@ -309,7 +339,7 @@ def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
     """Makes connections that SQLite itself holds to reading. Raises UserError for what is no SQLite file."""
     path = sqlite_path(url)
     if path is None:
-        raise UserError(f"{place(url)} is no SQLite file.", "Only a file can be opened read-only.")
+        raise UserError(f"{place(url)} cannot be opened read-only.", "An SQLite file can, and a database on PostgreSQL.")
     path, options, copy = path.absolute(), "mode=ro", None
     if path.is_file() and not os.access(path.parent, os.W_OK):
         # Readers of a write-ahead log need an index of it beside the file, which they cannot make there.

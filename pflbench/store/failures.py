@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import URL, make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
 
-from pflbench.errors import UserError
+from pflbench.errors import Unreachable, UserError
 
 BUSY_SECONDS = 30
+_BEFORE_HOST = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s:/@]*:)[^\s/]*@")
+_IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\"]*")
 ELSEWHERE = "--db or PFLBENCH_DB names another database."
 
 
@@ -40,7 +43,12 @@ def sqlite_path(url: URL) -> Path | None:
 
 def place(url: URL) -> str:
     """The database as messages name it: its path, or its URL without the password."""
-    return str(sqlite_path(url) or url.render_as_string(hide_password=True))
+    return str(sqlite_path(url) or without_password(url.set(drivername=url.get_backend_name()).render_as_string()))
+
+
+def without_password(text: str) -> str:
+    """A URL, or a text with URLs in it, with *** for their passwords."""
+    return _IN_QUERY.sub(r"\1***", _BEFORE_HOST.sub(r"\1***@", text))
 
 
 def _explain(url: URL, error: Exception) -> UserError | None:
@@ -50,10 +58,26 @@ def _explain(url: URL, error: Exception) -> UserError | None:
         told = _SQLITE_ERRORS.get(code)
         return UserError(told[0].format(place(url)), told[1]) if told else None
     if isinstance(error, (OperationalError, InterfaceError)):
-        return UserError(f"Database {place(url)}: {str(cause).strip().splitlines()[0]}", ELSEWHERE)
+        return _of_server(url, error, str(cause).strip().splitlines() or [""])
+    if isinstance(error, ProgrammingError) and getattr(cause, "sqlstate", "") == _NO_PRIVILEGE:
+        return UserError(f"{place(url)}: {str(cause).splitlines()[0]}.", "Ask the server's owner for the right to it.")
     return None
 
 
+def _of_server(url: URL, error: DBAPIError, said: list[str]) -> UserError:
+    """What a server says, or a driver that did not reach it."""
+    first = without_password(said[0]).rpartition(" failed: ")[2].removeprefix("FATAL:").strip()
+    if "does not exist" in first and "database" in first:
+        return UserError(f"{place(url)}: there is no such database.", f"Make it first: createdb {url.database}. {ELSEWHERE}")
+    state = getattr(error.orig, "sqlstate", None)
+    if (state is not None and state[:2] not in _AWAY) or any(text in first for text in _REFUSED):
+        return UserError(f"{place(url)}: {first}.", ELSEWHERE)
+    return Unreachable(f"{place(url)} cannot be reached: {first}.", f"Is the server running? {ELSEWHERE}")
+
+
+_NO_PRIVILEGE = "42501"
+_AWAY = ("08", "53", "57")  # classes of SQLSTATE: connection, resources, a server that was stopped
+_REFUSED = ("authentication failed", "no password supplied", "pg_hba.conf", "role ")
 _KEPT = "Every round committed before is kept."
 _SQLITE_ERRORS = {
     sqlite3.SQLITE_FULL: (

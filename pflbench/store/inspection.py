@@ -14,7 +14,7 @@ from pflbench.store.schema import Base
 
 
 def info(url: str) -> dict[str, Any]:
-    """What is in the database. `bytes` is None where it is not a file."""
+    """What is in the database. `bytes` is None where nobody says."""
     with as_it_is(url) as (connection, found):
         engine = connection.engine
         path = sqlite_path(engine.url)
@@ -22,7 +22,7 @@ def info(url: str) -> dict[str, Any]:
         return {
             "database": place(engine.url),
             "kind": engine.dialect.name,
-            "bytes": path.stat().st_size if path else None,
+            "bytes": path.stat().st_size if path else _bytes(connection),
             "schema": found,
             "newest_schema": head(),
             "runs": {str(status): int(count) for status, count in runs},
@@ -43,6 +43,12 @@ def check(url: str) -> list[str]:
         if found != head():
             return [*problems, f"the schema is {found}, not {head()}: `pflbench db upgrade`"]
         return problems + _differences(connection) + _contradictions(connection)
+
+
+def _bytes(connection: Connection) -> int | None:
+    if connection.dialect.name != "postgresql":
+        return None
+    return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
 
 
 def _count(connection: Connection, table: str) -> int:

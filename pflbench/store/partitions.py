@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Engine, insert, select, update
-from sqlalchemy.exc import IntegrityError
 
 from pflbench.errors import UserError
 from pflbench.store.arrays import Counts
-from pflbench.store.database import inserted, reading, writing
+from pflbench.store.database import again_if_there, inserted, reading, writing
 from pflbench.store.runs import Among
 from pflbench.store.schema import PartitionRow, RunRow
 
@@ -56,7 +55,8 @@ def save(engine: Engine, record: PartitionRecord) -> int:
         "indices": pack_indices(record.indices) if record.indices is not None else None,
         "left_out": record.left_out,
     }
-    try:
+
+    def add() -> int:
         with writing(engine) as connection:
             known = connection.execute(found).scalar()
             if known is None:
@@ -64,9 +64,8 @@ def save(engine: Engine, record: PartitionRecord) -> int:
             unknown = update(PartitionRow).where(PartitionRow.id == known, PartitionRow.left_out.is_(None))
             connection.execute(unknown.values(left_out=record.left_out))
             return int(known)
-    except IntegrityError:  # a database without SQLite's single writer: another process was faster
-        with writing(engine) as connection:
-            return int(connection.execute(found).scalar_one())
+
+    return again_if_there(add)
 
 
 def stored(engine: Engine, among: Among) -> list[PartitionRecord]:

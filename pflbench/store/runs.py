@@ -172,7 +172,7 @@ def listed(
     if dataset is not None:
         query = query.where((RunRow.dataset == dataset) | RunRow.dataset.startswith(dataset + OTHER_CONTENT, autoescape=True))
     if key is not None:
-        query = query.where(RunRow.key.startswith(key, autoescape=True))
+        query = query.where(RunRow.key.startswith(key.lower(), autoescape=True))
     if status is not None:
         query = query.where(RunRow.status.in_({status, *(UNDER_WAY if status == "interrupted" else ())}))
     with reading(engine) as c:

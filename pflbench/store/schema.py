@@ -9,7 +9,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, LargeBinary, MetaData, String, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 STATUSES = ("queued", "running", "finished", "failed", "diverged", "interrupted")
@@ -18,6 +30,11 @@ STATUSES = ("queued", "running", "finished", "failed", "diverged", "interrupted"
 def now() -> str:
     """UTC, ISO 8601 to the second: sorts as text and reads the same in every database."""
     return datetime.now(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+
+
+def text(length: int) -> Any:
+    """Text of that length. SQLite takes longer ones, too, and orders by code points; so does PostgreSQL, told so."""
+    return String(length).with_variant(String(collation="C"), "postgresql")
 
 
 class Base(DeclarativeBase):
@@ -39,10 +56,10 @@ class PartitionRow(Base):
     __tablename__ = "partition"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    hash: Mapped[str] = mapped_column(String(64), unique=True)  # of the index lists and the labels behind them
-    scheme: Mapped[str] = mapped_column(String(32))
-    label: Mapped[str] = mapped_column(String(64))  # "Dir(0.1)"
-    dataset: Mapped[str] = mapped_column(String(255))
+    hash: Mapped[str] = mapped_column(text(64), unique=True)  # of the index lists and the labels behind them
+    scheme: Mapped[str] = mapped_column(text(32))
+    label: Mapped[str] = mapped_column(text(64))  # "Dir(0.1)"
+    dataset: Mapped[str] = mapped_column(text(255))
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     clients: Mapped[int]
     classes: Mapped[list[str]] = mapped_column(JSON)  # class names, in label order
@@ -50,7 +67,7 @@ class PartitionRow(Base):
     test_counts: Mapped[list[list[int]]] = mapped_column(JSON)
     left_out: Mapped[int | None]  # samples that were to be dealt out, but no client holds; null: not known
     indices: Mapped[bytes | None] = mapped_column(LargeBinary)
-    created_at: Mapped[str] = mapped_column(String(20), default=now)
+    created_at: Mapped[str] = mapped_column(text(20), default=now)
 
 
 class RunRow(Base):
@@ -64,32 +81,32 @@ class RunRow(Base):
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    key: Mapped[str] = mapped_column(String(16))
+    key: Mapped[str] = mapped_column(text(16))
     attempt: Mapped[int] = mapped_column(default=1)
-    protocol: Mapped[str] = mapped_column(String(16))
-    status: Mapped[str] = mapped_column(String(16), default="queued")
-    message: Mapped[str | None] = mapped_column(String(1000))  # why it failed or diverged
+    protocol: Mapped[str] = mapped_column(text(16))
+    status: Mapped[str] = mapped_column(text(16), default="queued")
+    message: Mapped[str | None] = mapped_column(text(1000))  # why it failed or diverged
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)  # RunSpec, complete
     environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # commit, package versions, device, executor, command
 
     # Copies out of the specification, for queries.
-    dataset: Mapped[str] = mapped_column(String(255))
-    model: Mapped[str] = mapped_column(String(64))
-    scheme: Mapped[str] = mapped_column(String(32))
-    partition_label: Mapped[str] = mapped_column(String(64))
+    dataset: Mapped[str] = mapped_column(text(255))
+    model: Mapped[str] = mapped_column(text(64))
+    scheme: Mapped[str] = mapped_column(text(32))
+    partition_label: Mapped[str] = mapped_column(text(64))
     clients: Mapped[int]
     join_ratio: Mapped[float]
     rounds: Mapped[int]
-    method: Mapped[str] = mapped_column(String(64))
-    seed: Mapped[int]
+    method: Mapped[str] = mapped_column(text(64))
+    seed: Mapped[int] = mapped_column(Integer().with_variant(BigInteger, "postgresql"))  # SQLite's integers are that large
 
     parameters: Mapped[int | None]  # of one model: the paper's Sigma
-    engine: Mapped[str | None] = mapped_column(String(16))
-    device: Mapped[str | None] = mapped_column(String(128))
+    engine: Mapped[str | None] = mapped_column(text(16))
+    device: Mapped[str | None] = mapped_column(text(128))
     partition_id: Mapped[int | None] = mapped_column(ForeignKey("partition.id"))
-    created_at: Mapped[str] = mapped_column(String(20), default=now)
-    started_at: Mapped[str | None] = mapped_column(String(20))
-    finished_at: Mapped[str | None] = mapped_column(String(20))
+    created_at: Mapped[str] = mapped_column(text(20), default=now)
+    started_at: Mapped[str | None] = mapped_column(text(20))
+    finished_at: Mapped[str | None] = mapped_column(text(20))
 
 
 class RoundRow(Base):
@@ -142,7 +159,7 @@ class SeriesRow(Base):
     __table_args__ = ({"sqlite_with_rowid": False},)
 
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
-    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(text(32), primary_key=True)
     round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     accuracy: Mapped[float]
     test_loss: Mapped[float]
@@ -157,8 +174,8 @@ class ArtifactRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"))
     round: Mapped[int]
-    name: Mapped[str] = mapped_column(String(64))
-    dtype: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str] = mapped_column(text(64))
+    dtype: Mapped[str] = mapped_column(text(16))
     shape: Mapped[list[int]] = mapped_column(JSON)
     data: Mapped[bytes] = mapped_column(LargeBinary)
 
@@ -170,16 +187,16 @@ class ReferenceRow(Base):
     __table_args__ = (Index("ix_reference_table", "table"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    source: Mapped[str] = mapped_column(String(128))
-    table: Mapped[str] = mapped_column(String(16))  # "table2"
+    source: Mapped[str] = mapped_column(text(128))
+    table: Mapped[str] = mapped_column(text(16))  # "table2"
     setting: Mapped[dict[str, str]] = mapped_column(JSON)
-    dataset: Mapped[str] = mapped_column(String(64))
-    backbone: Mapped[str] = mapped_column(String(64))
-    method: Mapped[str] = mapped_column(String(64))
-    metric: Mapped[str] = mapped_column(String(64))
+    dataset: Mapped[str] = mapped_column(text(64))
+    backbone: Mapped[str] = mapped_column(text(64))
+    method: Mapped[str] = mapped_column(text(64))
+    metric: Mapped[str] = mapped_column(text(64))
     mean: Mapped[float | None]
     std: Mapped[float | None]
-    version: Mapped[str] = mapped_column(String(16))
+    version: Mapped[str] = mapped_column(text(16))
 
 
 class ReferenceRunRow(Base):
@@ -188,14 +205,14 @@ class ReferenceRunRow(Base):
     __tablename__ = "reference_run"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    hash: Mapped[str] = mapped_column(String(64), unique=True)  # SHA-256 of the file
-    file: Mapped[str] = mapped_column(String(255))  # its name without folders
-    dataset: Mapped[str] = mapped_column(String(255))  # as run.dataset
-    method: Mapped[str] = mapped_column(String(64))  # as run.method, where it is one of ours
-    algorithm: Mapped[str] = mapped_column(String(64))  # PFLlib's name for it
-    goal: Mapped[str] = mapped_column(String(64))  # PFLlib's name for the experiment
+    hash: Mapped[str] = mapped_column(text(64), unique=True)  # SHA-256 of the file
+    file: Mapped[str] = mapped_column(text(255))  # its name without folders
+    dataset: Mapped[str] = mapped_column(text(255))  # as run.dataset
+    method: Mapped[str] = mapped_column(text(64))  # as run.method, where it is one of ours
+    algorithm: Mapped[str] = mapped_column(text(64))  # PFLlib's name for it
+    goal: Mapped[str] = mapped_column(text(64))  # PFLlib's name for the experiment
     times: Mapped[int]
-    created_at: Mapped[str] = mapped_column(String(20), default=now)
+    created_at: Mapped[str] = mapped_column(text(20), default=now)
 
 
 class ReferenceRoundRow(Base):
@@ -219,13 +236,13 @@ class MeasurementRow(Base):
     __tablename__ = "measurement"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str | None] = mapped_column(String(64))
-    device: Mapped[str] = mapped_column(String(128))
+    name: Mapped[str | None] = mapped_column(text(64))
+    device: Mapped[str] = mapped_column(text(128))
     setting: Mapped[dict[str, Any]] = mapped_column(JSON)  # the work: dataset, partition, model, samples, batch size
     ceilings: Mapped[dict[str, Any]] = mapped_column(JSON)  # FLOP/s and bytes/s
     arms: Mapped[list[dict[str, Any]]] = mapped_column(JSON)  # method x executor, with the seconds of every round
     environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # commit, package versions, machine, command
-    created_at: Mapped[str] = mapped_column(String(20), default=now)
+    created_at: Mapped[str] = mapped_column(text(20), default=now)
 
 
 class SweepRow(Base):
@@ -234,8 +251,18 @@ class SweepRow(Base):
     __tablename__ = "sweep"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str] = mapped_column(text(64), unique=True)
     specs: Mapped[list[dict[str, Any]]] = mapped_column(JSON)  # RunSpecs
     environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # the command, its options of execution, plug-ins, the file's text
-    cancelled_at: Mapped[str | None] = mapped_column(String(20))
-    created_at: Mapped[str] = mapped_column(String(20), default=now)
+    cancelled_at: Mapped[str | None] = mapped_column(text(20))
+    created_at: Mapped[str] = mapped_column(text(20), default=now)
+
+
+class ClaimRow(Base):
+    """Who is at the runs of a key, where no lock on a file says so: on a server. Alive as long as its heartbeat is recent."""
+
+    __tablename__ = "claim"
+
+    key: Mapped[str] = mapped_column(text(16), primary_key=True)
+    owner: Mapped[str] = mapped_column(text(128))  # machine, process, and what tells one claim from the next
+    beat_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))  # by the server's clock

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, delete, insert, select, update
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
-from pflbench.store.database import inserted, reading, writing
+from pflbench.store.database import again_if_there, inserted, reading, writing
 from pflbench.store.locks import present
 from pflbench.store.runs import Run, attempts
 from pflbench.store.schema import SweepRow, now
@@ -47,12 +47,16 @@ class Standing:
 def save(engine: Engine, name: str, specs: Sequence[RunSpec], environment: Mapping[str, Any]) -> StoredSweep:
     """Stores a sweep. One of that name is replaced: its runs stay what they are. It is no longer cancelled."""
     values = {"name": name, "specs": [spec.model_dump(mode="json") for spec in specs], "environment": dict(environment)}
-    with writing(engine) as connection:
-        found = connection.execute(select(SweepRow.id).where(SweepRow.name == name)).scalar()
-        if found is None:
-            inserted(connection, insert(SweepRow).values(values))
-        else:
-            connection.execute(update(SweepRow).where(SweepRow.id == found).values({**values, "cancelled_at": None}))
+
+    def put() -> None:
+        with writing(engine) as connection:
+            found = connection.execute(select(SweepRow.id).where(SweepRow.name == name)).scalar()
+            if found is None:
+                inserted(connection, insert(SweepRow).values(values))
+            else:
+                connection.execute(update(SweepRow).where(SweepRow.id == found).values({**values, "cancelled_at": None}))
+
+    again_if_there(put)
     return find(engine, name)
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, delete, func, insert, select, update
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
 from pflbench.store import arrays
-from pflbench.store.database import inserted, writing
+from pflbench.store.database import again_if_there, inserted, writing
 from pflbench.store.schema import STATUSES, ArtifactRow, Base, ClientRoundRow, RoundRow, RunRow, SeriesRow
 
 _MESSAGE_LENGTH = 1000
@@ -79,8 +79,12 @@ def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any]) -> in
         "method": spec.method.name,
         "seed": spec.seed,
     }
-    with writing(engine) as connection:
-        return inserted(connection, insert(RunRow).values(values))
+
+    def add() -> int:
+        with writing(engine) as connection:
+            return inserted(connection, insert(RunRow).values(values))
+
+    return again_if_there(add)
 
 
 def update_run(engine: Engine, run_id: int, /, **columns: Any) -> None:
@@ -96,7 +100,7 @@ def update_run(engine: Engine, run_id: int, /, **columns: Any) -> None:
     if columns.get("status", STATUSES[0]) not in STATUSES:
         raise ValueError(f"unknown status {columns['status']!r}; valid: {', '.join(STATUSES)}")
     if columns.get("message"):
-        columns["message"] = columns["message"][:_MESSAGE_LENGTH]
+        columns["message"] = columns["message"].replace("\0", "")[:_MESSAGE_LENGTH]  # which PostgreSQL does not take
     with writing(engine) as connection:
         _require(connection.execute(update(RunRow).where(RunRow.id == run_id).values(columns)).rowcount, run_id)
 

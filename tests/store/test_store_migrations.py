@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,17 @@ def downgrade() -> None:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    engine = db.open_engine(db.to_url(str(tmp_path / "results.db")))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """A database without our tables."""
+    on_server = getattr(request, "param", "sqlite") == "postgresql"
+    url = request.getfixturevalue("server").new(filled=False) if on_server else db.to_url(str(tmp_path / "results.db"))
+    engine = db.open_engine(url)
     yield engine
     engine.dispose()
+
+
+def url_of(engine: Engine) -> str:
+    return engine.url.render_as_string(hide_password=False)
 
 
 @pytest.fixture
@@ -100,10 +108,16 @@ def fill(engine: Engine, rows: int = 3) -> None:
 def value_of(column: sa.Column[Any], i: int) -> Any:
     if column.foreign_keys or (column.primary_key and isinstance(column.type, sa.Integer)):
         return i
-    kind = column.type.python_type
+    kind: Any = column.type.python_type
     if isinstance(column.type, sa.JSON):
         return {"row": i}
-    return {int: 100 * i, float: i / 8, str: f"{column.name[:8]}{i}", bytes: bytes([i, 0, 255])}[kind]
+    return {
+        int: 100 * i,
+        float: i / 8,
+        str: f"{column.name[:8]}{i}",
+        bytes: bytes([i, 0, 255]),
+        datetime: datetime(2026, 1, i, tzinfo=UTC),
+    }[kind]
 
 
 def read(engine: Engine) -> Rows:
@@ -161,17 +175,19 @@ def test_file_names_and_order_are_alembics() -> None:
     assert directory.get_heads() == [db.head()]
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("start", db.revisions())
 def test_upgrade_keeps_old_rows(engine: Engine, start: str) -> None:
     migrate(engine, start)
     fill(engine)
     before = read(engine)
-    url = engine.url.render_as_string()
+    url = url_of(engine)
     assert db.upgrade(url) == (start, db.head())
     db.connect(url).dispose()
     assert_kept(before, read(engine))
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize(("newer", "older"), list(zip(db.revisions(), ("base", *db.revisions()), strict=False)))
 def test_downgrade(engine: Engine, newer: str, older: str) -> None:
     migrate(engine, newer)
@@ -182,11 +198,11 @@ def test_downgrade(engine: Engine, newer: str, older: str) -> None:
         assert sa.inspect(engine).get_table_names() == [db.VERSION_TABLE]
     else:
         assert_kept(before, read(engine))
-    assert db.upgrade(engine.url.render_as_string())[1] == db.head()
+    assert db.upgrade(url_of(engine))[1] == db.head()
 
 
 def test_later_migration_copies_a_table_others_refer_to(engine: Engine, add_migration: Callable[..., Path]) -> None:
-    url = engine.url.render_as_string()
+    url = url_of(engine)
     old = db.upgrade(url)[1]
     fill(engine)
     before = read(engine)
@@ -205,7 +221,7 @@ def test_later_migration_copies_a_table_others_refer_to(engine: Engine, add_migr
 
 @pytest.mark.parametrize("then", ["raise OSError('power')", "op.execute('DELETE FROM run')"], ids=["raises", "orphans"])
 def test_failed_migration_changes_nothing(engine: Engine, add_migration: Callable[..., Path], then: str) -> None:
-    url = engine.url.render_as_string()
+    url = url_of(engine)
     old = db.upgrade(url)[1]
     fill(engine)
     before, tables_before = read(engine), shape(engine)
@@ -218,7 +234,7 @@ def test_failed_migration_changes_nothing(engine: Engine, add_migration: Callabl
 
 
 def test_newer_database_is_refused(engine: Engine, add_migration: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    url, known = engine.url.render_as_string(), db.scripts()
+    url, known = url_of(engine), db.scripts()
     add_migration()
     db.upgrade(url)
     monkeypatch.setattr(db, "scripts", lambda: known)
@@ -250,7 +266,7 @@ for url in sys.argv[2:]:
 @pytest.mark.slow
 def test_processes_upgrade_at_once(engine: Engine, add_migration: Callable[..., Path], tmp_path: Path) -> None:
     """Two databases, one after the other: one that is new, and one with rows of an older schema."""
-    urls = [db.to_url(str(tmp_path / "new.db")), engine.url.render_as_string()]
+    urls = [db.to_url(str(tmp_path / "new.db")), url_of(engine)]
     db.upgrade(urls[1])
     fill(engine)
     folder = add_migration()

@@ -16,6 +16,7 @@ from pflbench.store import arrays, partitions, rounds, runs, write
 from pflbench.store import database as db
 from pflbench.store.runs import ALL, Among, Result, Select
 
+pytestmark = pytest.mark.servers
 ACCURACIES = [0.10, 0.50, None, 0.575, 0.575, 0.55]
 
 
@@ -53,6 +54,7 @@ def test_a_run_without_evaluation_has_no_value(engine: Engine, rule: Select) -> 
     assert (result.value, result.round) == (None, None)
 
 
+@pytest.mark.servers("never")
 def test_results_are_found_along_indexes(engine: Engine) -> None:
     """No statement of a table scans `round`: with 2,000,000 of them a scan would take the whole second by itself."""
     statements: list[tuple[str, object]] = []
@@ -69,6 +71,7 @@ def test_results_are_found_along_indexes(engine: Engine) -> None:
             assert all(line.startswith("SEARCH") for line in rounds), plan
 
 
+@pytest.mark.servers("never")
 def test_runs_are_listed_newest_first_and_filtered(engine: Engine) -> None:
     first = add_run(engine, spec(), [0.1, 0.3, 0.2])
     second = add_run(engine, spec("ditto", dataset="cifar10"), [0.4], status="running")

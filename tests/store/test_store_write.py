@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import os
 import signal
 import sqlite3
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,20 +25,7 @@ from pflbench.store.arrays import unpack_array
 from pflbench.store.partitions import unpack_indices
 from pflbench.store.write import RoundRecord
 
-# The URL of an empty database on a server, e.g. PostgreSQL: these tests are then run on it, too, and leave it empty.
-SERVER = os.environ.get("PFLBENCH_TEST_URL")
-
-
-@pytest.fixture(params=["sqlite", "server"] if SERVER else ["sqlite"])
-def engine(request: pytest.FixtureRequest, store: Engine) -> Iterator[Engine]:
-    on_server = request.param == "server"
-    engine = db.connect(SERVER) if on_server and SERVER else store
-    yield engine
-    if on_server:
-        schema.Base.metadata.drop_all(engine)
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP TABLE {db.VERSION_TABLE}")
-    engine.dispose()
+pytestmark = pytest.mark.servers
 
 
 def rows(engine: Engine, query: str, **values: Any) -> list[tuple[Any, ...]]:
@@ -63,6 +48,7 @@ def test_round_record_has_every_column_of_the_table() -> None:
     assert fields - beside == columns - {"run_id"}
 
 
+@pytest.mark.servers("fast")
 def test_round_is_stored_as_given(engine: Engine) -> None:
     run_id = new_run(engine)
     values: dict[str, Any] = {
@@ -167,8 +153,7 @@ def test_newest_attempt_is_found(engine: Engine) -> None:
     assert runs.newest(engine, "0" * 16) is None
 
 
-def test_attempts_are_numbered_while_others_start_the_same_run(tmp_path: Path) -> None:
-    engine = db.connect(db.to_url(str(tmp_path / "results.db")))
+def test_attempts_are_numbered_while_others_start_the_same_run(engine: Engine) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: new_run(engine), range(12)))
     assert rows(engine, "SELECT attempt FROM run ORDER BY attempt") == [(i,) for i in range(1, 13)]
@@ -216,12 +201,14 @@ def test_partition_is_stored_once(engine: Engine) -> None:
                 np.testing.assert_array_equal(read[name], array)
 
 
+@pytest.mark.servers("fast")
 def test_partition_is_stored_once_by_many(engine: Engine) -> None:
     with ThreadPoolExecutor(8) as pool:
         ids = set(pool.map(lambda _: partitions.save(engine, make_partition()), range(16)))
     assert len(ids) == count(engine, "partition") == 1
 
 
+@pytest.mark.servers("fast")
 def test_rewind_deletes_later_rows_of_that_run_only(engine: Engine) -> None:
     run_id, other = new_run(engine), new_run(engine, seed=1)
     for run in (run_id, other):

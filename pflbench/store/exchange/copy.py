@@ -1,0 +1,96 @@
+"""A whole database in another place, as from SQLite to PostgreSQL: every row of every table, under its own number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, Table, func, select
+from sqlalchemy.exc import DataError, IntegrityError
+
+from pflbench.errors import UserError
+from pflbench.store.database import reading, writing
+from pflbench.store.failures import friendly, place
+from pflbench.store.schema import Base, ClaimRow, ReferenceRow
+
+Progress = Callable[[str, int, int], None]
+"""Is told a table's name, how many of its rows are copied, and how many there are."""
+
+# Rows at a time: an array can have many megabytes, a specification a few kilobytes.
+_ROWS, _OF_JSON, _OF_BLOBS = 5_000, 100, 1
+# Who is at a run is true of one database. The papers' values are the package's: a new database has them already.
+_LEFT = {ClaimRow.__tablename__, ReferenceRow.__tablename__}
+
+
+def copy(source: Engine, target: Engine, progress: Progress = lambda table, done, rows: None) -> dict[str, int]:
+    """Copies all rows, as they are at one moment, in one transaction; returns how many of each table there were.
+
+    Raises UserError if the target has rows, or cannot take one. Then nothing was copied.
+    """
+    tables = [table for table in Base.metadata.sorted_tables if table.name not in _LEFT]
+    counts = {}
+    with reading(source) as there, writing(target) as here:
+        _one_moment(there)
+        _require_empty(here, tables, place(target.url))
+        for table in tables:
+            rows = int(there.scalar(select(func.count()).select_from(table)) or 0)
+            done = 0
+            for chunk in _chunks(there, table):
+                _insert(here, table, chunk)
+                done += len(chunk)
+                progress(table.name, done, rows)
+            counts[table.name] = done
+            _go_on_counting(here, table)
+    return counts
+
+
+def unfinished(target: Engine) -> int:
+    """Runs that were not over: their checkpoints have not come along."""
+    run = Base.metadata.tables["run"]
+    query = select(func.count()).select_from(run).where(run.c.status.not_in(("finished", "diverged")))
+    with reading(target) as connection:
+        return int(connection.scalar(query) or 0)
+
+
+def _one_moment(connection: Connection) -> None:
+    """What others commit meanwhile is not seen. SQLite's transactions are so by themselves."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
+def _require_empty(connection: Connection, tables: list[Table], name: str) -> None:
+    for table in tables:
+        if connection.execute(select(sa.literal(1)).select_from(table).limit(1)).first():
+            raise UserError(
+                f"{name} is not empty: there are rows in {table.name}.",
+                "Copy into a new database; `pflbench import` adds the runs of a file to one that has some.",
+            )
+
+
+def _chunks(connection: Connection, table: Table) -> Iterator[list[dict[str, Any]]]:
+    kinds = [column.type for column in table.columns]
+    size = _OF_JSON if any(isinstance(kind, sa.JSON) for kind in kinds) else _ROWS
+    size = _OF_BLOBS if any(isinstance(kind, sa.LargeBinary) for kind in kinds) else size
+    query = select(table).order_by(*table.primary_key)
+    with friendly(connection.engine.url):  # what fails in here is not the database that is written to
+        for part in connection.execution_options(yield_per=size).execute(query).mappings().partitions():
+            yield [dict(row) for row in part]
+
+
+def _insert(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+    try:
+        connection.execute(table.insert(), rows)
+    except (DataError, IntegrityError) as error:
+        said = str(error.orig).splitlines()[0]
+        raise UserError(
+            f"A row of {table.name} cannot be copied: {said}.", "Nothing was copied. `pflbench db check` looks for damage."
+        ) from None
+
+
+def _go_on_counting(connection: Connection, table: Table) -> None:
+    """The next row gets the number after the last one's. SQLite counts so by itself."""
+    if connection.dialect.name == "postgresql" and "id" in table.columns:
+        sequence = func.pg_get_serial_sequence(f'"{table.name}"', "id")
+        last = select(func.max(table.c.id)).scalar_subquery()
+        connection.execute(select(func.setval(sequence, func.coalesce(last, 1), last.is_not(None))))

@@ -1,0 +1,131 @@
+"""A database that is copied to PostgreSQL and back is the same in every row, and what it says there is the same."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command import ROOT, Shell
+from support.postgres import PASSWORD, Server
+from support.store_samples import make_partition, make_record, make_spec
+
+from pflbench.store import database as db
+from pflbench.store import inspection, partitions, sweeps, write
+from pflbench.store.schema import Base
+
+GOLDEN = ROOT / "tests" / "golden" / "golden.db.xz"
+TABLES = [table.name for table in Base.metadata.sorted_tables if table.name not in ("claim", "reference")]
+
+
+def content(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row as SQLite has it, blobs included; JSON without regard to the blanks in it."""
+    connection = sqlite3.connect(path)
+    try:
+        found = {table: connection.execute(f'SELECT * FROM "{table}" ORDER BY 1, 2, 3').fetchall() for table in TABLES}
+    finally:
+        connection.close()
+    return {table: [tuple(map(plain, row)) for row in rows] for table, rows in found.items()}
+
+
+def plain(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
+
+
+@pytest.fixture
+def empty(server: Server) -> Iterator[str]:
+    url = server.new(filled=False)
+    yield url
+    server.drop(url)
+
+
+def fill(path: Path) -> None:
+    """A row in every table, with what databases are apt to see differently."""
+    engine = db.connect(db.to_url(str(path)))
+    run = write.create_run(engine, make_spec(seed=2**40), {"notes": {"ü": 'a "word" \\ \u2028', "1": [1.5e-300, None, True]}})
+    removed = write.create_run(engine, make_spec(seed=1), {})
+    last = write.create_run(engine, make_spec(seed=3), {})
+    write.remove_run(engine, removed)
+    write.update_run(engine, last, status="diverged", message="x" * 1000)
+    write.update_run(engine, run, partition_id=partitions.save(engine, make_partition()), device="d" * 300)
+    loss = np.array([0.1, np.inf, 1e-308, 1 / 3])
+    arrays = {"a": np.arange(256, dtype=np.uint8), "b": np.array([np.nan, -0.0])}
+    write.write_round(engine, run, make_record(0, loss=loss, peak_memory=2**40, artifacts=arrays, series={"global": (0.1, 2.5)}))
+    sweeps.save(engine, "small", [make_spec()], {"command": "pflbench sweep"})
+    with engine.begin() as connection:
+        for statement in (
+            "INSERT INTO measurement VALUES (7, NULL, 'cpu', '{}', '{\"flops\": null}', '[]', '{}', '2026-01-01T00:00:00Z')",
+            "INSERT INTO reference_run VALUES (3, 'h', 'f', 'mnist', 'fedala', 'FedALA', 'test', 0, '2026-01-01T00:00:00Z')",
+            "INSERT INTO reference_round VALUES (3, 0, 0.125, NULL, NULL)",
+        ):
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+def test_there_and_back(shell: Shell, empty: str, tmp_path: Path) -> None:
+    fill(tmp_path / "first.db")
+    before = content(tmp_path / "first.db")
+    assert all(before.values())
+    told = json.loads(shell("db", "copy", "first.db", empty, "--json").out)
+    assert told == {table: len(rows) for table, rows in before.items()}
+    assert inspection.check(empty) == []
+    done = shell("db", "copy", empty, "second.db")
+    assert done.code == 0, done.err
+    assert PASSWORD not in done.out + done.err
+    assert content(tmp_path / "second.db") == before
+
+    refusal = shell.refused("db", "copy", "first.db", empty)
+    assert "is not empty" in refusal
+    assert PASSWORD not in refusal
+    assert "No results yet" in shell.refused("db", "copy", "nowhere.db", "third.db")
+    assert not (tmp_path / "third.db").exists()
+
+    engine = db.connect(empty)  # the next numbers come after those that were copied
+    assert write.create_run(engine, make_spec(seed=9), {}) == 4
+    assert partitions.save(engine, make_partition(hash="e" * 64)) == 2
+    engine.dispose()
+
+
+def test_what_cannot_be_copied_leaves_the_target_empty(shell: Shell, empty: str, tmp_path: Path) -> None:
+    fill(tmp_path / "first.db")
+    with sqlite3.connect(tmp_path / "first.db") as connection:
+        connection.execute("UPDATE round SET participants = 5000000000")
+    assert "A row of round cannot be copied" in shell.refused("db", "copy", "first.db", empty)
+    assert inspection.info(empty)["runs"] == {}
+
+
+REPORTS = [
+    *(("table", "accuracy", "--select", rule) for rule in ("last", "mean-last:3")),
+    ("table", "overhead", "--json"),
+    ("runs", "list", "--json", "-n", "500"),
+    *(("export", kind) for kind in ("runs", "rounds", "clients")),
+    ("db", "check"),
+]
+
+
+@pytest.mark.slow
+def test_everything_says_the_same_on_postgresql(shell: Shell, empty: str, tmp_path: Path) -> None:
+    with lzma.open(GOLDEN) as packed, (tmp_path / "golden.db").open("wb") as out:
+        shutil.copyfileobj(packed, out)
+    assert shell("db", "upgrade", "--db", "golden.db").code == 0
+    assert shell("db", "copy", "golden.db", empty).code == 0
+    for command in REPORTS:
+        here, there = (shell(*command, "--db", url) for url in ("golden.db", empty))
+        assert there == here, command
+        assert here.code == 0, here.err
+    pages = []
+    for url in ("golden.db", empty):
+        assert shell("report", "--db", url, "-o", "page.html", "--runs", "none").code == 0
+        page = Path("page.html").read_text(encoding="utf-8")
+        pages.append(re.sub(r"golden\.db|&#39;|postgresql://\S*?test\d+|\d{4}-\d\d-\d\dT[\d:]+Z|2026-[-\d: ]+UTC", "", page))
+        assert PASSWORD not in page
+    assert pages[0] == pages[1]
+    assert shell("db", "copy", empty, "back.db").code == 0
+    assert content(tmp_path / "back.db") == content(tmp_path / "golden.db")
