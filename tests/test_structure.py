@@ -40,6 +40,7 @@ MAY_IMPORT = {
     # Of methods only their names and cards: torch stays out.
     "report": {"methods", "store", "papers", "spec", "errors"},
     "site": {"report", "store", "errors"},
+    "track": {"store", "errors"},
     # The only room that knows data, engine, method and store at once.
     "run": {"data", "partition", "models", "methods", "engine", "store", "environment", "spec", "errors"},
     # Runs methods' rounds outside the database, as `run` does inside, and keeps what they cost.
@@ -58,6 +59,7 @@ MAY_IMPORT = {
         "reproduce",
         "site",
         "sweep",
+        "track",
         "data",
         "partition",
         "models",
@@ -253,6 +255,7 @@ def test_there_are_the_promised_commands() -> None:
     promised = "run, table, plot, reproduce, report, serve, methods list, methods show, methods new, methods test"
     promised += ", data list, data verify, data download, partition show"
     promised += ", export, import, sweep run, sweep resume, sweep status, sweep list, sweep cancel"
+    promised += ", track tensorboard, track mlflow, track wandb"
     promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db copy, db info, doctor"
     promised += ", bench list, bench compare"
     assert set(commands()) == {f"pflbench {name}" for name in promised.split(", ")}

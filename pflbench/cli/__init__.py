@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pflbench import __version__
-from pflbench.cli import bench, data, db, exchange, methods, partition, plot, reproduce, run, runs, site, sweep, table
+from pflbench.cli import bench, data, db, exchange, methods, partition, plot, reproduce, run, runs, site, sweep, table, track
 from pflbench.cli.console import error, remember
 from pflbench.errors import UserError, why
 
@@ -34,6 +34,7 @@ app.command()(site.report)
 app.command()(site.serve)
 app.command()(exchange.export)
 app.command("import")(exchange.import_)
+app.add_typer(track.app, name="track")
 app.add_typer(bench.app, name="bench")
 app.add_typer(db.app, name="db")
 app.command()(db.doctor)

@@ -17,7 +17,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import error, message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter, StatusFilter, found_runs
 from pflbench.errors import UserError, unknown
 from pflbench.store.files import replacing
 
@@ -73,11 +73,18 @@ def export(
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN,COLUMN",
+            help="Parquet: into the folder of -o, with a file for each value of these, e.g. method,dataset.",
+        ),
+    ] = None,
     methods: MethodsFilter = [],  # noqa: B006
     datasets: DatasetsFilter = [],  # noqa: B006
     partitions: PartitionsFilter = [],  # noqa: B006
     runs: RunsFilter = [],  # noqa: B006
-    status: Annotated[list[str], typer.Option("--status", metavar="STATUS", help="Only these; repeatable. Default: all.")] = [],  # noqa: B006
+    status: StatusFilter = [],  # noqa: B006
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Write runs, rounds or clients' results as CSV, Parquet or JSON, for other programs.
@@ -85,17 +92,25 @@ def export(
     Accuracies are fractions in [0, 1], as stored. Loss of a client: summed over its test samples. What was not measured is empty.
     """
     from pflbench.store.exchange import export as store
+    from pflbench.store.exchange.partitioned import write_folder
 
     if kind not in store.KINDS:
         raise unknown("export", kind, store.KINDS)
+    if partition_by is not None:
+        folder, format = _folder_of(output, format), "parquet"
     format = format or _format_of(output)
     if format not in store.FORMATS:
         raise unknown("format", format, store.FORMATS)
     if output is None and format == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is not for a terminal.", f"Give a file: -o {kind}.parquet")
     with opened(db) as engine:
-        found = store.rows(engine, kind, _chosen(engine, methods, datasets, partitions, runs, status))
-        if output is None:
+        chosen = None
+        if methods or datasets or partitions or runs or status:
+            chosen = {run.id for run in found_runs(engine, methods, datasets, partitions, runs, status)}
+        found = store.rows(engine, kind, chosen)
+        if partition_by is not None:
+            count = write_folder(found, [name.strip() for name in partition_by.split(",")], folder)
+        elif output is None:
             count = _to_stdout(found, format)
         else:
             with replacing(output) as out:
@@ -168,19 +183,13 @@ def _format_of(output: Path | None) -> str:
     return suffix
 
 
-def _chosen(
-    engine: Engine, methods: list[str], datasets: list[str], partitions: list[str], runs: list[str], status: list[str]
-) -> set[int] | None:
-    """The numbers of the runs that pass all filters; None where there is no filter."""
-    from pflbench.report.selection import Filters, statuses
-    from pflbench.store.runs import find
-
-    if not (methods or datasets or partitions or runs or status):
-        return None
-    wanted = statuses(status or ["any"])
-    found = Filters(methods, datasets, partitions).matching(engine)
-    chosen = {result.id for result in found if result.status in wanted}
-    return chosen & {find(engine, run).id for run in runs} if runs else chosen
+def _folder_of(output: Path | None, format: str | None) -> Path:
+    """Where partitioned Parquet goes. Raises UserError for another format, and where no folder is named."""
+    if format not in (None, "parquet"):
+        raise UserError(f"--partition-by is for Parquet, not for {format}.", "Leave out one of them.")
+    if output is None:
+        raise UserError("--partition-by needs a folder.", "Name it with -o.")
+    return output
 
 
 def _to_stdout(found: Rows, format: str) -> int:

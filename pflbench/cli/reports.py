@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pflbench.report.selection import Filters
     from pflbench.report.style import Drawing
     from pflbench.report.tables.grid import Grid
+    from pflbench.store.runs import Result
 
 
 def _statuses() -> list[str]:
@@ -69,9 +70,31 @@ Status = Annotated[
     list[str],
     typer.Option("--status", metavar="STATUS", autocompletion=o.completion(_statuses), help="Default: finished; any for all."),
 ]
-
-
+StatusFilter = Annotated[
+    list[str],
+    typer.Option(
+        "--status", metavar="STATUS", autocompletion=o.completion(_statuses), help="Only these; repeatable. Default: all."
+    ),
+]
 Smoke = Annotated[bool, typer.Option("--smoke", help="With runs of `reproduce --scale smoke`, which are left out otherwise.")]
+
+
+def found_runs(
+    engine: Engine,
+    methods: Sequence[str],
+    datasets: Sequence[str],
+    partitions: Sequence[str],
+    runs: Sequence[str],
+    status: Sequence[str],
+) -> list[Result]:
+    """The runs that pass all filters, with their status as it is now. Raises UserError where there is none to choose from."""
+    from pflbench.report.selection import Filters, statuses
+    from pflbench.store.runs import as_it_is_now, find
+
+    wanted = statuses(status or ["any"])
+    named = {find(engine, run).id for run in runs}
+    found = (as_it_is_now(engine, run) for run in Filters(methods, datasets, partitions).matching(engine))
+    return [run for run in found if run.status in wanted and (not runs or run.id in named)]
 
 
 @contextmanager

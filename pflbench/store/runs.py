@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import ColumnElement, Engine, func, literal, select, true
 from sqlalchemy.orm import InstrumentedAttribute
@@ -107,6 +107,8 @@ class Result(Run):
     used: int
 
 
+R = TypeVar("R", bound=Run)
+
 _LAST = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
 _BEST = select(func.max(RoundRow.accuracy)).where(RoundRow.run_id == RunRow.id).correlate(RunRow).scalar_subquery()
 _OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": _BEST}
@@ -180,7 +182,7 @@ def listed(
         return list(islice((run for run in found if status in (None, run.status)), limit))
 
 
-def as_it_is_now(engine: Engine, run: Run) -> Run:
+def as_it_is_now(engine: Engine, run: R) -> R:
     """The run; one under way that no process is at is interrupted, though it could not write that down."""
     return replace(run, status=present(engine.url, run.key, run.status))
 

@@ -1,0 +1,152 @@
+"""`pflbench track`: what is in the database, in TensorBoard, MLflow or Weights & Biases; also while runs are under way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pflbench.cli import options as o
+from pflbench.cli.console import message
+from pflbench.cli.db import opened
+from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter, StatusFilter, found_runs
+from pflbench.errors import UserError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from pflbench.store.runs import Result
+    from pflbench.track.deliver import Tracker
+
+app = typer.Typer(
+    help="Show runs in TensorBoard, MLflow or Weights & Biases: those of before and, with --follow, those under way.",
+    no_args_is_help=True,
+)
+
+
+def _options(**options: tuple[Any, Any]) -> o.Group:
+    return {
+        name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
+    }
+
+
+_WHICH = _options(
+    methods=(MethodsFilter, []),
+    datasets=(DatasetsFilter, []),
+    partitions=(PartitionsFilter, []),
+    runs=(RunsFilter, []),
+    status=(StatusFilter, []),
+)
+_HOW = _options(
+    follow=(
+        Annotated[bool, typer.Option("--follow", "-f", help="Go on with what runs under way add, until they have ended.")],
+        False,
+    ),
+    every=(Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="--follow: between two looks.")], 5.0),
+    patience=(
+        Annotated[
+            float,
+            typer.Option(metavar="SECONDS", min=0, help="--follow: how long to wait for the next run when none is under way."),
+        ],
+        60.0,
+    ),
+    db=(o.Db, o.DEFAULT_DB),
+)
+
+
+@app.command()
+@o.taking(which=_WHICH, how=_HOW)
+def tensorboard(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where `tensorboard --logdir DIR` looks; made if need be.")],
+    *,
+    which: o.Given,
+    how: o.Given,
+) -> None:
+    """Write TensorBoard's event files: a folder for each run. Filled again, only what is new is added."""
+    _track("tensorboard", lambda module: module.TensorBoard(folder), which, **how)
+
+
+@app.command()
+@o.taking(which=_WHICH, how=_HOW)
+def mlflow(
+    uri: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[URI]", show_default=False, help="sqlite:///FILE.db, http://HOST:PORT. Default: MLFLOW_TRACKING_URI."
+        ),
+    ] = None,
+    *,
+    experiment: Annotated[str, typer.Option(metavar="NAME", help="Made if need be.")] = "pflbench",
+    which: o.Given,
+    how: o.Given,
+) -> None:
+    """Log to MLflow: a run for each run, with parameters, tags and the metrics of every round. Only what is new is added."""
+    if uri is None and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise UserError("There is no URI.", "Name MLflow's: pflbench track mlflow sqlite:///mlflow.db")
+    _track("mlflow", lambda module: module.MLflow(uri, experiment), which, **how)
+
+
+@app.command()
+@o.taking(which=_WHICH, how=_HOW)
+def wandb(
+    project: Annotated[str, typer.Argument(metavar="PROJECT", help="Made by Weights & Biases if need be.")],
+    *,
+    entity: Annotated[str | None, typer.Option(metavar="NAME", help="User or team. Default: your own.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Write files only, for `wandb sync` later.")] = False,
+    folder: Annotated[Path, typer.Option("--dir", envvar="WANDB_DIR", help="Where the folder `wandb` lies.")] = Path("."),
+    which: o.Given,
+    how: o.Given,
+) -> None:
+    """Log to Weights & Biases: a run for each run, with its specification and the numbers of every round. Only what is new."""
+    offline = offline or os.environ.get("WANDB_MODE") == "offline"
+    _track("wandb", lambda module: module.WandB(project, entity, folder, offline=offline), which, **how)
+
+
+def _track(
+    extra: str, made: Callable[[Any], Tracker], which: o.Given, *, follow: bool, every: float, patience: float, db: str
+) -> None:
+    from pflbench.track import deliver
+
+    with opened(db) as engine:
+        if not follow:
+            found_runs(engine, **which)  # no folder, no project where there is nothing to show
+        tracker = made(_module(extra))
+        delivery = deliver.Delivery(engine, tracker)
+        try:
+            if follow:
+                deliver.follow(delivery, lambda: _so_far(engine, which), every, patience)
+            else:
+                delivery(found_runs(engine, **which))
+        except KeyboardInterrupt:
+            message("Interrupted. The same command goes on.")
+            raise
+        finally:
+            tracker.close()
+            if delivery.rounds:
+                message(f"New: {delivery.rounds:,} rounds of {len(delivery.runs):,} runs.")
+        if not delivery.rounds:
+            message("Nothing new.")
+
+
+def _so_far(engine: Engine, which: o.Given) -> list[Result]:
+    """The runs that fit, of which there may be none yet."""
+    try:
+        return found_runs(engine, **which)
+    except UserError:
+        return []
+
+
+def _module(extra: str) -> Any:
+    """What writes to the tracker of this name. Raises UserError if its library is not installed."""
+    try:
+        return import_module(f"pflbench.track.{extra}")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{(error.name or extra).partition('.')[0]} is not installed.", f'pip install "pflbench[{extra}]"'
+        ) from None

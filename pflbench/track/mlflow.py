@@ -1,0 +1,109 @@
+"""MLflow: a run for each run, in one experiment. The mark is two of its tags, `round` and `status`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
+
+from pflbench.errors import UserError
+from pflbench.store.exchange.points import Point, began, moment, parameters, tags, title
+from pflbench.store.locks import UNDER_WAY
+from pflbench.store.runs import Run
+from pflbench.track.deliver import Mark
+
+_STATES = {"finished": "FINISHED", "failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED"}
+_TOGETHER = 900  # numbers, parameters and tags: MLflow takes at most 1,000 at once
+_PARAMETERS = 100  # at once
+_LISTED = 1_000
+_SAID = 250  # characters of an error
+
+
+class MLflow:
+    """Writes to a tracking server, or to the database of one.
+
+    A number that is delivered twice has the same time, and is one number to MLflow: so a mark that was not set does no harm.
+    """
+
+    def __init__(self, uri: str | None, experiment: str) -> None:
+        """uri: None for MLFLOW_TRACKING_URI. Raises UserError if there is no such place."""
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # a new database would be told of in ten lines
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # a new database would be told of in ten lines
+        with _friendly():
+            self._client = MlflowClient(tracking_uri=uri)
+            found = self._client.get_experiment_by_name(experiment)
+            if found is not None and found.lifecycle_stage != "active":
+                raise UserError(f"The experiment '{experiment}' was deleted.", "Restore it, or name another: --experiment NAME")
+            self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
+            self._runs = dict(self._present())
+
+    def mark(self, run: Run) -> Mark:
+        there = self._runs.get((run.key, run.attempt))
+        return there[1] if there else Mark()
+
+    def write(self, run: Run, new: Sequence[Point]) -> None:
+        with _friendly():
+            name = self._started(run)
+            if self.mark(run).round < 0:
+                self._say(name, parameters(run))
+            metrics = (Metric(k, float(v), round(1000 * p.time), p.round) for p in new for k, v in p.values.items())
+            while some := list(islice(metrics, _TOGETHER)):
+                self._client.log_batch(name, metrics=some)
+
+    def tell(self, run: Run, mark: Mark) -> None:
+        with _friendly():
+            name = self._started(run)
+            self._client.log_batch(name, tags=[RunTag("round", str(mark.round)), RunTag("status", mark.status)])
+            self._runs[run.key, run.attempt] = name, mark
+            if run.status in UNDER_WAY:
+                self._client.update_run(name, status="RUNNING")
+            else:
+                ended = round(1000 * moment(run.finished_at)) if run.finished_at else None
+                self._client.set_terminated(name, _STATES[run.status], ended)
+
+    def close(self) -> None:
+        pass
+
+    def _present(self) -> Iterator[tuple[tuple[str, int], tuple[str, Mark]]]:
+        token = None
+        while True:
+            page = self._client.search_runs([self._experiment], max_results=_LISTED, page_token=token)
+            for one in page:
+                tag = one.data.tags
+                if "key" in tag and "attempt" in tag:
+                    mark = Mark(int(tag.get("round", -1)), tag.get("status", ""))
+                    yield (tag["key"], int(tag["attempt"])), (one.info.run_id, mark)
+            if not (token := page.token):
+                return
+
+    def _started(self, run: Run) -> str:
+        """MLflow's number of the run, which is made where it is not there."""
+        if (run.key, run.attempt) not in self._runs:
+            made: Any = self._client.create_run(
+                self._experiment, start_time=round(1000 * began(run)), tags=tags(run), run_name=title(run)
+            )
+            self._runs[run.key, run.attempt] = made.info.run_id, Mark()
+        return self._runs[run.key, run.attempt][0]
+
+    def _say(self, name: str, values: dict[str, Any]) -> None:
+        said = (Param(k, str(v)) for k, v in values.items())
+        while some := list(islice(said, _PARAMETERS)):
+            self._client.log_batch(name, params=some)
+
+
+@contextmanager
+def _friendly() -> Iterator[None]:
+    """What MLflow cannot do, in its own first line."""
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        told = str(error).strip().splitlines()[0].partition(". ")[0].removesuffix(".")
+        hint = "A URI is e.g. sqlite:///mlflow.db or http://host:5000."
+        raise UserError(f"MLflow: {told[:_SAID]}.", f"What was delivered stays; the same command goes on. {hint}") from None

@@ -1,0 +1,116 @@
+"""TensorBoard: a folder of event files for each run, with its parameters for the HPARAMS page."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from pflbench.store.exchange.points import Point, began, moment, parameters, tags, title
+from pflbench.store.locks import UNDER_WAY
+from pflbench.store.runs import Run
+from pflbench.track.deliver import Mark, make_folder, read_mark, write_mark
+
+_MARK = "pflbench.json"
+_LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
+
+
+class TensorBoard:
+    """Writes below `folder`, for `tensorboard --logdir FOLDER`.
+
+    A round is one record, which is there whole or not at all: so the records say what is there when the mark was not set.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError if the folder cannot be made."""
+        make_folder(folder)
+        self._folder = folder
+        self._open: dict[Path, EventFileWriter] = {}
+
+    def mark(self, run: Run) -> Mark:
+        place = self._place(run)
+        known = read_mark(place / _MARK)
+        if run.last_round is not None and known.round >= run.last_round:
+            return known
+        return Mark(max(_rounds(place), default=-1), known.status)
+
+    def write(self, run: Run, new: Sequence[Point]) -> None:
+        writer = self._writer(run)
+        for point in new:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+            writer.add_event(Event(wall_time=point.time, step=point.round, summary=Summary(value=values)))
+        writer.flush()
+
+    def tell(self, run: Run, mark: Mark) -> None:
+        place = self._place(run)
+        if run.status not in UNDER_WAY:
+            writer = self._writer(run)
+            writer.add_event(_end(run))
+            writer.close()
+            del self._open[place]
+        write_mark(place / _MARK, mark)
+
+    def close(self) -> None:
+        for writer in self._open.values():
+            writer.close()
+        self._open.clear()
+
+    def _place(self, run: Run) -> Path:
+        return self._folder / re.sub(r"[^\w.()=,+-]+", "_", title(run))[-_LONGEST:]
+
+    def _writer(self, run: Run) -> EventFileWriter:
+        place = self._place(run)
+        if place not in self._open:
+            make_folder(place)
+            is_new = not (there := _files(place))
+            # TensorBoard reads files in the order of their names, which begin with the second.
+            while there and int(time.time()) <= int(there[-1].name.split(".")[3]):
+                time.sleep(0.02)
+            self._open[place] = EventFileWriter(str(place))
+            if is_new:
+                self._open[place].add_event(_start(run))
+        return self._open[place]
+
+
+def _files(place: Path) -> list[Path]:
+    return sorted(place.glob("events.out.tfevents.*"))
+
+
+def _rounds(place: Path) -> Iterator[int]:
+    for file in _files(place):
+        for event in LegacyEventFileLoader(str(file)).Load():
+            if any(value.HasField("simple_value") for value in event.summary.value):
+                yield event.step
+
+
+def _start(run: Run) -> Event:
+    started = plugin_data_pb2.SessionStartInfo(start_time_secs=began(run))
+    for name, value in {**parameters(run), **tags(run)}.items():
+        if isinstance(value, bool):
+            started.hparams[name].bool_value = value
+        elif isinstance(value, int | float):
+            started.hparams[name].number_value = value
+        else:
+            started.hparams[name].string_value = str(value)
+    data = plugin_data_pb2.HParamsPluginData(session_start_info=started)
+    return _parameters_page(metadata.SESSION_START_INFO_TAG, data, began(run))
+
+
+def _end(run: Run) -> Event:
+    at = moment(run.finished_at) if run.finished_at else began(run)
+    went_well = {"finished": api_pb2.STATUS_SUCCESS, "failed": api_pb2.STATUS_FAILURE, "diverged": api_pb2.STATUS_FAILURE}
+    ended = plugin_data_pb2.SessionEndInfo(status=went_well.get(run.status, api_pb2.STATUS_UNKNOWN), end_time_secs=at)
+    return _parameters_page(metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=ended), at)
+
+
+def _parameters_page(tag: str, data: Any, at: float) -> Event:
+    value = Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR)
+    return Event(wall_time=at, summary=Summary(value=[value]))

@@ -1,0 +1,107 @@
+"""Weights & Biases: a run for each run, in one project; online, or offline for `wandb sync`.
+
+The marks are files beside W&B's own. Where one was not set, W&B itself drops the rounds that it has: steps only ascend there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from pflbench.errors import UserError
+from pflbench.store.exchange.points import Point, tags, title
+from pflbench.store.locks import UNDER_WAY
+from pflbench.store.runs import Run
+from pflbench.track.deliver import Mark, make_folder, read_mark, write_mark
+
+_LONGEST = 64  # characters of a tag
+
+
+class WandB:
+    """Writes to a project. folder: where W&B's folder `wandb` is made. offline: only there, for `wandb sync` later."""
+
+    def __init__(self, project: str, entity: str | None, folder: Path, *, offline: bool) -> None:
+        make_folder(folder)  # W&B would take another instead
+        self._where: dict[str, Any] = {
+            "project": project,
+            "entity": entity,
+            "dir": str(folder),
+            "mode": "offline" if offline else "online",
+        }
+        self._marks = (
+            folder / "wandb" / "pflbench" / ("offline" if offline else "online") / "-".join(filter(None, (entity, project)))
+        )
+        self._open: dict[str, Any] = {}
+
+    def mark(self, run: Run) -> Mark:
+        return read_mark(self._mark(run))
+
+    def write(self, run: Run, new: Sequence[Point]) -> None:
+        with _friendly():
+            there = self._started(run)
+            for point in new:
+                if point.round >= there.starting_step:
+                    there.log({**point.values, "_timestamp": point.time}, step=point.round)
+
+    def tell(self, run: Run, mark: Mark) -> None:
+        name = _name(run)
+        with _friendly():
+            there = self._started(run)
+            there.summary["status"] = run.status
+            if run.status not in UNDER_WAY:
+                there.finish(exit_code=int(run.status != "finished"))
+                del self._open[name]
+        write_mark(self._mark(run), mark)
+
+    def close(self) -> None:
+        with _friendly():
+            for there in self._open.values():
+                there.finish()
+        self._open.clear()
+
+    def _mark(self, run: Run) -> Path:
+        return self._marks / f"{_name(run)}.json"
+
+    def _started(self, run: Run) -> Any:
+        name = _name(run)
+        if name not in self._open:
+            offline = self._where["mode"] == "offline"
+            self._open[name] = wandb.init(
+                **self._where,
+                id=name,
+                name=title(run),
+                group=f"{run.dataset} {run.partition_label}",
+                job_type=run.method,
+                tags=[f"{k}:{v}"[:_LONGEST] for k, v in tags(run).items()],
+                config=run.spec,
+                resume=None if offline else "allow",
+                reinit="create_new",  # several are open while they are followed
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    # What W&B would note of this machine and folder is not of those that trained.
+                    x_disable_stats=True,
+                    x_disable_meta=True,
+                    disable_git=True,
+                    save_code=False,
+                ),
+            )
+        return self._open[name]
+
+
+def _name(run: Run) -> str:
+    return f"{run.key}-{run.attempt}"
+
+
+@contextmanager
+def _friendly() -> Iterator[None]:
+    try:
+        yield
+    except (wandb.Error, OSError) as error:
+        told = str(error).strip().splitlines()[0]
+        hint = "Log in with `wandb login`, or write files for `wandb sync`: --offline."
+        raise UserError(f"Weights & Biases: {told}", f"What was delivered stays; the same command goes on. {hint}") from None
