@@ -17,7 +17,7 @@ from typing import Protocol
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.store.exchange.points import Point, points
+from pflbench.store.exchange.points import TrackedRound, points
 from pflbench.store.files import write_text
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
@@ -37,7 +37,7 @@ class Tracker(Protocol):
     def mark(self, run: Run) -> Mark:
         """What is there already."""
 
-    def write(self, run: Run, new: Sequence[Point]) -> None:
+    def write(self, run: Run, new: Sequence[TrackedRound]) -> None:
         """Takes rounds in ascending order, all beyond the mark."""
 
     def tell(self, run: Run, mark: Mark) -> None:

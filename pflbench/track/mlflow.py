@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from pflbench.errors import UserError
-from pflbench.store.exchange.points import Point, began, moment, parameters, tags, title
+from pflbench.store.exchange.points import TrackedRound, began, moment, parameters, tags, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
 from pflbench.track.deliver import Mark
@@ -48,7 +48,7 @@ class MLflow:
         there = self._runs.get((run.key, run.attempt))
         return there[1] if there else Mark()
 
-    def write(self, run: Run, new: Sequence[Point]) -> None:
+    def write(self, run: Run, new: Sequence[TrackedRound]) -> None:
         with _friendly():
             name = self._started(run)
             if self.mark(run).round < 0:

@@ -14,7 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from pflbench.store.exchange.points import Point, began, moment, parameters, tags, title
+from pflbench.store.exchange.points import TrackedRound, began, moment, parameters, tags, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
 from pflbench.track.deliver import Mark, make_folder, read_mark, write_mark
@@ -42,7 +42,7 @@ class TensorBoard:
             return known
         return Mark(max(_rounds(place), default=-1), known.status)
 
-    def write(self, run: Run, new: Sequence[Point]) -> None:
+    def write(self, run: Run, new: Sequence[TrackedRound]) -> None:
         writer = self._writer(run)
         for point in new:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]

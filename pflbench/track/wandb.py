@@ -13,7 +13,7 @@ from typing import Any
 import wandb
 
 from pflbench.errors import UserError
-from pflbench.store.exchange.points import Point, tags, title
+from pflbench.store.exchange.points import TrackedRound, tags, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
 from pflbench.track.deliver import Mark, make_folder, read_mark, write_mark
@@ -40,7 +40,7 @@ class WandB:
     def mark(self, run: Run) -> Mark:
         return read_mark(self._mark(run))
 
-    def write(self, run: Run, new: Sequence[Point]) -> None:
+    def write(self, run: Run, new: Sequence[TrackedRound]) -> None:
         with _friendly():
             there = self._started(run)
             for point in new:

@@ -20,7 +20,7 @@ _METRICS = [column for column in RoundRow.__table__.columns if column.name not i
 
 
 @dataclass(frozen=True)
-class Point:
+class TrackedRound:
     """One round. time: when it ended, seconds since 1970, as far as the database tells: its start and the seconds of all phases.
 
     values: the columns of `round` that were measured, by their names; `seconds`, of all rounds up to this one, evaluation apart;
@@ -32,7 +32,7 @@ class Point:
     values: dict[str, float]
 
 
-def points(engine: Engine, run: Run, after: int, *, chunk: int = CHUNK) -> Iterator[list[Point]]:
+def points(engine: Engine, run: Run, after: int, *, chunk: int = CHUNK) -> Iterator[list[TrackedRound]]:
     """The rounds of a run beyond `after` (-1: all) in ascending order, some at a time."""
     started = began(run)
     receive, update, evaluate = (func.coalesce(column, 0.0) for column in _PHASES)
@@ -48,7 +48,7 @@ def points(engine: Engine, run: Run, after: int, *, chunk: int = CHUNK) -> Itera
             found = []
             for row in part:
                 values = {k: v for k, v in row.items() if k not in ("round", "spent") and v is not None}
-                found.append(Point(row["round"], started + row["spent"], values | second[row["round"]]))
+                found.append(TrackedRound(row["round"], started + row["spent"], values | second[row["round"]]))
             yield found
 
 
