@@ -232,8 +232,10 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
 
 
 def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, as_json: bool) -> None:
-    """What is there and what is ahead, on stdout. It makes no database."""
+    """What is there and what is ahead, on stdout. It makes no database. Runs without their data are counted, and not timed."""
     from pflbench.reproduce.forecast import forecast
+    from pflbench.report.labels import counted
+    from pflbench.reproduce.outlook import lacking
     from pflbench.store import sweeps
     from pflbench.sweep.room import places
 
@@ -243,13 +245,16 @@ def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: 
     ):
         stands = sweeps.standing(results, specs)
         ahead = [spec for spec in specs if stands.states[spec.key] not in ("finished", "diverged", "failed")]
-        found = forecast(ahead, results, data_dir, how) if ahead else None
-    at_a_time = places(ahead, data_dir, how) if ahead else 0
+        without = lacking(ahead, data_dir)
+        here = [spec for spec in ahead if spec.data.label not in without]
+        found = forecast(here, results, data_dir, how) if here else None
+    at_a_time = places(here, data_dir, how) if here else 0
     seconds = None if found is None or found.seconds is None else found.seconds / at_a_time
     record = {
         "name": name,
         "runs": len(specs),
         "to_run": len(ahead),
+        "without_data": {label: reason.message for label, reason in without.items()},
         "states": dict(stands.counts),
         "at_a_time": at_a_time,
         "seconds": seconds,
@@ -266,14 +271,19 @@ def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: 
         cell[1] += stands.states[spec.key] in ("finished", "diverged", "failed")
     print_table(("method", "dataset", "partition", "runs", "there"), [(*names, *counts) for names, counts in rows.items()])
     print(f"{name}: {_counted(stands.counts)}")
+    for label, reason in without.items():
+        waiting = sum(spec.data.label == label for spec in ahead)
+        print(f"{reason.message} {counted(waiting, 'run')} cannot begin. {reason.hint}")
     if not ahead:
         print("Nothing is left to run.")
+    elif not here:
+        print(f"To run: {len(ahead)}. Time: unknown without the data.")
     elif found is None:
-        print(f"To run: {len(ahead)}, {at_a_time} at a time. Time: a few minutes at most.")
+        print(f"To run: {len(here)}, {at_a_time} at a time. Time: a few minutes at most.")
     else:
         time = "unknown" if seconds is None else f"about {duration(seconds)}"
         memory = "" if found.memory is None else f" Memory: {found.memory * at_a_time / 1e9:.2g} GB."
-        print(f"To run: {len(ahead)}, {at_a_time} at a time. Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{memory}")
+        print(f"To run: {len(here)}, {at_a_time} at a time. Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{memory}")
 
 
 def _make(

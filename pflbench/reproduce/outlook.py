@@ -142,10 +142,11 @@ def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine | None, data_dir: 
     measured = speeds(engine, ALL, {BASELINE, *(spec.method.name for spec in ahead)}) if ahead and engine is not None else []
     clock = Clock(measured)
     read = [one.spec for one in goal.planned(data_dir)] if goal.untrained else ahead
-    return Outlook(goal, tuple(each), tuple(clock.left(one) for one in each), _lacking(read, data_dir, progress))
+    return Outlook(goal, tuple(each), tuple(clock.left(one) for one in each), lacking(read, data_dir, progress))
 
 
-def _lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | None) -> dict[str, UserError]:
+def lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | None = None) -> dict[str, UserError]:
+    """The datasets that runs need and that cannot be read here, with the reason."""
     found = {}
     for label, source in {spec.data.label: spec.data for spec in specs}.items():
         try:
