@@ -233,8 +233,8 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
 
 def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, as_json: bool) -> None:
     """What is there and what is ahead, on stdout. It makes no database. Runs without their data are counted, and not timed."""
-    from pflbench.reproduce.forecast import forecast
     from pflbench.report.labels import counted
+    from pflbench.reproduce.forecast import forecast
     from pflbench.reproduce.outlook import lacking
     from pflbench.store import sweeps
     from pflbench.sweep.room import places
