@@ -182,6 +182,13 @@ class MethodSpec(Spec):
     test_labels: bool = False  # whether clients adapt on labelled test data; follows from the hyperparameters
 
 
+class OwnModel(Spec):
+    """A model that is not built in. path: of its file; None: of an installed package. content: SHA-256 (hex) of its code."""
+
+    path: str | None = None
+    content: str
+
+
 class RunSpec(Spec):
     """One run. `key` identifies it; `protocol` identifies the runs it may stand beside in one table row or cell."""
 
@@ -191,6 +198,7 @@ class RunSpec(Spec):
     train: TrainSpec
     method: MethodSpec
     seed: int = Field(0, ge=0)
+    own_model: Annotated[OwnModel | None, ADDED] = None  # whose name is `model`
 
     @model_validator(mode="after")
     def _someone_joins(self) -> RunSpec:

@@ -75,9 +75,9 @@ def _presets() -> Iterable[str]:
 
 
 def models() -> Iterable[str]:
-    from pflbench.models import MODELS
+    from pflbench.models import names
 
-    return MODELS
+    return names()
 
 
 def _partitions() -> Iterable[str]:
@@ -201,7 +201,12 @@ MAIN = _group(
             help="A dataset (see `pflbench data list`), folder:PATH, npz:PATH or csv:PATH; repeat for several. Default: digits.",
         ),
     ),
-    model=_paper(str, metavar="NAME", autocompletion=completion(models), help="Default: the paper's model for the dataset."),
+    model=_paper(
+        str,
+        metavar="NAME",
+        autocompletion=completion(models),
+        help="A model, or FILE.py:NAME, one of your own. Default: the paper's model for the dataset.",
+    ),
     settings=(
         list[str],
         [],

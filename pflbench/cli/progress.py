@@ -220,7 +220,8 @@ def apart(specs: Sequence[RunSpec]) -> list[str]:
     found = [""] * len(specs)
     for places in alike.values():
         flat = [labels.flat(specs[place].model_dump(mode="json", exclude={"seed"})) for place in places]
-        for place, own in zip(places, labels.telling_apart(flat), strict=True):
+        different = labels.without_needless(labels.telling_apart(flat), labels.MODEL_CODE)
+        for place, own in zip(places, different, strict=True):
             found[place] = ", ".join(labels.words(name, value) for name, value in own.items())
     return found
 

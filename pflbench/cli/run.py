@@ -181,7 +181,7 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     from pflbench.run.setting import load_setting
 
     notes: dict[str, None] = {}  # in order, each once
-    for spec in {(spec.data, spec.partition, spec.method.name): spec for spec in specs}.values():
+    for spec in {(one.data, one.partition, one.model, one.own_model, one.method.name): one for one in specs}.values():
         with data_view(quiet) as progress:
             setting = load_setting(spec, data_dir, progress)
         require_possible(spec, setting)
@@ -195,7 +195,6 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
 
 def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
     """What --trajectory asks for, if every run can give it; says how much that is."""
-    from pflbench.models import build
     from pflbench.run.follow import check, parse
     from pflbench.run.setting import load_setting
 
@@ -203,8 +202,7 @@ def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow
     most = 0
     for spec in specs:
         check(client, spec)
-        arrays = load_setting(spec, data_dir).arrays
-        model = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
+        model = load_setting(spec, data_dir).model(spec)
         most = max(most, client.bytes(sum(parameter.numel() for parameter in model.parameters())))
     message(f"Note: --trajectory keeps up to {most / 1e6:,.0f} MB of each run.")
     return client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from pflbench.spec import TrainSpec
 __all__ = ["CLASSES", "EXECUTORS", "federation", "tensors", "train"]
 
 CLASSES = 4
+Make = Callable[[tuple[int, ...], int, int | None], nn.Module]
 EXECUTORS = ("loop", "batched", "batched in chunks", "captured")
 
 
@@ -65,7 +67,7 @@ SHAPES = {
 
 
 def federation(
-    model: str = "mlp",
+    model: str | Make = "mlp",
     engine: str = "loop",
     *,
     n: tuple[int, ...] = (33, 8, 21, 14),
@@ -78,13 +80,14 @@ def federation(
 ) -> Federation:
     """Clients with n training samples each; batches of 5, so that some clients have a partial batch.
 
-    engine: one of EXECUTORS; tests: test samples of each client, by default half as many; device: as PyTorch names it; shape: of
-    a sample, by default the model's in SHAPES; train: as in TrainSpec.
+    model: a name, or what makes one of a sample's shape, the number of classes and None. engine: one of EXECUTORS; tests: test
+    samples of each client, by default half as many; device: as PyTorch names it; shape: of a sample, by default the model's in
+    SHAPES; train: as in TrainSpec.
     """
     tests = tests or tuple(max(k // 2, 1) for k in n)
     rng = np.random.default_rng(7)
     total = sum(n) + sum(tests)
-    shape = shape or SHAPES[model]
+    shape = shape or SHAPES[str(model)]
     y = rng.integers(CLASSES, size=total)
     x: np.ndarray
     if model == "fasttext":
@@ -92,14 +95,19 @@ def federation(
     else:
         x = rng.normal(size=(total, *shape)) + rng.normal(size=(CLASSES, *shape))[y]
     torch.manual_seed(seed)
-    module = BatchNormNet() if model == "batchnorm" else models.build(model, shape, CLASSES, 30 if model == "fasttext" else None)
-    flat = Flat(module)
+    flat = Flat(_module(model, shape))
     samples = Samples(x, y, getattr(torch, dtype), torch.device(device))
     settings = {"rounds": 4, "batch_size": 5, "lr": 0.1, **train}
     bounds = np.cumsum([0, *n, *tests])
     parts = [np.arange(a, b) for a, b in itertools.pairwise(bounds)]
     spec = TrainSpec(dtype=dtype, **settings)
     return Federation(flat, executor(engine, flat, samples), spec, parts[: len(n)], parts[len(n) :], seed)
+
+
+def _module(model: str | Make, shape: tuple[int, ...]) -> nn.Module:
+    if not isinstance(model, str):
+        return model(shape, CLASSES, None)
+    return BatchNormNet() if model == "batchnorm" else models.build(model, shape, CLASSES, 30 if model == "fasttext" else None)
 
 
 def executor(engine: str, flat: Flat, samples: Samples) -> Executor:

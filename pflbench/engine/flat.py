@@ -91,13 +91,13 @@ class Flat:
         start, stop, _ = columns.indices(self.size)
         return tuple(e for e in self.parameters if start <= e.start and e.stop <= stop)
 
-    def columns(self, modules: Iterable[str]) -> slice:
-        """The columns of the named submodules, which must lie side by side."""
-        prefixes = tuple(f"{m}." for m in modules)
-        inside = [e for e in self.parameters if e.name.startswith(prefixes)]
+    def columns(self, names: Iterable[str]) -> slice:
+        """The columns of the named submodules and parameters, which must lie side by side."""
+        prefixes = tuple(f"{name}." for name in names)
+        inside = [e for e in self.parameters if f"{e.name}.".startswith(prefixes)]
         start, stop = inside[0].start, inside[-1].stop
         if stop - start != sum(e.stop - e.start for e in inside):
-            raise ValueError(f"the parameters of {', '.join(modules)} do not lie side by side")
+            raise ValueError(f"the parameters of {', '.join(names)} do not lie side by side")
         return slice(start, stop)
 
     @cached_property

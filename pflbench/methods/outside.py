@@ -5,21 +5,17 @@ Nothing is imported before it is asked for; a plug-in is executed when the names
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import re
-import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pflbench import plugins
 from pflbench.errors import UserError
 from pflbench.methods import cards
 from pflbench.methods.cards import Card
@@ -33,21 +29,12 @@ FACTS = ("title", "authors", "venue", "algorithm", "category")
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 NAMES = "A method's name is of lower-case letters, digits and hyphens, and begins with a letter."
-_TRACEBACK = "PFLBENCH_DEBUG=1 shows the traceback."
 _plugins: dict[Path, tuple[Plugin, ...]] = {}
 
 
 @dataclass(frozen=True)
-class Packaged:
+class Packaged(plugins.Installed):
     """A method of an installed package."""
-
-    name: str
-    point: EntryPoint
-
-    @property
-    def place(self) -> str:
-        """Where it comes from, for a reader."""
-        return f"{self.point.dist.name} {self.point.dist.version}" if self.point.dist else self.point.value
 
     @property
     def card(self) -> Card:
@@ -57,23 +44,15 @@ class Packaged:
             return Card()
 
     def load(self) -> type[Method]:
-        try:
-            cls = self.point.load()
-        except Exception as error:
-            raise UserError(f"{self._who} cannot be imported: {_line(error)}.", _TRACEBACK) from error
-        lacks = _lacks(cls)
+        found: type[Method] = super().load()
+        lacks = _lacks(found)
         if lacks:
-            raise UserError(f"{self._who} is no method: {self.point.value} {lacks}.")
-        found: type[Method] = cls
+            raise UserError(f"{self.who} is no method: {self.point.value} {lacks}.")
         return found
 
     def record(self) -> dict[str, str]:
         """What is stored with a run, besides its specification."""
         return {"package": self.place, "entry point": self.point.value, "title": self.load().title}
-
-    @property
-    def _who(self) -> str:
-        return f"Method '{self.name}' of the installed package {self.place}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +83,7 @@ def found() -> list[Packaged | Plugin]:
     """All methods from outside: of installed packages by name, then of PFLBENCH_PLUGINS and of the files that were plugged in."""
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         plug_in(Path(path))
-    return [*_packaged(), *(plugin for plugins in _plugins.values() for plugin in plugins)]
+    return [*_packaged(), *(plugin for of_file in _plugins.values() for plugin in of_file)]
 
 
 def find(name: str) -> Packaged | Plugin | None:
@@ -128,9 +107,9 @@ def plug_in(path: Path) -> tuple[str, ...]:
     """
     real = path.resolve()
     if real not in _plugins:
-        plugins = _read(path)
-        _refuse_taken(path, plugins)
-        _plugins[real] = plugins
+        found = _read(path)
+        _refuse_taken(path, found)
+        _plugins[real] = found
     return tuple(plugin.name for plugin in _plugins[real])
 
 
@@ -153,26 +132,20 @@ def is_name(text: str) -> bool:
 
 
 def _packaged() -> tuple[Packaged, ...]:
-    return _packaged_on(tuple(sys.path))
-
-
-@cache
-def _packaged_on(search: tuple[str, ...]) -> tuple[Packaged, ...]:
-    """Looking through all distributions takes a few hundredths of a second, and methods are looked up often."""
-    points = tuple(Packaged(point.name, point) for point in sorted(entry_points(group=GROUP)))
-    for packaged in points:
+    found = tuple(Packaged(one.kind, one.name, one.point) for one in plugins.installed(GROUP, "method"))
+    for packaged in found:
         if not is_name(packaged.name):
             raise UserError(f"The installed package {packaged.place} calls a method '{packaged.name}'.", NAMES)
-    return points
+    return found
 
 
-def _refuse_taken(path: Path, plugins: Sequence[Plugin]) -> None:
+def _refuse_taken(path: Path, found: Sequence[Plugin]) -> None:
     from pflbench.methods import METHODS
 
     taken = dict.fromkeys(METHODS, "a built-in method")
     taken |= {packaged.name: f"a method of the installed package {packaged.place}" for packaged in _packaged()}
     taken |= {plugin.name: f"the method of {plugin.path}" for others in _plugins.values() for plugin in others}
-    for plugin in plugins:
+    for plugin in found:
         if plugin.name in taken:
             raise UserError(
                 f"The plug-in {path} calls its method {plugin.cls.__name__} '{plugin.name}', as {taken[plugin.name]} is.",
@@ -182,12 +155,8 @@ def _refuse_taken(path: Path, plugins: Sequence[Plugin]) -> None:
 
 
 def _read(path: Path) -> tuple[Plugin, ...]:
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"The plug-in {path} cannot be read: {error.strerror}.", "Give the path of a Python file.") from None
-    sha256 = hashlib.sha256(source).hexdigest()
-    classes = _methods(path, _execute(path, source, f"pflbench_plugin_{sha256[:16]}"))
+    file = plugins.execute(path)
+    classes = _methods(path, file.module)
     default = path.stem.lower().replace("_", "-")
     if len(classes) > 1:
         for cls in classes:
@@ -196,27 +165,11 @@ def _read(path: Path) -> tuple[Plugin, ...]:
                     f"The plug-in {path} has {len(classes)} methods, but {cls.__name__} does not say its name.",
                     'Each needs one of its own: a class attribute name = "my-method".',
                 )
-    plugins = tuple(Plugin(vars(cls).get("name", default), path, cls, sha256) for cls in classes)
-    for plugin in plugins:
+    found = tuple(Plugin(vars(cls).get("name", default), path, cls, file.sha256) for cls in classes)
+    for plugin in found:
         if not isinstance(plugin.name, str) or not is_name(plugin.name):
             raise UserError(f"The plug-in {path} calls its method {plugin.cls.__name__} '{plugin.name}'.", NAMES)
-    return plugins
-
-
-def _execute(path: Path, source: bytes, name: str) -> ModuleType:
-    """The module. Its bytes are compiled here, so that the hash is of what runs: an import may take an older cached file."""
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[name] = module  # dataclasses look up their module by its name
-    try:
-        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise UserError(
-            f"The plug-in {path} cannot be imported{_where(error, path)}: {_line(error)}.",
-            _TRACEBACK,
-        ) from error
-    return module
+    return found
 
 
 def _methods(path: Path, module: ModuleType) -> list[type[Method]]:
@@ -260,17 +213,3 @@ def _lacks(cls: Any) -> str:
 
 def _is_decorated(cls: type) -> bool:
     return "__pydantic_fields__" in vars(cls)
-
-
-def _where(error: BaseException, path: Path) -> str:
-    """The line of the file itself that led to the error."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f" (line {error.lineno})"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f" (line {lines[-1]})" if lines else ""
-
-
-def _line(error: BaseException) -> str:
-    """The error's type and message on one line, without its full stop."""
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {' '.join(text.split())[:300]}".rstrip(": .")

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pflbench.errors import UserError, unknown
+from pflbench.models import outside
+from pflbench.spec import OwnModel
 
 if TYPE_CHECKING:
     from pflbench.models.base import Backbone
 
-__all__ = ["MODELS", "Entry", "build"]
+__all__ = ["MODELS", "Backbone", "Entry", "build", "find", "names", "record"]
 
 Shape = tuple[int, ...]
 
@@ -25,12 +27,35 @@ class Entry:
     needs: Callable[[Shape, int | None], str]
 
 
-def build(name: str, input_shape: Shape, classes: int, vocabulary: int | None = None) -> Backbone:
+def names() -> list[str]:
+    """All models that have a name: built-in ones, then those of installed packages."""
+    return [*MODELS, *(one.name for one in outside.packaged())]
+
+
+def find(text: str) -> tuple[str, OwnModel | None]:
+    """The name of a model in specifications, and its code where it is not built in.
+
+    text: a name, or `FILE.py:NAME`. Raises UserError for what is no model.
+    """
+    found = outside.find(text, MODELS)
+    return (text, None) if found is None else (found.name, found.source)
+
+
+def record(name: str, own: OwnModel | None) -> dict[str, str]:
+    """Where a model's code comes from, to be stored with a run; empty for built-in ones, which the commit describes."""
+    return {} if own is None else outside.load(name, own).record()
+
+
+def build(name: str, input_shape: Shape, classes: int, vocabulary: int | None = None, own: OwnModel | None = None) -> Backbone:
     """The model `name` with its usual initial parameters, for samples of `input_shape` (without the batch).
 
-    Images are (channels, height, width); texts are (positions,) and have the number of tokens in `vocabulary`.
-    Raises UserError if there is no such model or it does not fit the data.
+    Images are (channels, height, width); texts are (positions,) and have the number of tokens in `vocabulary`. own: the code of
+    a model that is not built in. Raises UserError if there is no such model or it does not fit the data.
     """
+    if own is not None:
+        from pflbench.models.own import build as built
+
+        return built(outside.load(name, own), input_shape, classes, vocabulary)
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     if needs := MODELS[name].needs(input_shape, vocabulary):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -29,6 +30,7 @@ MODELS = {
     "logreg": "logistic regression",
     "mlp": "MLP",
 }
+MODEL_CODE = "own_model.content"
 _ITEMS = {
     "partition.clients": "{} clients",
     "partition.seed": "partition seed {}",
@@ -147,11 +149,23 @@ def telling_apart(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: item[k] for k in differ if k in item} for item in items]
 
 
+def without_needless(items: Sequence[dict[str, Any]], *hashes: str) -> list[dict[str, Any]]:
+    """Of what tells dicts apart, hashes only where nothing else does: they differ with all that they are made of."""
+    found = list(items)
+    for name in hashes:
+        without = [{key: value for key, value in item.items() if key != name} for item in found]
+        if len({json.dumps(item) for item in without}) == len({json.dumps(item) for item in found}):
+            found = without
+    return found
+
+
 def words(key: str, value: Any) -> str:
     """'train.rounds', 20 -> '20 rounds'. Hyperparameters and whatever has no words of its own: 'p=2'."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if key == "model":
         return MODELS.get(text, text)
+    if key == MODEL_CODE:
+        return f"code {text[:6]}"
     if key in ("data.content", "partition.content", "partition hash"):
         return f"{key.removesuffix('.content')} {text[:8]}"
     if key in _ITEMS:

@@ -15,7 +15,6 @@ import torch
 from sqlalchemy import Engine
 
 from pflbench import methods
-from pflbench.models import build
 from pflbench.partition import Partition
 from pflbench.reproduce.goal import Keeps, Wanted
 from pflbench.reproduce.progress import Clock, progress_of
@@ -81,8 +80,7 @@ def _settings(specs: Sequence[RunSpec]) -> list[RunSpec]:
 def _small(spec: RunSpec, setting: Setting, runs: int) -> bool:
     samples = sum(map(len, setting.partition.train)) * spec.train.local_epochs * spec.train.rounds * runs
     with torch.device("meta"):
-        arrays = setting.arrays
-        model = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
+        model = setting.model(spec)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return samples * parameters < SMALL_WORK and samples / spec.train.batch_size < SMALL_STEPS
 

@@ -16,7 +16,6 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
-from pflbench.models import build
 from pflbench.run.checkpoint import tensors
 from pflbench.run.peak import Peak
 from pflbench.run.setting import Setting
@@ -41,7 +40,7 @@ class Needs:
 
 
 def estimate(spec: RunSpec, setting: Setting, *, captured: bool) -> Needs | None:
-    """The run's. None for a method of one's own whose `init` looks at values.
+    """The run's. None for a method of one's own whose `init` looks at values, and for such a model.
 
     Raises UserError where the method does not go with the model or the protocol.
     """
@@ -49,7 +48,12 @@ def estimate(spec: RunSpec, setting: Setting, *, captured: bool) -> Needs | None
     kept = _kept(spec, fed)
     if kept is None:
         return None
-    row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples)
+    try:
+        row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples)
+    except Exception:  # of a model that looks at values, or makes tensors on a device of its own choice
+        if spec.own_model is None:
+            raise
+        return None
     # Of this round and of the last one, and what those outside the cohort are tested with.
     states = 3 if spec.train.initialised == "all" else 2
     return Needs(
@@ -71,8 +75,7 @@ def require_possible(spec: RunSpec, setting: Setting) -> None:
 def without_data(spec: RunSpec, setting: Setting) -> tuple[Federation, Samples]:
     """The federation with its samples, all on the device "meta"."""
     with torch.device("meta"):
-        arrays = setting.arrays
-        module = build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)
+        module = setting.model(spec)
     dtype, partition = getattr(torch, spec.train.floats), setting.partition
     flat, samples = Flat(module), Samples(setting.arrays.x, setting.arrays.y, dtype, torch.device("meta"))
     return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed), samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop import LoopExecutor
-from pflbench.engine.requests import Executor, Sgd
+from pflbench.engine.requests import Evaluate, Executor, Sgd
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
-from pflbench.models import build
+from pflbench.plugins import in_a_line
 from pflbench.run.estimate import estimate
 from pflbench.run.follow import Follow
 from pflbench.run.setting import Setting
@@ -125,8 +126,7 @@ def initial_model(spec: RunSpec, setting: Setting) -> Flat:
     """Of the run's seed, with its layout, which does not depend on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.torch_seed(spec.seed, "model"))
-        arrays = setting.arrays
-        return Flat(build(spec.model, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary))
+        return Flat(setting.model(spec))
 
 
 def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution, runs: int = 1) -> Executor:
@@ -136,8 +136,33 @@ def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, 
     samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.floats), device)
     if how.engine_on(str(device)) == "loop":
         return LoopExecutor(flat, samples, how.workers)
+    if spec.own_model is not None:
+        _require_together(spec, setting, flat, samples)
     chosen = convolution(spec, setting, flat, samples, how)
     return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, device), convolution=chosen)
+
+
+def _require_together(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples) -> None:
+    """Raises UserError where a step of a model of one's own cannot be made for two clients at once, or they cannot be tested."""
+    batch = np.concatenate(setting.partition.train)[:2]
+    plan = Plan((batch, batch), (np.full(1, len(batch)),) * 2)
+    rows, buffers = (row.to(samples.device, samples.dtype).repeat(2, 1) for row in (flat.row(), flat.buffer_row(samples.dtype)))
+    made = BatchedExecutor(flat, samples)
+    # An operation that PyTorch has no way for of all clients at once is made for one after another, within the one program.
+    warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+    try:
+        trained = made.do(Sgd(plan, rows, buffers, spec.train.lr))
+        made.do(Evaluate(plan, trained.rows, trained.buffers))
+    except Exception as error:
+        if memory.ran_out(error):
+            raise
+        reason = in_a_line(error).partition(". ")[0]
+        raise UserError(
+            f"Model '{spec.model}' cannot be computed for all clients at once: {reason}.",
+            "Add --engine loop, or write it without changing tensors in place and without deciding by their values.",
+        ) from error
+    finally:
+        made.close()
 
 
 def convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str | None:

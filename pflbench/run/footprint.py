@@ -58,7 +58,7 @@ class Footprint:
 
 
 def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | None:
-    """The run's, on a device that need not be here. None for a method of one's own whose `init` looks at values."""
+    """The run's, on a device that need not be here. None where `estimate` has none."""
     try:
         device: torch.device | None = find_device(how.device)
     except UserError:

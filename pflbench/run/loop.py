@@ -86,7 +86,7 @@ def execute_on(
             checkpoints = Checkpoints(where, row.id, owner, how.checkpoint_every)
             account = Account(store, row, fed)
             belief = believed(spec, fed.device, how)
-            account.begin(spec.method.name, setting, how, belief)
+            account.begin(spec, setting, how, belief)
             if not belief.resumes:
                 checkpoints.remove()
             if fed.device.type != "cpu":  # of a CPU's memory, what the data have taken counts as well

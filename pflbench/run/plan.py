@@ -186,14 +186,12 @@ def _places(wish: Wish, parsed: dict[str, DataSpec]) -> list[tuple[DataSpec, Par
 
 def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: MethodSpec, seed: int) -> RunSpec:
     defaults = data.defaults(dataset)
-    model = wish.model or defaults.model
-    if model not in models.MODELS:
-        raise unknown("model", model, models.MODELS)
+    model, own = models.find(wish.model or defaults.model)
     given = _given(wish, {name: name for name in TrainSpec.model_fields if hasattr(wish, name)})
-    lr = data.default_lr(model, dataset.name)
+    lr = defaults.lr if own else data.default_lr(model, dataset.name)
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
     fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}
-    return _make(RunSpec, fields)
+    return _make(RunSpec, {**fields, "own_model": own})
 
 
 def _partition(wish: Wish, scheme: str, dataset: DataSpec) -> PartitionSpec:

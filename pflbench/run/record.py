@@ -10,7 +10,7 @@ import numpy as np
 import sqlalchemy
 import torch
 
-from pflbench import environment, methods
+from pflbench import environment, methods, models
 from pflbench.engine import devices
 from pflbench.engine.batched.layers import CONVOLUTIONS
 from pflbench.engine.evaluation import Scores
@@ -22,6 +22,7 @@ from pflbench.run.execution import Execution, find_device
 from pflbench.run.round import EVALUATION, RECEPTION, UPDATE, CommunicationRound
 from pflbench.run.setting import Setting
 from pflbench.run.verdict import Belief
+from pflbench.spec import RunSpec
 from pflbench.store import partitions, write
 from pflbench.store.runs import Run
 from pflbench.store.schema import now
@@ -50,7 +51,7 @@ class Account:
         self._always_deterministic = self.rounds_stored == 0 or row.environment.get("deterministic", False)
         self._fallbacks_told: set[str] = set()
 
-    def begin(self, method: str, setting: Setting, how: Execution, belief: Belief) -> None:
+    def begin(self, spec: RunSpec, setting: Setting, how: Execution, belief: Belief) -> None:
         """Marks the run as running, and says where and how it is made. Notes of earlier rounds stay.
 
         belief: what the verdict of the GPU makes of `how`.
@@ -65,7 +66,8 @@ class Account:
         }
         known = {
             "scale": how.scale,
-            "plugin": methods.record(method),
+            "plugin": methods.record(spec.method.name),
+            "model": models.record(spec.model, spec.own_model),
             "notes": dict(self._notes),
             "gpu_check": belief.told,
             "deterministic": how.deterministic and self._always_deterministic,

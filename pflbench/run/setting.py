@@ -11,6 +11,8 @@ import numpy as np
 from pflbench import data
 from pflbench.data import Arrays
 from pflbench.errors import UserError
+from pflbench.models import build
+from pflbench.models.base import Backbone
 from pflbench.partition import Partition, make, pfllib
 from pflbench.partition.core import Indices
 from pflbench.spec import DataSpec, PartitionSpec, Pfllib, RunSpec
@@ -29,6 +31,11 @@ class Setting:
     record: PartitionRecord
     content: dict[str, str]
     central: Indices | None = None
+
+    def model(self, spec: RunSpec) -> Backbone:
+        """The specification's, with the initial parameters of PyTorch's seed. Raises UserError where it does not fit the data."""
+        x, classes = self.arrays.x, self.arrays.classes
+        return build(spec.model, tuple(x.shape[1:]), len(classes), self.arrays.vocabulary, spec.own_model)
 
     def cut(self, share: float, least: int) -> Setting:
         """With that share of every client's samples, at least `least` of each side where it has so many: to measure rounds on."""

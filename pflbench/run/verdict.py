@@ -129,9 +129,9 @@ def needed(spec: RunSpec, how: Execution) -> list[Check]:
     found += [Check(MEMORY, way, floats) for way in ways[1:]]
     if how.pack != 1:
         found += [Check(PACKING, way, floats) for way in ways[1:]]
-    # The code of a method from outside may be another one tomorrow.
+    # The code of a method or model from outside may be another one tomorrow.
     own = spec.method.name in WITH_EVERY_MODEL or methods.record(spec.method.name)
-    whats = [*subjects(spec.model), *(() if own else (spec.method.name,))]
+    whats = [*(() if spec.own_model else subjects(spec.model)), *(() if own else (spec.method.name,))]
     return found + [Check(what, way, floats) for what in whats for way in ways]
 
 

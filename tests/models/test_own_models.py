@@ -1,0 +1,360 @@
+"""Models of the user's own: from a file or a package, their head and blocks, what is refused, their keys, and runs with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.command import Done, Shell
+from torch import nn
+from torch.nn import functional as F
+
+from pflbench import methods, models
+from pflbench.engine.flat import Flat
+from pflbench.errors import UserError
+from pflbench.models import outside
+
+DIGITS = (1, 8, 8)
+NETS = '''
+import random
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(nn.Module):
+    """A convolution with batch normalisation, and a linear layer."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        channels, height, width = input_shape
+        self.conv = nn.Conv2d(channels, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4 * (height // 2) * (width // 2), classes)
+
+    def forward(self, x):
+        return self.fc(F.max_pool2d(F.relu(self.norm(self.conv(x))), 2).flatten(1))
+
+
+def layers(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
+'''
+
+
+def write(path: str, text: str) -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+    return path
+
+
+def parsed(done: Done) -> object:
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def built(text: str, shape: tuple[int, ...] = DIGITS, classes: int = 10, vocabulary: int | None = None) -> models.Backbone:
+    name, own = models.find(text)
+    return models.build(name, shape, classes, vocabulary, own)
+
+
+def body(text: str, forward: str = "return self.fc(F.relu(self.hidden(x.flatten(1))))", more: str = "") -> str:
+    """A file with a model `Own`, whose constructor ends with `text`."""
+    return NETS + (
+        f"\n\nclass Own(nn.Module):\n{more}\n    def __init__(self, input_shape, classes):\n        super().__init__()\n"
+        f"        self.hidden, self.fc = nn.Linear(64, 16), nn.Linear(16, classes)\n        {text or 'pass'}\n\n"
+        f"    def forward(self, x):\n        {forward}\n"
+    )
+
+
+def places(model: nn.Module) -> tuple[list[str], list[list[str]]]:
+    """The parameters of the head, and of each block, by the layout of the engine."""
+    flat = Flat(model)
+    names = [[span.name.removeprefix("net.") for span in flat.within(block)] for block in (flat.head, *flat.blocks)]
+    return names[0], names[1:]
+
+
+# -- what is found in a model --------------------------------------------------------------------------------------------
+
+
+def test_head_and_blocks_are_found(shell: Shell) -> None:
+    """The last linear layer; every child with parameters, from the top."""
+    file = write("nets.py", NETS)
+    head = ["fc.weight", "fc.bias"]
+    assert places(built(f"{file}:Net")) == (head, [head, ["norm.weight", "norm.bias"], ["conv.weight", "conv.bias"]])
+    assert places(built(f"{file}:layers")) == (["3.weight", "3.bias"], [["3.weight", "3.bias"], ["1.weight", "1.bias"]])
+    assert models.find(file) == models.find(f"{file}:Net"), "the one class of the file"
+
+
+def test_head_and_blocks_as_the_model_says(shell: Shell) -> None:
+    """In any order; a parameter of the module itself lies below all layers, and a head need not be one linear layer."""
+    text = body(
+        "self.scale = nn.Parameter(torch.ones(1)); self.norm = nn.LayerNorm(16); self.top = nn.Sequential(self.norm, self.fc)\n"
+        "        del self.fc, self.norm",
+        "return self.top(F.relu(self.hidden(x.flatten(1) * self.scale)))",
+        '    head = "top"\n    blocks = [["scale", "hidden"], "top"]',
+    )
+    head, blocks = places(built(f"{write('own.py', text)}:Own"))
+    assert head == ["top.0.weight", "top.0.bias", "top.1.weight", "top.1.bias"]
+    assert blocks == [head, ["scale", "hidden.weight", "hidden.bias"]]
+    as_found = body("self.scale = nn.Parameter(torch.ones(1))", "return self.fc(F.relu(self.hidden(x.flatten(1) * self.scale)))")
+    assert places(built(f"{write('found.py', as_found)}:Own"))[1] == [["fc.weight", "fc.bias"], blocks[1]]
+
+
+def test_features_are_what_the_head_is_given(shell: Shell) -> None:
+    model = built(f"{write('nets.py', NETS)}:Net").eval()
+    x = torch.randn(3, *DIGITS)
+    features = model.features(x)
+    assert features.shape == (3, 64)
+    assert torch.equal(model.get_submodule(model.head)(features), model(x))
+    assert not model.get_submodule(model.head)._forward_pre_hooks, "nothing is left behind"
+
+
+def test_initial_parameters_follow_from_the_seed_alone(shell: Shell) -> None:
+    """As PyTorch draws them from it, whether the model is looked at for the first time or not."""
+    file = write("nets.py", NETS + "\n\n# never seen before")
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append(Flat(built(f"{file}:layers")).row())
+    torch.manual_seed(5)
+    expected = Flat(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))).row()
+    assert torch.equal(drawn[0], expected)
+    assert torch.equal(drawn[1], expected)
+
+
+def test_lazy_layers_and_texts(shell: Shell) -> None:
+    text = (
+        NETS
+        + "\n\ndef lazy(classes):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, classes))\n"
+    )
+    text += (
+        "\n\nclass Words(nn.Module):\n    def __init__(self, classes, vocabulary, width=6):\n        super().__init__()\n"
+        "        self.embedding, self.out = nn.Embedding(vocabulary, width), nn.Linear(width, classes)\n"
+        "    def forward(self, x):\n        return self.out(self.embedding(x).mean(1))\n"
+    )
+    file = write("more.py", text)
+    assert built(f"{file}:lazy").net[1].weight.shape == (8, 64)
+    assert built(f"{file}:Words", (20,), 4, 50).net.embedding.weight.shape == (50, 6)
+    with pytest.raises(UserError, match="needs texts"):
+        built(f"{file}:Words")
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------------
+
+FED = "self.hidden(x.flatten(1))"
+AGAIN = "gives other logits when it sees the same"
+CLASSES = {  # what is added to the constructor, what forward returns, what the class says -> what is told
+    "another shape": ("", "self.fc(self.hidden(x))", "", r"does not work on samples 1 x 8 x 8 \(line \d+\): RuntimeError"),
+    "softmax": ("", f"self.fc({FED}).softmax(1)", "", "is not what its head fc gives"),
+    "two results": ("", f"self.fc({FED}), x", "", "returns a tuple, no tensor"),
+    "infinity": ("", f"self.fc({FED} / 0.0)", "", "not finite"),
+    "no such head": ("", f"self.fc({FED})", 'head = "top"', 'says head = "top", but has no such module'),
+    "a head below others": (
+        "self.last = nn.LayerNorm(16)",
+        f"self.fc({FED})",
+        'head = "fc"',
+        "its head fc is not what comes last",
+    ),
+    "a head that shares": ("self.top = nn.Linear(16, classes); self.top.weight = self.fc.weight", "x", "", "shares parameters"),
+    "blocks with a gap": ("", f"self.fc({FED})", 'blocks = ["fc"]', "do not hold every parameter once"),
+    "blocks of nothing": ("", f"self.fc({FED})", 'blocks = ["fc", "hidden", "none"]', "a block without parameters: none"),
+    "blocks mixed up": (
+        "self.a = self.fc; del self.fc; self.fc = nn.Linear(10, classes)",
+        f"self.fc(self.a({FED}))",
+        'blocks = [["fc", "hidden"], "a"]',
+        "hidden do not lie side by side",
+    ),
+    "unused parameters": (
+        "fc = self.fc; del self.fc; self.no = nn.Linear(2, 2); self.fc = fc",
+        f"self.fc({FED})",
+        "",
+        "does not use its parameters no.weight, no.bias",
+    ),
+    "frozen parameters": ("self.hidden.requires_grad_(False)", f"self.fc({FED})", "", "parameters: hidden.weight, hidden.bias"),
+    "dropout": ("self.d = nn.Dropout(0.2)", f"self.fc(self.d({FED}))", "", r"draws random numbers in training \(d\)"),
+    "noise": ("", f"self.fc({FED} * np.random.rand())", "", "draws random numbers in training:"),
+    "another beginning": (
+        "self.hidden.bias.data.fill_(random.random())",
+        f"self.fc({FED})",
+        "",
+        "differently .* with hidden.bias",
+    ),
+    "a memory": ("self.n = []", f"self.n.append(1) or self.fc({FED} * len(self.n))", "", AGAIN),
+    "a generator of its own": ("self.g = torch.Generator()", f"self.fc({FED} * torch.rand(16, generator=self.g))", "", AGAIN),
+}
+FUNCTIONS = {
+    "a parameter that nobody knows": ("def own(width):\n    return None", "asks for 'width', which nobody knows"),
+    "no module": ("def own():\n    return 3", "gives no torch.nn.Module, but 3"),
+    "an error in it": ("def own(classes):\n    return nn.Linear(None, classes)", r"10 classes \(line \d+\): TypeError"),
+    "no linear layer": ("def own(classes):\n    return nn.Sequential(nn.Conv2d(1, classes, 8), nn.Flatten())", "no linear layer"),
+    "a linear layer alone": ("def own(classes):\n    return nn.Linear(8, classes)", "is a linear layer itself"),
+    "other classes": ("def own():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))", "returns 2 x 7 .* not 2 x 10"),
+}
+REFUSED = {case: (body(added, f"return {out}", f"    {said}"), words) for case, (added, out, said, words) in CLASSES.items()}
+REFUSED |= {case: (f"{NETS}\n\n{text}\n", words) for case, (text, words) in FUNCTIONS.items()}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_could_not_be_trained_rightly_is_refused(shell: Shell, case: str) -> None:
+    text, words = REFUSED[case]
+    with pytest.raises(UserError, match=words) as caught:
+        built(f"{write('own.py', text)}:{'own' if case in FUNCTIONS else 'Own'}")
+    assert caught.value.hint
+
+
+def test_what_is_not_trained_but_allowed(shell: Shell) -> None:
+    """Rates of 0, buffers that training changes, attention without dropout."""
+    text = body(
+        "self.d, self.a = nn.Dropout(0.0), nn.MultiheadAttention(16, 2, batch_first=True); del self.fc\n"
+        "        self.fc = nn.Linear(16, classes); self.register_buffer('seen', torch.zeros(()))",
+        "self.seen.add_(1); h = self.d(self.hidden(x.flatten(1)))[:, None]; return self.fc(h[:, 0] + self.a(h, h, h)[0][:, 0])",
+    )
+    assert built(f"{write('own.py', text)}:Own").head == "net.fc"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("nowhere.py:Net", "There is no file nowhere.py"),
+        ("nets.py:Nt", "nets.py has no 'Nt'. Write nets.py:Net or nets.py:layers."),
+        ("nets.py:F", "'F' of nets.py is a module, no model"),
+        ("two.py", "does not say which of its models is meant. Write two.py:Net or two.py:Other"),
+        ("broken.py:Net", "broken.py cannot be imported (line 3): ZeroDivisionError"),
+        ("named.py:mlp", "calls its model 'mlp', as a model is called that is built in"),
+        ("nett", "Unknown model 'nett'"),
+    ],
+)
+def test_a_model_that_is_not_there(shell: Shell, model: str, words: str) -> None:
+    write("nets.py", NETS)
+    write("two.py", NETS + "\n\nclass Other(Net):\n    pass\n")
+    write("broken.py", "import torch\n\n1 / 0\n")
+    write("named.py", NETS.replace("layers", "mlp"))
+    assert words in " ".join(shell.refused("run", "-m", "fedavg", "--model", model).split())
+
+
+# -- keys and runs -------------------------------------------------------------------------------------------------------
+
+RUN = ("run", "-d", "digits", "-r", "1", "-q", "--json")
+
+
+def test_the_key_follows_the_file_s_content_and_not_its_place(shell: Shell) -> None:
+    def key(text: str, *options: str) -> str:
+        return parsed(shell("run", "-m", "fedavg", "--dry-run", "--model", text, *options))[0]["key"]
+
+    first, copied = write("nets.py", NETS), write("elsewhere/copy.py", NETS)
+    changed = write("changed.py", NETS + "# changed\n")
+    assert key(f"{first}:Net") == key(f"{copied}:Net") == key(copied)
+    assert len({key(f"{first}:Net"), key(f"{first}:layers"), key(f"{changed}:Net"), key("mlp")}) == 4
+
+
+def test_a_run_with_an_own_model(shell: Shell) -> None:
+    """Its code is stored; a change is another run."""
+    file = write("nets.py", NETS)
+    command = (*RUN, "-m", "fedavg", "-m", "fedala", "--model", f"{file}:layers")
+    rows = parsed(shell(*command))
+    assert [row["status"] for row in rows] == ["finished", "finished"]
+    shown = parsed(shell("runs", "show", "1", "--json"))
+    assert shown["spec"]["own_model"] == {"path": str(Path(file).absolute()), "content": shown["environment"]["model"]["sha256"]}
+    assert parsed(shell(*command)) == rows, "what is finished is not run again"
+    write("nets.py", NETS + "\n# changed\n")
+    assert {row["run"] for row in parsed(shell(*command))} == {3, 4}
+    table = shell("table", "accuracy").out
+    assert "layers" in table
+    assert table.count("code ") == 2, "two files of the same name"
+
+
+def test_one_round_by_hand(shell: Shell) -> None:
+    """A client's local epoch with the module as it is in the file, by PyTorch's own SGD."""
+    from pflbench.contract.small import federation, train
+
+    module = built(f"{write('nets.py', NETS)}:layers", (1, 8, 8), 4)
+    fed = federation(lambda *_: module, n=(10,), shape=(1, 8, 8))
+    state = train(methods.make(methods.MethodSpec(name="local")), fed, 1)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4)).double()
+    nn.utils.vector_to_parameters(fed.initial(), plain.parameters())
+    plan = fed.at(1).batches(torch.arange(1), 1)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for batch in torch.tensor(plan.order[0]).split(plan.sizes[0].tolist()):
+        x, y = fed.executor.samples.batch(batch)
+        optimizer.zero_grad()
+        F.cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(state.theta[0], nn.utils.parameters_to_vector(plain.parameters()), rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_every_method_on_every_executor(shell: Shell, name: str) -> None:
+    """With BatchNorm, in float64; what does not go with it, it says as it does of built-in models."""
+    file = write("nets.py", NETS)
+    few = [f"--set={name}.{h.name}=2" for h in methods.hyperparameters(name) if h.name in ("finetune_cap", "max_init_epochs")]
+    command = (*RUN, "-m", name, *few, "--clients", "4", "--dtype", "float64", "--model", f"{file}:Net", "--force")
+    found = [parsed(shell(*command, "--engine", engine))[0] for engine in ("loop", "batched")]
+    assert found[0]["best"] == found[1]["best"]
+
+
+def test_all_clients_at_once_or_a_reason(shell: Shell) -> None:
+    text = body("", "return self.fc(self.hidden(x.flatten(1) * (2 if x.sum().item() > 1e9 else 1)))")
+    command = (*RUN, "-m", "fedavg", "--model", f"{write('own.py', text)}:Own")
+    told = shell.refused(*command, "--engine", "batched")
+    assert "Model 'Own' cannot be computed for all clients at once: RuntimeError: vmap" in told
+    assert "--engine loop" in told
+    assert parsed(shell(*command))[0]["status"] == "finished"
+
+
+def test_a_file_that_changed_or_went_since_a_specification_was_made(shell: Shell) -> None:
+    file = write("nets.py", NETS)
+    name, own = models.find(f"{file}:layers")
+    write("nets.py", NETS + "\n# changed\n")
+    with pytest.raises(UserError, match="is not what it was"):
+        models.build(name, DIGITS, 10, None, own)
+    Path(file).unlink()
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        models.build(name, DIGITS, 10, None, own)
+
+
+# -- packages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package with three models, of which one is none and one has the name of a built-in one."""
+    site = tmp_path / "site"
+    info = site / "pfl_nets-1.2.dist-info"
+    write(str(info / "METADATA"), "Metadata-Version: 2.1\nName: pfl-nets\nVersion: 1.2\n")
+    write(
+        str(info / "entry_points.txt"), "[pflbench.models]\ntiny-net = pfl_nets:layers\nnone = pfl_nets:F\nmlp = pfl_nets:Net\n"
+    )
+    write(str(site / "pfl_nets" / "__init__.py"), NETS)
+    monkeypatch.syspath_prepend(str(site))
+    yield site
+    for name in [name for name in sys.modules if name.startswith("pfl_nets")]:
+        del sys.modules[name]
+
+
+def test_models_of_installed_packages(shell: Shell, package: Path) -> None:
+    assert models.names()[-3:] == ["mlp", "none", "tiny-net"]
+    assert "pfl_nets" not in sys.modules, "a name is known without an import"
+    (row,) = parsed(shell(*RUN, "-m", "fedavg", "--model", "tiny-net"))
+    assert row["status"] == "finished"
+    shown = parsed(shell("runs", "show", "1", "--json"))
+    assert shown["environment"]["model"]["from"] == "pfl-nets 1.2"
+    assert "'none' of the installed package pfl-nets 1.2 is a module, no model" in shell.refused(
+        *RUN, "-m", "fedavg", "--model", "none"
+    )
+    told = shell.refused(*RUN, "-m", "fedavg", "--model", "mlp")
+    assert "'mlp' stands for several models: built into pflbench and of pfl-nets 1.2" in told
+    name, own = models.find("tiny-net")
+    assert own is not None
+    with pytest.raises(UserError, match="is not what it was"):
+        models.build(name, DIGITS, 10, None, own.model_copy(update={"content": "0" * 64}))
+    write(str(package / "pfl_nets-1.2.dist-info" / "entry_points.txt"), "")
+    outside.plugins._installed_on.cache_clear()
+    with pytest.raises(UserError, match="of a package that is not installed here"):
+        models.build(name, DIGITS, 10, None, own)
