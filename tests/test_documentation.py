@@ -1,6 +1,7 @@
 """The examples in README.md and docs/ are what the commands say: they are run here, in one folder, in the order of the pages.
 
 A block with lines that begin with `$ pflbench` has the commands and what they print; `...` stands for lines that are left out.
+A block of Python that begins with `# name.py` is that file.
 Points in time may differ, and decimal numbers by a point: other machines round otherwise. Of the other commands the options are
 looked up.
 """
@@ -21,9 +22,11 @@ from pflbench.cli import app
 
 DOCS = ROOT / "docs"
 TOGETHER = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("running", "data", "tables-and-figures", "database")))
-PAGES = (*TOGETHER, DOCS / "add-a-method.md")
+AUTHORS = (DOCS / "add-a-method.md", DOCS / "own-model.md")
+PAGES = (*TOGETHER, *AUTHORS)
 ALL = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT[\d:]+Z")
 POINT = 1.0
 
@@ -74,10 +77,12 @@ def differs_after(shown: list[str], rest: list[str]) -> str:
     return next((told for told in tails if not told), f"{shown!r} is not in {rest!r}")
 
 
-@pytest.mark.parametrize("pages", [TOGETHER, PAGES[-1:]], ids=["usage", "authors"])
+@pytest.mark.parametrize("pages", [TOGETHER, *((page,) for page in AUTHORS)], ids=["usage", "methods", "models"])
 def test_the_examples_are_what_is_printed(shell: Shell, pages: tuple[Path, ...]) -> None:
     wrong = []
     for page in pages:
+        for text, name in FILE.findall(page.read_text(encoding="utf-8")):
+            Path(name).write_text(text, encoding="utf-8")
         for command, shown in examples(page):
             if not command.startswith("pflbench "):
                 subprocess.run(command, shell=True, check=True)
