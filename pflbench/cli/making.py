@@ -73,6 +73,7 @@ def make_all(
     from pflbench.sweep.processes import Processes
     from pflbench.sweep.room import devices_for
 
+    tell_checkpoints(results, how)
     workers: Workers
     shown: AbstractContextManager[Callable[[Course], None]]
     if places == 1:
@@ -113,10 +114,20 @@ def made(
     return True
 
 
+def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
+    """Where they lie, if the user should know. Raises UserError where they cannot."""
+    from pflbench.run.places import note, place_of
+
+    place_of(results.url, how.checkpoints)
+    text = note(results.url, how.checkpoints)
+    if text is not None:
+        message(f"Note: {text}")
+
+
 def tell_errors(found: Course, states: Collection[str]) -> None:
-    """Why runs that ended in these states did."""
+    """Why runs that ended in these states did, and those that something else than the user interrupted."""
     for outcome in found.ended.values():
-        if outcome.state in states:
+        if outcome.state in states or (outcome.state == "interrupted" and outcome.message):
             error(*outcome.message.split("\n", 1))
 
 

@@ -343,6 +343,13 @@ EXECUTION = _group(
         ),
     ),
     checkpoint_every=(float, 30.0, typer.Option(metavar="SECONDS", min=0, help="Shortest time between two checkpoints.")),
+    checkpoints=_paper(
+        str,
+        envvar="PFLBENCH_CHECKPOINTS",
+        metavar="PATH|URL",
+        help="Where checkpoints lie: a folder that machines may share, or a URL of fsspec, as s3://bucket/name. Default: beside "
+        "an SQLite database; of one on a server ~/.local/state/pflbench.",
+    ),
     observe_every=(
         int,
         0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,8 @@ from pflbench.errors import UserError
 from pflbench.store.files import write_array
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from pflbench.store.partitions import PartitionRecord
     from pflbench.store.runs import Run
 
@@ -152,26 +155,40 @@ def artifact(
 def rm(
     runs: RunsArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    checkpoints: Annotated[
+        str | None, typer.Option(envvar="PFLBENCH_CHECKPOINTS", metavar="PATH|URL", help="Where theirs lie, as of `run`.")
+    ] = None,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
-    """Remove runs with all their rounds. It asks first."""
-    from pflbench.run import checkpoint
-    from pflbench.store import locks, write
-    from pflbench.store.failures import sqlite_path
+    """Remove runs with all their rounds. It asks first. One that a process is at is refused."""
+    from pflbench.store.locks import UNDER_WAY
     from pflbench.store.runs import find
 
     with opened(db) as engine:
         found = {info.id: info for info in (find(engine, run) for run in runs)}
         for info in found.values():
+            if info.status in UNDER_WAY:
+                raise UserError(f"Run {info.id} is under way: a process is at it.", "Stop that first. Nothing was removed.")
             message(
                 f"run {info.id}: {info.method}, {info.dataset}, seed {info.seed}, {info.status}, round {info.last_round or 0}"
             )
         if not yes:
             _ask(len(found))
-        for run_id in found:
-            write.remove_run(engine, run_id)
-            checkpoint.discard(locks.folder(sqlite_path(engine.url)), run_id)
+        for info in found.values():
+            _remove(engine, info, checkpoints)
     message(f"Removed {len(found)} run(s).")
+
+
+def _remove(engine: Engine, run: Run, checkpoints: str | None) -> None:
+    """With its files. One that may go on is held meanwhile, so that nobody does."""
+    from pflbench.run.places import name_of, place_of
+    from pflbench.store import locks, write
+
+    with nullcontext() if run.ended else locks.locked(engine, run.key):
+        write.remove_run(engine, run.id)
+        place, name = place_of(engine.url, checkpoints), name_of(run, engine.url, checkpoints)
+        place.remove(f"{name}.pt")
+        (place.local / f"{name}.spool").unlink(missing_ok=True)
 
 
 def _ask(count: int) -> None:

@@ -16,7 +16,7 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, message, print_json, print_table
 from pflbench.cli.db import opened, opened_if_there
-from pflbench.cli.making import Jobs, KeepGoing, Limit, made, tell_errors
+from pflbench.cli.making import Jobs, KeepGoing, Limit, made, tell_checkpoints, tell_errors
 from pflbench.cli.progress import apart, sweep_view
 from pflbench.cli.run import execution, prepare
 from pflbench.errors import UserError
@@ -313,6 +313,7 @@ def _make(
     if found.ahead:
         prepare(found.ahead, data_dir, quiet)
         check_first(found.ahead, how, quiet)
+        tell_checkpoints(results, how)
         how = replace(how, command=command_line())
         plugins = tuple(Path(path) for path in sweep.environment["plugins"])
         waiting = jobs_of(found.ahead, results, data_dir, how, plugins)

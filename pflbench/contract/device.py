@@ -29,6 +29,7 @@ from pflbench.errors import UserError
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import Checkpoints, Snapshot
 from pflbench.run.execution import exact_arithmetic
+from pflbench.run.places import Folder
 from pflbench.run.round import UPDATE, CommunicationRound, rounds
 from pflbench.run.verdict import (
     MEMORY,
@@ -244,7 +245,7 @@ def _resume(one: Check, device: torch.device) -> CheckResult:
     method, straight, half, resumed = _method("fedala"), federation(), federation(), federation()
     with exact_arithmetic(device, one.floats), TemporaryDirectory() as folder:
         expected = small.train(method, straight, 4)
-        checkpoints = Checkpoints(Path(folder), 1, owner="check")
+        checkpoints = Checkpoints(Folder(Path(folder)), "1", owner="check")
         checkpoints.save(Snapshot(2, small.train(method, half, 2), half.buffers, {}))
         loaded = checkpoints.load(method.init(resumed), device)
         if loaded is None:

@@ -23,6 +23,7 @@ from pflbench.errors import Diverged
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.run.evaluation import HEADLINE, evaluate
+from pflbench.run.places import Folder
 from pflbench.spec import MethodSpec
 
 FEW = (12, 4, 9, 7)  # samples of each client: where all that counts is that two trainings are the same
@@ -216,7 +217,7 @@ class Contract:
     def test_checkpoint_and_restore(self, name: str, tmp_path: Path) -> None:
         fed, method = federation("batchnorm", n=FEW), make(name)
         half = train(method, fed, 2)
-        checkpoints = Checkpoints(tmp_path, 1, owner="me")
+        checkpoints = Checkpoints(Folder(tmp_path), "1", owner="me")
         checkpoints.save(Snapshot(2, half, fed.buffers, {"best": 0.5}))
         resumed = federation("batchnorm", n=FEW)
         loaded = checkpoints.load(method.init(resumed), torch.device("cpu"))

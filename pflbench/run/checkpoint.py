@@ -1,4 +1,4 @@
-"""Checkpoints of unfinished runs: the method's state and BatchNorm buffers after a round, in a file beside the database."""
+"""Checkpoints of unfinished runs: the method's state and BatchNorm buffers after a round, in a file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError
-from pflbench.store.files import aside
+from pflbench.run.places import Storage
 
 if TYPE_CHECKING:
     import torch
@@ -28,12 +27,6 @@ class Snapshot:
     state: Any  # the method's frozen dataclass of tensors
     buffers: dict[str, Tensor]
     carried: dict[str, Any]
-
-
-def discard(where: Path, run_id: int) -> None:
-    """Removes a run's checkpoint, if there is one."""
-    for left in (where / f"{run_id}.pt", *where.glob(f".{run_id}.pt.*.partial")):
-        left.unlink(missing_ok=True)
 
 
 def tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -57,11 +50,11 @@ def _filled(like: Any, values: Mapping[str, Tensor], prefix: str = "") -> Any:
 class Checkpoints:
     """The checkpoint of one run. `owner` tells it from that of another run which had the same number before it was removed.
 
-    every: seconds between two. last: the last whole round, which `keep` saves.
+    name: of its file, without the suffix. every: seconds between two. last: the last whole round, which `keep` saves.
     """
 
-    def __init__(self, where: Path, run_id: int, owner: str, every: float = 30.0) -> None:
-        self.file = where / f"{run_id}.pt"
+    def __init__(self, place: Storage, name: str, owner: str, every: float = 30.0) -> None:
+        self.place, self.name = place, f"{name}.pt"
         self.owner, self.every = owner, every
         self.last: Snapshot | None = None
         self.seconds = 0.0  # that the last one took
@@ -88,11 +81,11 @@ class Checkpoints:
         begun = time.perf_counter()
         content = {**vars(snapshot), "state": tensors(snapshot.state), "owner": self.owner}
         try:
-            with aside(self.file) as out:
+            with self.place.write(self.name) as out:
                 torch.save(content, out)
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
             raise UserError(
-                f"The checkpoint {self.file} could not be written: {str(error).splitlines()[0]}.",
+                f"The checkpoint {self.name} could not be written to {self.place}: {str(error).splitlines()[0]}.",
                 "Is the disk full? All finished rounds are in the database.",
             ) from error
         self.seconds = time.perf_counter() - begun
@@ -101,10 +94,12 @@ class Checkpoints:
         """The snapshot, with a state of the type of `like`; None if there is none, or none of this run, or a damaged one."""
         import torch
 
-        if not self.file.exists():
-            return None
         try:
-            content = torch.load(self.file, map_location=device, weights_only=True)
+            file = self.place.read(self.name)
+            if file is None:
+                return None
+            with file:
+                content = torch.load(file, map_location=device, weights_only=True)
         except Exception:  # whatever is wrong with the file: without it the run begins anew
             return None
         shapes = {name: value.shape for name, value in tensors(like).items()}
@@ -113,4 +108,4 @@ class Checkpoints:
         return Snapshot(**{**content, "state": _filled(like, content["state"])})
 
     def remove(self) -> None:
-        discard(self.file.parent, int(self.file.stem))
+        self.place.remove(self.name)

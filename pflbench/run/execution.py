@@ -53,6 +53,7 @@ class Execution:
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
     checkpoint_every: float = 30.0  # seconds between checkpoints
+    checkpoints: str | None = None  # where they lie: run.places
     command: str = ""  # as the user gave it
     scale: str | None = None  # of the reproduction that a run is made for, if it is
 

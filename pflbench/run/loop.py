@@ -15,18 +15,19 @@ from pflbench import environment, methods
 from pflbench.engine import devices, memory
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Executor
-from pflbench.errors import Diverged, UserError
+from pflbench.errors import Diverged, Occupied, Unreachable, UserError
 from pflbench.run import record
 from pflbench.run.checkpoint import Checkpoints, Snapshot
 from pflbench.run.evaluation import require_global_model
 from pflbench.run.execution import Execution, clients, exact_arithmetic, federation, find_device, initial_model, memory_errors
+from pflbench.run.places import name_of, place_of
 from pflbench.run.record import Account, as_begun
 from pflbench.run.round import RECEPTION, CommunicationRound
 from pflbench.run.setting import load_setting
 from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
-from pflbench.store import locks, runs, write
-from pflbench.store.failures import sqlite_path
+from pflbench.store import locks, outbox, runs, write
+from pflbench.store.failures import patiently
 from pflbench.store.runs import Run
 from pflbench.store.write import RoundRecord
 
@@ -62,9 +63,9 @@ def execute_on(
     own: Executor | None, spec: RunSpec, store: sqlalchemy.Engine, data_root: Path, how: Execution, *, force: bool
 ) -> Generator[Progress, None, None]:
     """As `execute`, on an executor that is there, or else one of its own. Arithmetic and memory errors are the caller's."""
-    where = locks.folder(sqlite_path(store.url))
-    with locks.locked(where, spec.key):
-        found = None if force else runs.newest(store, spec.key)
+    with locks.locked(store, spec.key) as hold:
+        place = place_of(store.url, how.checkpoints)
+        found = None if force else patiently(lambda: _found(store, spec, hold, how))
         if found:
             _refuse_changed_file(found, spec)
         if found and found.status == "finished":
@@ -83,8 +84,9 @@ def execute_on(
                 require_global_model(spec.method.name, methods.make(spec.method), fed)
             row = found or _created(spec, store, fed)
             owner = f"{row.key}/{row.attempt}/{row.created_at}"
-            checkpoints = Checkpoints(where, row.id, owner, how.checkpoint_every)
-            account = Account(store, row, fed)
+            name = name_of(row, store.url, how.checkpoints)
+            checkpoints = Checkpoints(place, name, owner, how.checkpoint_every)
+            account = Account(store, row, fed, hold, place.local / f"{name}.spool")
             belief = believed(spec, fed.device, how)
             account.begin(spec, setting, how, belief)
             if not belief.resumes:
@@ -194,13 +196,29 @@ class _Loop:
         return Progress(self.account.run_id, kind, t, self.train.rounds, accuracy, self.best, seconds, self.account.news())
 
 
+def _found(store: sqlalchemy.Engine, spec: RunSpec, hold: locks.Hold, how: Execution) -> Run | None:
+    """The newest attempt, with what an earlier process has kept of it while the database's server was away."""
+    found = runs.newest(store, spec.key)
+    if found is None or store.dialect.name == "sqlite":
+        return found
+    left = place_of(store.url, how.checkpoints).local / f"{name_of(found, store.url, how.checkpoints)}.spool"
+    return runs.newest(store, spec.key) if outbox.deliver_left(store, found, hold, left) else found
+
+
 def _created(spec: RunSpec, store: sqlalchemy.Engine, fed: Federation) -> Run:
     """The row of a new run. What does not go with the model is refused before there is one."""
     methods.make(spec.method).init(fed.at(0))
-    write.create_run(store, spec, environment.describe())
-    row = runs.newest(store, spec.key)
-    assert row is not None
-    return row
+    before = patiently(lambda: runs.newest(store, spec.key))
+
+    def create() -> Run:
+        row = runs.newest(store, spec.key)
+        if row is None or row == before:  # else it was made, and only the server's answer was lost
+            write.create_run(store, spec, environment.describe())
+            row = runs.newest(store, spec.key)
+        assert row is not None
+        return row
+
+    return patiently(create)
 
 
 def _refuse_changed_file(found: Run, spec: RunSpec) -> None:
@@ -226,6 +244,12 @@ def _marked(spec: RunSpec, account: Account, checkpoints: Checkpoints) -> Iterat
         account.end("diverged", message)
         checkpoints.remove()
         raise Diverged(message, error.hint) from None
+    except Occupied:  # the run is another's now
+        raise
+    except Unreachable:
+        with suppress(OSError, RuntimeError, UserError):
+            checkpoints.keep()
+        raise
     except Exception as error:
         told = "out of GPU memory" if memory.ran_out(error) else f"{type(error).__name__}: {error}"[:1000]
         _stop(account, checkpoints, "failed", told)

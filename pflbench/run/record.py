@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from pflbench.run.setting import Setting
 from pflbench.run.verdict import Belief
 from pflbench.spec import RunSpec
 from pflbench.store import partitions, write
+from pflbench.store.failures import patiently
+from pflbench.store.locks import Hold
+from pflbench.store.outbox import Outbox, mark_of
 from pflbench.store.runs import Run
 from pflbench.store.schema import now
 from pflbench.store.write import RoundRecord
@@ -38,10 +42,13 @@ TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and
 class Account:
     """Of one run, from its beginning to its end. Part of it is found out only while the run goes on."""
 
-    def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation) -> None:
+    def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation, hold: Hold, spool: Path) -> None:
+        """spool: the file of what is written while the database's server is away."""
         self.run_id = row.id
         self.rounds_stored = 0 if row.last_round is None else row.last_round + 1
         self._store, self._fed = store, fed
+        self._row = replace(row, started_at=now())
+        self._outbox = Outbox(store, row.id, hold, spool, mark_of(self._row))
         self._environment: dict[str, Any] = {}
         self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
         self._untold: list[str] = []
@@ -74,23 +81,22 @@ class Account:
         }
         self._environment = described | {name: value for name, value in known.items() if value} | devices.software(fed.device)
         self._environment |= self._executed()
-        write.update_run(
-            self._store,
-            self.run_id,
-            status="running",
-            message=None,
-            started_at=now(),
-            finished_at=None,
-            partition_id=partitions.save(self._store, setting.record),
-            parameters=fed.flat.size,
-            engine=fed.executor.name,
-            device=devices.name(fed.device),
-            environment=self._environment,
-        )
+        columns = {
+            "status": "running",
+            "message": None,
+            "started_at": self._row.started_at,
+            "finished_at": None,
+            "partition_id": patiently(lambda: partitions.save(self._store, setting.record)),
+            "parameters": fed.flat.size,
+            "engine": fed.executor.name,
+            "device": devices.name(fed.device),
+            "environment": self._environment,
+        }
+        patiently(lambda: write.update_run(self._store, self.run_id, **columns))
 
     def rewind(self, last_round: int) -> None:
         """Removes the rounds after that one, and goes on with the clients at a time that memory had sufficed for by then."""
-        write.rewind(self._store, self.run_id, last_round)
+        patiently(lambda: write.rewind(self._store, self.run_id, last_round))
         self.rounds_stored = last_round + 1
         self._shortages = [one for one in self._shortages if one.get("round", 0) <= last_round]
         self._fed.executor.remember([Shortage(one["work"], one["clients"], one["then"]) for one in self._shortages])
@@ -103,19 +109,21 @@ class Account:
         self._untold += new.values()
 
     def keep(self, record: RoundRecord) -> None:
-        """Writes a round, then notes and what the executor tells, when that has changed."""
-        write.write_round(self._store, self.run_id, record)
+        """Writes a round, then notes and what the executor tells, when that has changed; when the server is back, if need be."""
+        self._outbox.round(record)
         self._keep_environment()
         self.rounds_stored = record.round + 1
 
     def end(self, status: str, message: str | None = None) -> None:
-        """Writes how the run ended, and how it was packed."""
+        """Writes how the run ended, and how it was packed. Of one that is over the server must get it all, or Unreachable."""
         self._keep_environment(last=True)
-        write.update_run(self._store, self.run_id, status=status, message=message, finished_at=now())
+        self._outbox.change(status=status, message=message, finished_at=now())
+        if status in ("finished", "diverged"):
+            self._outbox.settle()
 
     def news(self) -> tuple[str, ...]:
         """What the user should know, each once: notes, shortages of memory, and why steps were not captured."""
-        told, self._untold = self._untold, []
+        told, self._untold = self._untold + self._outbox.news(), []
         new = self._fed.executor.shortages()[self._shortages_told :]
         self._shortages_told += len(new)
         told += [in_words(new)] if new else []
@@ -129,7 +137,7 @@ class Account:
             known["notes"] = dict(self._notes)
         if known != self._environment:
             self._environment = known
-            write.update_run(self._store, self.run_id, environment=known)
+            self._outbox.change(environment=known)
 
     def _executed(self, last: bool = False) -> dict[str, Any]:
         """What the executor tells; of the pack at last alone."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
 
 from pflbench.errors import Unreachable, UserError
 
+T = TypeVar("T")
 BUSY_SECONDS = 30
 _BEFORE_HOST = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s:/@]*:)[^\s/]*@")
 _IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\"]*")
@@ -32,6 +36,27 @@ def friendly(url: str | URL) -> Iterator[None]:
         if told is None:
             raise
         raise told from error
+
+
+def patience() -> float:
+    """Seconds for which a server that does not answer is waited for: PFLBENCH_DB_WAIT, else ten minutes."""
+    text = os.environ.get("PFLBENCH_DB_WAIT") or "600"
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise UserError(f"PFLBENCH_DB_WAIT={text} is no number of seconds.", "For example PFLBENCH_DB_WAIT=600.")
+    return float(text)
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """Does it, and again as long as the server cannot be reached and patience lasts. It must do no harm when done twice."""
+    until, pause = time.monotonic() + patience(), 0.5
+    while True:
+        try:
+            return work()
+        except Unreachable:
+            if time.monotonic() + pause > until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 15.0)
 
 
 def sqlite_path(url: URL) -> Path | None:

@@ -1,17 +1,18 @@
-"""Who is at a run: a lock that lives as long as the process which holds it, in the folder of the checkpoints."""
+"""Who is at a run: beside an SQLite file a lock that lives as long as the process which holds it, on PostgreSQL a claim."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
-from sqlalchemy import URL
+from sqlalchemy import Connection, Engine
 
 from pflbench.errors import Occupied, UserError
+from pflbench.store import claims
 from pflbench.store.failures import sqlite_path
 
 try:
@@ -20,23 +21,60 @@ except ImportError:  # Windows: no advisory locks there
     fcntl = None  # type: ignore[assignment]
 
 UNDER_WAY = ("queued", "running")
-PATIENCE = 0.5  # seconds: `present` holds a lock for a moment, and a process that is at the run holds it for long
+PATIENCE = 0.5  # seconds: `presence` holds a lock for a moment, and a process that is at the run holds it for long
 
 
 def folder(database: Path | None) -> Path:
-    """Where checkpoints and locks of a database's runs lie: beside an SQLite file, else in the working directory."""
+    """Where locks of a database's runs lie, and checkpoints: beside an SQLite file, else in the working directory."""
     return Path(f"{database}.checkpoints") if database else Path("pflbench.checkpoints")
 
 
-def present(url: URL, key: str, status: str) -> str:
-    """The status as it is now: a run under way that no process is at was interrupted, and could not write that down.
+class Hold(Protocol):
+    """That this process is at the runs of a key."""
 
-    Only beside an SQLite file there is a lock to tell; elsewhere the status is what was written.
+    def require(self, connection: Connection) -> None:
+        """In a transaction that writes to one of them. Raises Occupied where another process has taken over."""
+
+
+class _Lock:
+    """Of a file: nobody takes it over."""
+
+    def require(self, connection: Connection) -> None:
+        pass
+
+
+def presence(engine: Engine) -> Callable[[str, str], str]:
+    """Says of a run, by its key and the status that was written, what it is now: asks once for all that are asked for.
+
+    A run under way that no process is at was interrupted, and could not write that down. Where nothing tells who is at a run,
+    the status is what was written.
     """
-    database = sqlite_path(url)
-    if status not in UNDER_WAY or database is None or fcntl is None or _held(folder(database) / f"{key}.lock"):
-        return status
-    return "interrupted"
+    if engine.dialect.name == "postgresql":
+        keys = claims.held(engine)
+        return lambda key, status: "interrupted" if status in UNDER_WAY and key not in keys else status
+    database = sqlite_path(engine.url)
+    if database is None or fcntl is None:
+        return lambda key, status: status
+    where = folder(database)
+
+    def present(key: str, status: str) -> str:
+        return "interrupted" if status in UNDER_WAY and not _held(where / f"{key}.lock") else status
+
+    return present
+
+
+@contextmanager
+def locked(engine: Engine, key: str) -> Iterator[Hold]:
+    """Keeps other processes from the runs of a key. It ends with the process, also when that is killed.
+
+    Raises UserError if another process is at them, or the folder of an SQLite file's locks cannot be written.
+    """
+    if engine.dialect.name == "postgresql":
+        with claims.claimed(engine, key) as claim:
+            yield claim
+    else:
+        with _file_locked(folder(sqlite_path(engine.url)), key):
+            yield _Lock()
 
 
 def _held(path: Path) -> bool:
@@ -51,11 +89,7 @@ def _held(path: Path) -> bool:
 
 
 @contextmanager
-def locked(where: Path, key: str) -> Iterator[None]:
-    """Keeps other processes from the runs of a key. The lock dies with the process, also when it is killed.
-
-    Raises UserError if another process holds it, or the folder cannot be written.
-    """
+def _file_locked(where: Path, key: str) -> Iterator[None]:
     path = where / f"{key}.lock"
     try:
         where.mkdir(parents=True, exist_ok=True)

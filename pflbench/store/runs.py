@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, TypeVar
@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from pflbench.errors import UserError, unknown
 from pflbench.spec import OTHER_CONTENT
 from pflbench.store.database import reading
-from pflbench.store.locks import UNDER_WAY, present
+from pflbench.store.locks import UNDER_WAY, presence
 from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow
 
 SMOKE = "smoke"  # the scale of runs which show that everything works, and nothing about methods
@@ -177,14 +177,15 @@ def listed(
         query = query.where(RunRow.key.startswith(key.lower(), autoescape=True))
     if status is not None:
         query = query.where(RunRow.status.in_({status, *(UNDER_WAY if status == "interrupted" else ())}))
+    present = presence(engine)
     with reading(engine) as c:
-        found = (as_it_is_now(engine, Run(*row)) for row in c.execute(query))
+        found = (_now(Run(*row), present) for row in c.execute(query))
         return list(islice((run for run in found if status in (None, run.status)), limit))
 
 
 def as_it_is_now(engine: Engine, run: R) -> R:
     """The run; one under way that no process is at is interrupted, though it could not write that down."""
-    return replace(run, status=present(engine.url, run.key, run.status))
+    return _now(run, presence(engine)) if run.status in UNDER_WAY else run
 
 
 def distinct(engine: Engine, among: Among, column: Literal["method", "dataset"]) -> list[str]:
@@ -228,6 +229,10 @@ def hidden_smoke(engine: Engine, among: Among) -> int:
         return 0
     with reading(engine) as c:
         return int(c.scalar(select(func.count()).select_from(RunRow).where(_IS_SMOKE)) or 0)
+
+
+def _now(run: Run, present: Callable[[str, str], str]) -> Run:
+    return replace(run, status=present(run.key, run.status))
 
 
 def _query(*more: Any) -> Any:

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, delete, insert, select, update
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
 from pflbench.store.database import again_if_there, inserted, reading, writing
-from pflbench.store.locks import present
+from pflbench.store.locks import presence
 from pflbench.store.runs import Run, attempts
 from pflbench.store.schema import SweepRow, now
 
@@ -103,7 +103,8 @@ def standing(engine: Engine, specs: Sequence[RunSpec]) -> Standing:
     """How runs are. A run that counts as finished stays so when a later attempt was broken off."""
     found = attempts(engine, [spec.key for spec in specs])
     runs = {spec.key: _counting(found.get(spec.key, [])) for spec in specs}
-    states = {key: MISSING if run is None else present(engine.url, key, run.status) for key, run in runs.items()}
+    present = presence(engine)
+    states = {key: MISSING if run is None else present(key, run.status) for key, run in runs.items()}
     return Standing(runs, states)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Engine, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
@@ -20,11 +20,10 @@ _MESSAGE_LENGTH = 1000
 _FIXED = {"id", "key", "attempt", "protocol", "spec"}
 
 # Compiled once by SQLAlchemy and prepared once by the driver, as long as it is the same object that is executed.
-_INSERT_ROUND = insert(Base.metadata.tables["round"])
-_INSERT_CLIENTS = insert(Base.metadata.tables["client_round"])
-_INSERT_SERIES = insert(Base.metadata.tables["series"])
-_INSERT_ARTIFACTS = insert(Base.metadata.tables["artifact"])
+_INSERT = {name: insert(Base.metadata.tables[name]) for name in ("round", "client_round", "series", "artifact")}
 _ROUND_COLUMNS = tuple(column.name for column in RoundRow.__table__.columns if column.name != "run_id")
+
+Rows = Mapping[str, list[dict[str, Any]]]  # by table
 
 
 @dataclass(frozen=True)
@@ -94,15 +93,26 @@ def update_run(engine: Engine, run_id: int, /, **columns: Any) -> None:
         ValueError: an unknown or fixed column, an unknown status.
         UserError: no such run.
     """
+    check_columns(columns)
+    with writing(engine) as connection:
+        update_row(connection, run_id, columns)
+
+
+def check_columns(columns: Mapping[str, Any]) -> None:
+    """Raises ValueError for none, for an unknown or fixed one, and for an unknown status."""
     wrong = columns.keys() - (set(RunRow.__table__.columns.keys()) - _FIXED)
     if wrong or not columns:
         raise ValueError(f"update_run cannot set {sorted(wrong)}")
     if columns.get("status", STATUSES[0]) not in STATUSES:
         raise ValueError(f"unknown status {columns['status']!r}; valid: {', '.join(STATUSES)}")
-    if columns.get("message"):
-        columns["message"] = columns["message"].replace("\0", "")[:_MESSAGE_LENGTH]  # which PostgreSQL does not take
-    with writing(engine) as connection:
-        _require(connection.execute(update(RunRow).where(RunRow.id == run_id).values(columns)).rowcount, run_id)
+
+
+def update_row(connection: Connection, run_id: int, columns: Mapping[str, Any]) -> None:
+    """As `update_run`, in a transaction that is under way."""
+    values = dict(columns)
+    if values.get("message"):
+        values["message"] = values["message"].replace("\0", "")[:_MESSAGE_LENGTH]  # which PostgreSQL does not take
+    _require(connection.execute(update(RunRow).where(RunRow.id == run_id).values(values)).rowcount, run_id)
 
 
 def write_round(engine: Engine, run_id: int, record: RoundRecord) -> None:
@@ -112,19 +122,35 @@ def write_round(engine: Engine, run_id: int, record: RoundRecord) -> None:
         ValueError: the client arrays do not match, or a value is NaN (which SQLite would store as "not measured").
         UserError: the disk is full, the database locked or read-only.
     """
+    rows = rows_of(run_id, record)
+    with writing(engine) as connection:
+        insert_rows(connection, rows)
+
+
+def rows_of(run_id: int, record: RoundRecord) -> Rows:
+    """By table what a round is stored as. Raises ValueError as `write_round`."""
     row = {name: getattr(record, name) for name in _ROUND_COLUMNS}
     clients = _client_rows(run_id, record)
     if any(value != value for value in row.values()):
         raise ValueError(f"round {record.round}: NaN in {[name for name, value in row.items() if value != value]}")
-    with writing(engine) as connection:
-        connection.execute(_INSERT_ROUND, row | {"run_id": run_id})
-        if clients:
-            connection.execute(_INSERT_CLIENTS, clients)
-        if record.series:
-            connection.execute(_INSERT_SERIES, _series_rows(run_id, record))
-        if record.artifacts:
-            rows = [arrays.row(run_id, name, record.round, array) for name, array in record.artifacts.items()]
-            connection.execute(_INSERT_ARTIFACTS, rows)
+    return {
+        "round": [row | {"run_id": run_id}],
+        "client_round": clients,
+        "series": _series_rows(run_id, record),
+        "artifact": [arrays.row(run_id, name, record.round, array) for name, array in record.artifacts.items()],
+    }
+
+
+def insert_rows(connection: Connection, rows: Rows) -> None:
+    """What `rows_of` gave."""
+    for table, of_table in rows.items():
+        if of_table:
+            connection.execute(_INSERT[table], of_table)
+
+
+def has_round(connection: Connection, run_id: int, round: int) -> bool:
+    found = select(RoundRow.round).where(RoundRow.run_id == run_id, RoundRow.round == round)
+    return connection.execute(found).first() is not None
 
 
 def rewind(engine: Engine, run_id: int, last_round: int) -> None:

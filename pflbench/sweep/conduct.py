@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sqlalchemy import Engine
 
+from pflbench.errors import Unreachable
 from pflbench.spec import RunSpec
 from pflbench.store import sweeps
 from pflbench.store.locks import UNDER_WAY
 from pflbench.sweep.jobs import Job, RunOutcome, State, Workers
 
+T = TypeVar("T")
 LOOK = 0.5  # seconds between two looks at what is under way
 
 
@@ -66,7 +69,9 @@ def conduct(
                 _end(found, at_work.pop(future), future.result())
             if not found.stopped and found.count("failed") and not keep_going:
                 found.stopped = "a run failed; --keep-going makes the others all the same"
-            if not found.stopped and cancelled():
+            if not found.stopped and any(one.state == "interrupted" and one.message for one in found.ended.values()):
+                found.stopped = "the database's server does not answer"
+            if not found.stopped and _answered(cancelled, False):
                 found.stopped = "it was cancelled"
                 workers.stop()
             yield found
@@ -75,6 +80,14 @@ def conduct(
         for future in wait(at_work).done:
             _end(found, at_work.pop(future), future.result())
         raise
+
+
+def _answered(ask: Callable[[], T], otherwise: T) -> T:
+    """What the database says. A server that is away for a while stops nothing: workers go on without it, too."""
+    try:
+        return ask()
+    except Unreachable:
+        return otherwise
 
 
 def _begin(found: Course, job: Job) -> None:
@@ -91,7 +104,8 @@ def _end(found: Course, job: Job, outcomes: Sequence[RunOutcome]) -> None:
 
 def under_way(found: Course, engine: Engine) -> dict[str, int]:
     """Rounds that the runs under way have reached, by key."""
-    stands = sweeps.standing(engine, found.under_way)
+    empty = sweeps.Standing({spec.key: None for spec in found.under_way}, {})
+    stands = _answered(lambda: sweeps.standing(engine, found.under_way), empty)
     return {
         key: run.last_round or 0 if run is not None and run.status in (*UNDER_WAY, "interrupted") else 0
         for key, run in stands.runs.items()

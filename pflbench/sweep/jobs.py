@@ -11,12 +11,13 @@ from typing import Literal, Protocol
 
 from sqlalchemy import Engine
 
-from pflbench.errors import Diverged, Occupied, UserError
+from pflbench.errors import Diverged, Occupied, Unreachable, UserError
 from pflbench.methods.outside import plugged_in
 from pflbench.run.execution import Execution
 from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.spec import RunSpec
 from pflbench.store.database import connect
+from pflbench.store.failures import patiently
 
 State = Literal["finished", "diverged", "failed", "interrupted", "elsewhere"]
 Steps = Generator[tuple[int, Told], None, None]
@@ -115,7 +116,7 @@ def make(job: Job) -> list[RunOutcome]:
     def steps() -> Steps:
         with ExitStack() as stack:
             stack.enter_context(plugged_in(job.plugins))
-            engine = connect(job.url)
+            engine = patiently(lambda: connect(job.url))
             stack.callback(engine.dispose)
             yield from execute_pack(job.specs, engine, job.data_dir, job.how, force=job.force)
 
@@ -145,6 +146,8 @@ def _outcomes(job: Job, steps: Steps, kept: tuple[type[BaseException], ...]) -> 
 def _ended_by(error: BaseException) -> tuple[State, str]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", ""
+    if isinstance(error, Unreachable):  # what there is of the run is kept
+        return "interrupted", str(error)
     if isinstance(error, UserError):
         return "elsewhere" if isinstance(error, Occupied) else "failed", str(error)
     return "failed", f"{type(error).__name__}: {error}"

@@ -71,7 +71,7 @@ def test_results_are_found_along_indexes(engine: Engine) -> None:
             assert all(line.startswith("SEARCH") for line in rounds), plan
 
 
-@pytest.mark.servers("never")
+@pytest.mark.servers("fast")
 def test_runs_are_listed_newest_first_and_filtered(engine: Engine) -> None:
     first = add_run(engine, spec(), [0.1, 0.3, 0.2])
     second = add_run(engine, spec("ditto", dataset="cifar10"), [0.4], status="running")

@@ -10,7 +10,6 @@ from sqlalchemy import Engine
 
 from pflbench.spec import RunSpec
 from pflbench.store import locks, partitions, runs, write
-from pflbench.store.failures import sqlite_path
 from pflbench.store.partitions import PartitionRecord
 from pflbench.store.write import RoundRecord
 
@@ -85,6 +84,6 @@ def add_run(
     return run
 
 
-def at_work(engine: Engine, run: int) -> AbstractContextManager[None]:
+def at_work(engine: Engine, run: int) -> AbstractContextManager[locks.Hold]:
     """As if this process were at the run."""
-    return locks.locked(locks.folder(sqlite_path(engine.url)), runs.find(engine, run).key)
+    return locks.locked(engine, runs.find(engine, run).key)

@@ -162,8 +162,7 @@ def test_a_sweep_of_the_same_name_takes_the_place_of_the_first(store):
 
 def test_a_run_that_another_process_is_at_is_left_to_it(store):
     from pflbench.store import locks
-    from pflbench.store.failures import sqlite_path
 
-    with locks.locked(locks.folder(sqlite_path(store.url)), SPECS[0].key):
+    with locks.locked(store, SPECS[0].key):
         (outcome,) = make(next(jobs(store, SPECS[:1])))
     assert outcome.state == "elsewhere"

@@ -1,0 +1,148 @@
+"""Where checkpoints lie: a folder, which several machines may share, or a URL of fsspec such as s3://bucket/checkpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from sqlalchemy import URL
+
+from pflbench.errors import UserError
+from pflbench.store import locks
+from pflbench.store.failures import place, sqlite_path, without_password
+from pflbench.store.files import aside
+from pflbench.store.runs import Run
+
+
+class Storage(Protocol):
+    """local: a folder of this machine, for what must not wait for a network: the place itself where it is one."""
+
+    local: Path
+
+    def write(self, name: str) -> Any:
+        """A context that gives a file to write, which is there whole or not at all. Raises OSError."""
+
+    def read(self, name: str) -> IO[bytes] | None:
+        """None where there is no such file. Raises OSError."""
+
+    def remove(self, name: str) -> None:
+        """What was left half-written goes, too."""
+
+
+class Folder:
+    def __init__(self, path: Path) -> None:
+        self.local = path
+
+    def __str__(self) -> str:
+        return str(self.local)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[IO[bytes]]:
+        self.local.mkdir(parents=True, exist_ok=True)
+        with aside(self.local / name) as out:
+            yield out
+
+    def read(self, name: str) -> IO[bytes] | None:
+        path = self.local / name
+        return path.open("rb") if path.exists() else None
+
+    def remove(self, name: str) -> None:
+        for left in (self.local / name, *self.local.glob(f".{name}.*.partial")):
+            left.unlink(missing_ok=True)
+
+
+class Remote:
+    """Raises UserError for a protocol that fsspec does not have, or whose package is missing."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self._url, self.local = url, state_folder()
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(url)
+        except ImportError as error:  # fsspec names the package
+            raise UserError(f"Checkpoints in {self}: {error}.", "Or give a folder that the machines share.") from None
+        except ValueError as error:
+            raise UserError(f"Checkpoints in {self}: {error}.", "For example s3://bucket/checkpoints, or a folder.") from None
+
+    def __str__(self) -> str:
+        return without_password(self._url)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[IO[bytes]]:
+        with tempfile.NamedTemporaryFile(prefix="pflbench-") as out:
+            yield out
+            out.flush()
+            with _as_os_errors():
+                self._files.makedirs(self._root, exist_ok=True)
+                self._files.put_file(out.name, self._path(f"{name}.partial"))
+                self._files.mv(self._path(f"{name}.partial"), self._path(name))
+
+    def read(self, name: str) -> IO[bytes] | None:
+        with _as_os_errors():
+            self._files.invalidate_cache()
+            if not self._files.exists(self._path(name)):
+                return None
+            found: IO[bytes] = self._files.open(self._path(name), "rb")
+            return found
+
+    def remove(self, name: str) -> None:
+        for left in (name, f"{name}.partial"):
+            with suppress(FileNotFoundError), _as_os_errors():
+                self._files.rm(self._path(left))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+
+def place_of(database: URL, wished: str | None = None) -> Storage:
+    """What is wished for, a path or a URL; else beside an SQLite file, and for a server the user's own folder."""
+    if not wished:
+        own = database.get_backend_name() != "sqlite"
+        return Folder(state_folder() if own else locks.folder(sqlite_path(database)))
+    if not re.match(r"[A-Za-z][\w+.-]*://", wished):
+        return Folder(Path(wished).expanduser().absolute())
+    if without_password(wished) != wished:
+        raise UserError(
+            "A password in the URL of the checkpoints would be stored with the runs.",
+            "Let fsspec read it from its own settings: environment variables, or ~/.config/fsspec.",
+        )
+    return Folder(Path(wished.removeprefix("file://"))) if wished.startswith("file://") else Remote(wished)
+
+
+def name_of(run: Run, database: URL, wished: str | None = None) -> str:
+    """Of a run's files, without a suffix: its number beside its own SQLite file; else what no other database's run has."""
+    if not wished and database.get_backend_name() == "sqlite":
+        return str(run.id)
+    return f"{run.key}-{run.attempt}-{re.sub(r'[^0-9]', '', run.created_at)}"
+
+
+def note(database: URL, wished: str | None) -> str | None:
+    """What the user should know of where checkpoints lie, where several machines may be meant."""
+    if wished or database.get_backend_name() == "sqlite":
+        return None
+    return (
+        f"checkpoints of {place(database)} lie in {state_folder()}, for this machine alone. Where others are to go on with its "
+        "runs, name a place that they share: --checkpoints or PFLBENCH_CHECKPOINTS, a folder or a URL such as s3://bucket/name."
+    )
+
+
+def state_folder() -> Path:
+    """The user's own, where programs keep what is no document."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "pflbench" / "checkpoints"
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Libraries of cloud storage have exceptions of their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(0, f"{type(error).__name__}: {error}") from error
