@@ -231,7 +231,7 @@ def hidden_smoke(engine: Engine, among: Among) -> int:
         return int(c.scalar(select(func.count()).select_from(RunRow).where(_IS_SMOKE)) or 0)
 
 
-def _now(run: Run, present: Callable[[str, str], str]) -> Run:
+def _now(run: R, present: Callable[[str, str], str]) -> R:
     return replace(run, status=present(run.key, run.status))
 
 
