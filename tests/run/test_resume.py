@@ -144,7 +144,7 @@ def test_interrupted_twice_with_batch_norm(store, monkeypatch):
     """BatchNorm buffers change in place; the snapshot that an interrupt saves must be that of the last whole round."""
     from pflbench.contract import small
     from pflbench.methods.ditto import Ditto
-    from pflbench.run import execution
+    from pflbench.run.setting import Setting
 
     class Net(small.BatchNormNet):
         def __init__(self) -> None:
@@ -154,7 +154,7 @@ def test_interrupted_twice_with_batch_norm(store, monkeypatch):
         def features(self, x):
             return super().features(x.flatten(1))
 
-    monkeypatch.setattr(execution, "build", lambda *_: Net())
+    monkeypatch.setattr(Setting, "model", lambda *_: Net())
     whole = numbers(store, run(short("ditto"), store)[-1].run_id)
     original, stop_at = Ditto.update, [3, 3, 99]
 

@@ -16,10 +16,9 @@ from pflbench.bench.arms import arm, way
 from pflbench.contract import small, toy
 from pflbench.engine.federation import Federation
 from pflbench.methods.ditto import Ditto
-from pflbench.run import execution
 from pflbench.run.checkpoint import tensors
 from pflbench.run.execution import Execution, federation
-from pflbench.run.setting import load_setting
+from pflbench.run.setting import Setting, load_setting
 
 ROUNDS = 3
 CPU = torch.device("cpu")
@@ -70,7 +69,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 
     for phase in ("receive", "update"):
         monkeypatch.setattr(Ditto, phase, noting(phase, getattr(Ditto, phase)))
-    monkeypatch.setattr(execution, "build", lambda *_: Net())
+    monkeypatch.setattr(Setting, "model", lambda *_: Net())
     return seen
 
 
