@@ -214,7 +214,8 @@ MAIN = _group(
             "--set",
             metavar="METHOD.NAME=VALUE",
             autocompletion=complete_setting,
-            help="A hyperparameter (see `pflbench methods show`), e.g. fedala.p=2; repeatable.",
+            help="A hyperparameter (see `pflbench methods show`), e.g. fedala.p=2; repeatable. In `run` and `sweep` a list means "
+            "a run for each value: fedala.p=1,2,4.",
         ),
     ),
     ala=(bool, False, typer.Option("--ala", help="Plug ALA into each method, as in Table 4; the same as -m NAME+ala.")),

@@ -47,10 +47,11 @@ def run(
     What is not given is the paper's: 2,000 rounds, 20 clients, Dir(0.1), batches of 10, one local epoch, the model and
     learning rate of the dataset. A finished run is not run again; an interrupted one resumes at its last checkpoint.
     """
-    from pflbench.run.plan import plan, preset_notes, warnings
+    from pflbench.run.plan import preset_notes, warnings
+    from pflbench.sweep.grid import of_run
 
     wish = o.wish({**asked, "data_dir": data_dir})
-    specs = plan(wish)
+    specs = of_run(wish)
     for text in (*preset_notes(wish), *warnings(specs), *_remarks(specs, data_dir)):
         message(f"Note: {text}")
     how = execution(executed)
@@ -181,7 +182,9 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     from pflbench.run.setting import load_setting
 
     notes: dict[str, None] = {}  # in order, each once
-    for spec in {(one.data, one.partition, one.model, one.own_model, one.method.name): one for one in specs}.values():
+    but_seed = {spec.model_copy(update={"seed": 0}).key: spec for spec in specs}.values()
+    places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
+    for spec in sorted(but_seed, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
         with data_view(quiet) as progress:
             setting = load_setting(spec, data_dir, progress)
         require_possible(spec, setting)

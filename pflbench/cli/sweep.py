@@ -70,7 +70,8 @@ def run(
     order: Annotated[
         str,
         typer.Option(
-            **o.among("seed", "setting"), help="seed: one seed of everything before the next; setting: all of a setting."
+            **o.among("seed", "setting", "dataset"),
+            help="seed: one seed of everything before the next; setting: all of a setting; dataset: a dataset before the next.",
         ),
     ] = "seed",
     jobs: Jobs = None,
@@ -220,12 +221,13 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
     fields = {field: option for option, field in options().items()}
     said = {field: value for field, value in asked.items() if field in fields and value is not None and value != []}
     given = {fields[field]: value for field, value in said.items() if field != "ala" or value}
-    grids = [*grids, *asked["settings"]]
+    settings = asked["settings"]
     if file is None:
-        return from_command_line(grids, given, name)
-    if given or grids:
+        return from_command_line(grids, given, name, settings)
+    if given or grids or settings:
         raise UserError(
-            f"{file} says what to run: {', '.join([*given, *grids])} cannot be given beside it.", "Write it into the file."
+            f"{file} says what to run: {', '.join([*given, *grids, *settings])} cannot be given beside it.",
+            "Write it into the file.",
         )
     study = read(file)
     return replace(study, name=name) if name else study

@@ -33,6 +33,8 @@ from pflbench.spec import (
 )
 
 S = TypeVar("S")
+Parsed = dict[str, Any]
+"""Specifications of data and of PFLlib's folders, by what names them."""
 
 MAX_SEEDS = 1000
 
@@ -100,10 +102,10 @@ class Wish:
     dtype: str | None = None
 
 
-def plan(wish: Wish, parsed: dict[str, DataSpec] | None = None) -> list[RunSpec]:
+def plan(wish: Wish, parsed: Parsed | None = None) -> list[RunSpec]:
     """All runs of a wish, validated, in the order dataset, seed, method: results that belong together come together.
 
-    parsed: what -d has named before, kept by the caller of many plans: to look at the data again takes its time.
+    parsed: what -d and -p have named before, kept by the caller of many plans: to look at the data again takes its time.
     Raises UserError for unknown names, values out of range and options that do not belong to the chosen partition.
     """
     if not wish.methods:
@@ -167,14 +169,14 @@ def _names(wish: Wish) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _places(wish: Wish, parsed: dict[str, DataSpec]) -> list[tuple[DataSpec, PartitionSpec]]:
+def _places(wish: Wish, parsed: Parsed) -> list[tuple[DataSpec, PartitionSpec]]:
     """Data and partition of each dataset of a wish. A PFLlib folder brings its data along: -d then only names the dataset."""
     scheme, _, path = (wish.partition or "dirichlet").partition(":")
     if scheme not in SCHEMES:
         raise unknown("partition", scheme, SCHEMES)
     _refuse_foreign_options(wish, scheme)
     if scheme == "pfllib":
-        return [_pfllib(wish, path)]
+        return [_pfllib(wish, path, parsed)]
     if path:
         raise UserError(f"--partition {scheme} takes no path.", "Only pfllib does: --partition pfllib:PATH.")
     names = dict.fromkeys(wish.datasets or ("digits",))
@@ -206,7 +208,7 @@ def _partition(wish: Wish, scheme: str, dataset: DataSpec) -> PartitionSpec:
     return _make(_CLASSES[scheme], {"clients": defaults.clients, **own.get(scheme, {}), **given}, SCHEMES[scheme])
 
 
-def _pfllib(wish: Wish, path: str) -> tuple[DataSpec, PartitionSpec]:
+def _pfllib(wish: Wish, path: str, parsed: Parsed) -> tuple[DataSpec, PartitionSpec]:
     if not path:
         raise UserError("--partition pfllib needs a folder.", "Write --partition pfllib:PATH.")
     if len(set(wish.datasets)) > 1:
@@ -214,7 +216,9 @@ def _pfllib(wish: Wish, path: str) -> tuple[DataSpec, PartitionSpec]:
             f"--partition pfllib:{path} holds one dataset, but -d names {len(set(wish.datasets))}.",
             "Give one -d: it names the dataset for the model, the learning rate and the table.",
         )
-    partition = describe(Path(path).expanduser().absolute())
+    if (named := f"pfllib:{path}") not in parsed:
+        parsed[named] = describe(Path(path).expanduser().absolute())
+    partition = parsed[named]
     name = wish.datasets[0] if wish.datasets else _known_name(Path(path).resolve().name)
     if name.partition(":")[0] in data.SOURCES:
         raise UserError(
@@ -263,23 +267,29 @@ def _given(wish: Wish, options: Mapping[str, str]) -> dict[str, Any]:
     return {field: value for field, value in values.items() if value is not None}
 
 
+def setting(text: str) -> tuple[str, str, str]:
+    """Method, hyperparameter and value of what --set takes. Raises UserError for another form, and for an unknown method."""
+    target, equals, value = text.partition("=")
+    method, dot, parameter = target.strip().partition(".")
+    if not (equals and dot and method and parameter):
+        raise UserError(f"--set {text}: expected method.name=value.", "For example --set fedala.p=2.")
+    methods.load(method)
+    return method, parameter, value.strip()
+
+
 def _settings(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for text in texts:
-        target, equals, value = text.partition("=")
-        method, dot, parameter = target.strip().partition(".")
-        if not (equals and dot and method and parameter):
-            raise UserError(f"--set {text}: expected method.name=value.", "For example --set fedala.p=2.")
-        methods.load(method)
+        method, parameter, value = setting(text)
         if method not in names and f"{method}{SUFFIX}" in names:
             method += SUFFIX
         if method not in names:
             raise UserError(f"--set {text}: {method} is not run by this command.", f"Add -m {method}, or drop the --set.")
         if parameter in found[method]:
             raise UserError(
-                f"--set gives {method}.{parameter} twice: {found[method][parameter]} and {value.strip()}.", "Give one of them."
+                f"--set gives {method}.{parameter} twice: {found[method][parameter]} and {value}.", "Give one of them."
             )
-        found[method][parameter] = value.strip()
+        found[method][parameter] = value
     return found
 
 

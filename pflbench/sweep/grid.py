@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -16,15 +16,16 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from pflbench import methods
 from pflbench.errors import UserError, unknown, why
 from pflbench.methods.cards import SUFFIX
-from pflbench.run.plan import SCHEMES, Wish, plan
-from pflbench.spec import DataSpec, RunSpec
+from pflbench.run.plan import SCHEMES, Parsed, Wish, plan, setting
+from pflbench.spec import RunSpec
 
 Point = Mapping[str, Any]
 """One value for each option, by its name on the command line without dashes before it; "fedala.p" for a hyperparameter."""
 
-Order = Literal["seed", "setting"]
+Order = Literal["seed", "setting", "dataset"]
 ORDERS: tuple[Order, ...] = typing.get_args(Order)
 _RENAMED = {"method": "methods", "dataset": "datasets"}
 _LEFT_OUT = {"data_dir", "settings", "seed", *_RENAMED.values()}
@@ -52,24 +53,30 @@ class RunGrid:
     also: tuple[RunGrid, ...] = ()
 
     def points(self) -> Iterator[Point]:
-        """All points in the order of the axes, the last one fastest."""
-        schemes = {_scheme(value) for value in self.axes.get("partition", (None,))}
+        """All points in the order of the axes, the last one fastest. Raises UserError for an axis without a meaning at any."""
+        first = {name: self.axes[name] for name in _FIRST if name in self.axes}
+        decided = [dict(zip(first, values, strict=True)) for values in product(*first.values())]
         for name in self.axes:
-            _require_owner(name, set(self.axes.get("method", ())), schemes)
-        for point in self._combined():
-            changed = self._changed(point)
-            if changed is not None:
-                yield changed
+            if name not in first and not any(self._holds(name, point) for point in decided):
+                raise _ownerless(name)
+        for begun in decided:
+            own = {name: values for name, values in self.axes.items() if name not in first and self._holds(name, begun)}
+            for rest in product(*own.values()):
+                changed = self._changed({**begun, **dict(zip(own, rest, strict=True))})
+                if changed is not None:
+                    yield changed
         for one in self.also:
             yield from one.points()
 
-    def _combined(self) -> Iterator[Point]:
-        first = {name: self.axes[name] for name in _FIRST if name in self.axes}
-        for decided in product(*first.values()):
-            point = dict(zip(first, decided, strict=True))
-            own = {name: values for name, values in self.axes.items() if name not in first and _means_something(name, point)}
-            for rest in product(*own.values()):
-                yield {**point, **dict(zip(own, rest, strict=True))}
+    def _holds(self, name: str, point: Point) -> bool:
+        """Whether an option means something where method, partition and ala are these."""
+        owner, dot, _ = name.partition(".")
+        if dot:
+            named = {_trained(method, point) for method in self.axes["method"]}
+            return (owner if owner in named else owner + SUFFIX) == _trained(point["method"], point)
+        scheme = (point.get("partition") or "dirichlet").partition(":")[0]
+        field = options()[name]
+        return field not in _PARTITION_OPTIONS or scheme not in SCHEMES or field in SCHEMES[scheme]
 
     def _changed(self, point: Point) -> Point | None:
         for change in self.changes:
@@ -80,28 +87,54 @@ class RunGrid:
         return point
 
 
-def specifications(grid: RunGrid, data_dir: Path, order: str = "seed") -> list[RunSpec]:
-    """All runs of a grid, each once. order: one seed of everything before the next, or all seeds of a setting together.
+def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Wish = Wish()) -> list[RunSpec]:
+    """All runs of a grid, each once. base: the options that no axis has.
 
-    Raises UserError for what `run` would refuse, with the point at which it does; and for another order.
+    order: one seed of everything before the next; all seeds of a setting together; or a dataset after the other, one seed of
+    each before the next. Raises UserError for what `run` would refuse, with the values of the axes at which it does; and for
+    another order.
     """
     if order not in ORDERS:
         raise unknown("order", order, ORDERS)
-    parsed: dict[str, DataSpec] = {}
+    parsed: Parsed = {}
     found: dict[str, RunSpec] = {}
     for point in grid.points():
         try:
-            for spec in plan(_wish(point, data_dir), parsed):
+            for spec in plan(_wish(point, replace(base, data_dir=data_dir)), parsed):
                 found.setdefault(spec.key, spec)
         except UserError as error:
-            at = ", ".join(f"{name} {value}" for name, value in point.items())
-            raise UserError(f"{error.message} (at {at})", error.hint) from None
+            # What concerns a method names it.
+            chosen = [f"{name} {value}" for name, value in point.items() if name != "method" and grid.axes.get(name) != (value,)]
+            at = f" (at {', '.join(chosen)})" if chosen else ""
+            raise UserError(f"{error.message}{at}", error.hint) from None
     if not found:
         raise UserError("The sweep has no run: everything is excluded.", "Take an exclusion out, or add a value.")
-    if order == "setting":
-        return list(found.values())
-    seeds = list(dict.fromkeys(spec.seed for spec in found.values()))
-    return sorted(found.values(), key=lambda spec: seeds.index(spec.seed))  # which leaves the order of equals
+    return _ordered(list(found.values()), order)
+
+
+def of_run(wish: Wish) -> list[RunSpec]:
+    """The runs of `pflbench run`: those of `plan`, in its order, where each --set may have several values (`listed`)."""
+    grid = RunGrid({"method": wish.methods, "ala": (wish.ala,), **listed(wish.settings)})
+    return specifications(grid, wish.data_dir, "dataset", wish)
+
+
+def listed(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The values that --set names: "fedala.p=1,2,4" is a list. What takes free text has one value, which may have commas.
+
+    Raises UserError for another form, for unknown methods and for what is given twice.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for text in settings:
+        method, parameter, value = setting(text)
+        name = f"{method}.{parameter}"
+        if name in found:
+            raise UserError(
+                f"--set gives {name} twice: {','.join(found[name])} and {value}.",
+                f"Give it once, with all its values: --set {name}={','.join(found[name])},{value}.",
+            )
+        free = any(hyper.name == parameter and "str" in hyper.type.split(" | ") for hyper in methods.hyperparameters(method))
+        found[name] = (value,) if free else tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+    return found
 
 
 @cache
@@ -136,38 +169,32 @@ def _type(name: str) -> TypeAdapter[Any]:
     return TypeAdapter(next((each for each in typing.get_args(kind) if each is not type(None)), kind))
 
 
-def _wish(point: Point, data_dir: Path) -> Wish:
+def _wish(point: Point, base: Wish) -> Wish:
     settings = tuple(f"{name}={value}" for name, value in point.items() if "." in name)
-    plain = {options()[name]: value for name, value in point.items() if "." not in name and name not in _RENAMED}
-    datasets = (point["dataset"],) if "dataset" in point else ()
-    return Wish((point["method"],) if "method" in point else (), datasets, data_dir, settings=settings, **plain)
+    plain: dict[str, Any] = {
+        options()[name]: (value,) if name in _RENAMED else value for name, value in point.items() if "." not in name
+    }
+    return replace(base, settings=settings, **plain)
 
 
-def _scheme(partition: str | None) -> str:
-    return (partition or "dirichlet").partition(":")[0]
+def _ordered(specs: list[RunSpec], order: str) -> list[RunSpec]:
+    """What is equal in that order stays as it is."""
+    if order == "setting":
+        return specs
+    seeds = list(dict.fromkeys(spec.seed for spec in specs))
+    datasets = list(dict.fromkeys(spec.data for spec in specs)) if order == "dataset" else []
+    return sorted(specs, key=lambda spec: (datasets.index(spec.data) if datasets else 0, seeds.index(spec.seed)))
 
 
-def _means_something(name: str, point: Point) -> bool:
+def _trained(method: str, point: Point) -> str:
+    """The name of the method as it is trained at a point."""
+    return f"{method}{SUFFIX}" if point.get("ala") and not method.endswith(SUFFIX) else method
+
+
+def _ownerless(name: str) -> UserError:
     method, dot, _ = name.partition(".")
     if dot:
-        return _belongs(method, point.get("method", ""))
-    field = options()[name]
-    scheme = _scheme(point.get("partition"))
-    return field not in _PARTITION_OPTIONS or scheme not in SCHEMES or field in SCHEMES[scheme]
-
-
-def _belongs(named: str, method: str) -> bool:
-    return named == method or named.removesuffix(SUFFIX) == method.removesuffix(SUFFIX)
-
-
-def _require_owner(name: str, methods: Iterable[str], schemes: Iterable[str]) -> None:
-    """Raises UserError for an option that has no meaning at any point."""
-    method, dot, _ = name.partition(".")
-    if dot:
-        if not any(_belongs(method, each) for each in methods):
-            raise UserError(f"{name}: {method} is not among the methods of the sweep.", f"Add it to `method`, or drop {name}.")
-        return
-    field = options()[name]
-    if field in _PARTITION_OPTIONS and not any(field in SCHEMES.get(scheme, {field: field}) for scheme in schemes):
-        owners = " and ".join(scheme for scheme, own in SCHEMES.items() if field in own)
-        raise UserError(f"{name} belongs to the partition {owners}, which the sweep does not have.", f"Drop {name}.")
+        methods.load(method)
+        return UserError(f"{name}: {method} is not among the methods that are run.", f"Add it to them, or drop {name}.")
+    owners = " and ".join(scheme for scheme, own in SCHEMES.items() if options()[name] in own)
+    return UserError(f"{name} belongs to the partition {owners}, which the sweep does not have.", f"Drop {name}.")

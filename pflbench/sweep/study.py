@@ -27,10 +27,11 @@ from typing import Any
 import yaml
 
 from pflbench.errors import UserError, unknown
-from pflbench.sweep.grid import Change, RunGrid, checked
+from pflbench.sweep.grid import Change, RunGrid, checked, listed
 
 PARTS = ("name", "exclude", "change", "include")  # of a file, beside the options
 Axes = dict[str, tuple[Any, ...]]  # option -> its values
+_WHOLE = ("seeds", "group-sizes")  # their values have commas themselves
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 
 
@@ -61,29 +62,34 @@ def read(path: Path) -> Study:
     return _Reader(path).study(root)
 
 
-def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str | None) -> Study:
-    """grids: "beta=0.1,1". given: the options of `run` that were given, each with one value or several.
+def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str | None, settings: Sequence[str] = ()) -> Study:
+    """grids: "beta=0.1,1". given: the options of `run` that were given, each with one value or several. settings: its --set.
 
     Without a name it has one that the same command has again. Raises UserError for what is no grid.
     """
-    axes = {}
+    axes: Axes = {}
     for option, value in given.items():
         values = value if isinstance(value, (list, tuple)) else [value]
         axes[option] = tuple(checked(option, each)[1] for each in values)
+    found: list[Axes] = []
     for text in grids:
-        option, equals, listed = (part.strip() for part in text.partition("="))
-        if not equals or not listed:
+        option, equals, several = (part.strip() for part in text.partition("="))
+        if not equals or not several:
             raise UserError(f"{text}: expected NAME=VALUE,VALUE.", "For example --grid beta=0.1,1 --set fedala.p=1,2,4.")
-        found = [checked(option, part.strip()) for part in listed.split(",")]
-        if option == "seeds":
-            found = [checked(option, listed)]
-        if found[0][0] in axes:
-            raise UserError(f"{option} is given twice.", "Give it once, with all its values.")
-        axes[found[0][0]] = tuple(dict.fromkeys(value for _, value in found))
+        found.append(listed([text]) if "." in option else _axis(option, [several] if option in _WHOLE else several.split(",")))
+    for own in (*found, listed(settings)):
+        for twice in own.keys() & axes.keys():
+            raise UserError(f"{twice} is given twice.", "Give it once, with all its values.")
+        axes |= own
     if "method" not in axes:
         raise UserError("No method given.", "Name a file, or add -m, for each method one.")
     grid = RunGrid(axes)
     return Study(_checked_name(name) if name else f"sweep-{sha256(repr(grid).encode()).hexdigest()[:8]}", grid)
+
+
+def _axis(option: str, texts: Iterable[Any]) -> Axes:
+    found = [checked(option, text.strip() if isinstance(text, str) else text) for text in texts]
+    return {found[0][0]: tuple(dict.fromkeys(value for _, value in found))}
 
 
 class _Reader:
@@ -134,7 +140,7 @@ class _Reader:
         return when
 
     def _axes(self, entries: Iterable[tuple[str, yaml.Node]]) -> Axes:
-        axes = {}
+        axes: Axes = {}
         for key, node in entries:
             value = self._value(node)
             if key == "seeds" and isinstance(value, list):
@@ -143,8 +149,7 @@ class _Reader:
             with self._located(node):
                 if not values or None in values:
                     raise UserError(f"{key} has no value.", f"Write {key}: and its value, or take the line out.")
-                found = [checked(key, each) for each in values]
-            axes[found[0][0]] = tuple(dict.fromkeys(each for _, each in found))
+                axes |= _axis(key, values)
         return axes
 
     def _entries(self, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node]]:

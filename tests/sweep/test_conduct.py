@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.runs import numbers, run, spec
 
+from pflbench.cli.progress import sweep_view
+from pflbench.errors import UserError
+from pflbench.methods.local import Local
 from pflbench.run.execution import Execution
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
-from pflbench.sweep.conduct import conduct, course
-from pflbench.sweep.jobs import RunOutcome, jobs_of, make
+from pflbench.sweep.conduct import Course, conduct, course
+from pflbench.sweep.jobs import Here, RunOutcome, jobs_of, make
 
 SPECS = [spec(name, seed=seed, rounds=2, clients=3) for seed in range(2) for name in ("fedavg", "local")]
 
@@ -20,13 +24,13 @@ SPECS = [spec(name, seed=seed, rounds=2, clients=3) for seed in range(2) for nam
 class Threads:
     """Makes jobs in this process, one at a time: PyTorch has one stream of random numbers for all its threads.
 
-    Those of `failing` fail. begun: their keys, in order.
+    Those of `failing` fail. news: what each run tells. begun: their keys, in order.
     """
 
     name = "threads"
 
-    def __init__(self, failing=()):
-        self.places, self.failing = 1, {one.key for one in failing}
+    def __init__(self, failing=(), news=()):
+        self.places, self.failing, self.news = 1, {one.key for one in failing}, news
         self.begun, self.stopped = [], 0
         self._pool = ThreadPoolExecutor(1)
 
@@ -37,7 +41,7 @@ class Threads:
         self.begun += [one.key for one in job.specs]
         if self.failing & {one.key for one in job.specs}:
             return [RunOutcome(one.key, "failed", "broken") for one in job.specs]
-        return make(job)
+        return [replace(outcome, news=outcome.news + self.news) for outcome in make(job)]
 
     def stop(self):
         self.stopped += 1
@@ -166,3 +170,54 @@ def test_a_run_that_another_process_is_at_is_left_to_it(store):
     with locks.locked(store, SPECS[0].key):
         (outcome,) = make(next(jobs(store, SPECS[:1])))
     assert outcome.state == "elsewhere"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_several_runs_tell_is_told_once(store, capsys, quiet):
+    workers, found = Threads(news=("memory is short", "a step waits")), course(store, SPECS[:3])
+    with sweep_view(found, store, quiet) as look:
+        for state in conduct(found, workers, jobs(store, found.ahead)):
+            look(state)
+    workers.close()
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if "memory" in line or "step" in line] == [
+        "fedavg digits Dir(0.5) seed 0: memory is short",
+        "fedavg digits Dir(0.5) seed 0: a step waits",
+    ]
+    assert len(told) == (2 if quiet else 5)
+
+
+def seen(job, steps):
+    yield from steps
+
+
+def test_in_this_process_an_error_passes_unless_it_keeps_going(store, monkeypatch):
+    def broken(self, fed, s, S):
+        raise UserError("Broken.", "Mend it.")
+
+    monkeypatch.setattr(Local, "update", broken)
+    specs = [spec("local", rounds=2, clients=3), *SPECS[2:3]]
+    found = Course(list(specs))
+    with pytest.raises(UserError, match="Broken"):
+        list(conduct(found, Here(store, seen), jobs(store, specs)))
+    assert keys(found.ahead) == keys(specs[1:])
+
+    found = Course(list(specs))
+    list(conduct(found, Here(store, seen, keep_going=True), jobs(store, specs), keep_going=True))
+    assert [(one.state, one.message) for one in found.ended.values()] == [("failed", "Broken.\nMend it."), ("finished", "")]
+
+
+def test_in_this_process_ctrl_c_passes_and_leaves_a_checkpoint(store):
+    def interrupted(job, steps):
+        for number, step in steps:
+            if step.kind == "round":
+                steps.throw(KeyboardInterrupt)
+            yield number, step
+
+    found = Course(list(SPECS))
+    with pytest.raises(KeyboardInterrupt):
+        list(conduct(found, Here(store, interrupted), jobs(store, SPECS)))
+    assert keys(found.under_way) == keys(SPECS[:1])
+    assert runs.newest(store, SPECS[0].key).status == "interrupted"
+    list(conduct(Course(list(SPECS[:1])), Here(store, seen), jobs(store, SPECS[:1])))
+    assert runs.newest(store, SPECS[0].key).status == "finished"

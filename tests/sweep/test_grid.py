@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pflbench.cli.progress import named
 from pflbench.errors import UserError
+from pflbench.methods.outside import plugged_in
 from pflbench.run.plan import Wish, plan
-from pflbench.sweep.grid import RunGrid, specifications
+from pflbench.sweep.grid import RunGrid, of_run, specifications
 from pflbench.sweep.study import from_command_line, read
 
 DATA = Path("data")
@@ -28,6 +30,20 @@ change:
   - {if: {beta: 1}, to: {rounds: 7}}
 include:
   - {method: ditto}
+"""
+WORDED = """
+from typing import Literal
+
+from pflbench.methods.base import hyper, method
+from pflbench.methods.fedavg import FedAvg
+
+
+@method
+class Worded(FedAvg):
+    name = "worded"
+    title = "Worded"
+    words: str = hyper("none", "Any text.")
+    mode: Literal["one", "two"] = hyper("one", "One of two.")
 """
 
 
@@ -71,7 +87,7 @@ def test_all_seeds_of_a_setting_can_come_together(study):
     assert {spec.key for spec in found} == {spec.key for spec in specifications(study.grid, DATA)}
 
 
-def test_the_command_line_says_the_same(study, tmp_path):
+def test_the_command_line_says_the_same(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(
         "method: [fedavg, fedala]\ndataset: digits\nbeta: [0.1, 1]\nseeds: [0, 2]\nfedala.p: [1, 2]\nlocal-epochs: 2\n"
@@ -81,8 +97,10 @@ def test_the_command_line_says_the_same(study, tmp_path):
         {"method": ["fedavg", "fedala"], "dataset": ["digits"], "seeds": "0,2", "local-epochs": 2},
         None,
     )
-    keys = [[spec.key for spec in specifications(grid, DATA)] for grid in (read(path).grid, typed.grid)]
-    assert keys[0] == keys[1]
+    options = {"method": ["fedavg", "fedala"], "local-epochs": 2}
+    with_set = from_command_line(["beta=0.1,1", "seeds=0,2"], options, None, ["fedala.p=1,2"])
+    keys = [[spec.key for spec in specifications(study.grid, DATA)] for study in (read(path), typed, with_set)]
+    assert keys[0] == keys[1] == keys[2]
     assert len(keys[0]) == 2 * (2 + 4)
 
 
@@ -94,6 +112,72 @@ def test_points_that_come_to_the_same_are_one_run():
 def test_a_hyperparameter_goes_with_the_method_that_ala_is_plugged_into():
     found = specifications(RunGrid({"method": ("ditto", "fedavg"), "ala": (True,), "ditto.lam": (0.5, 1.0)}), DATA)
     assert [spec.method.name for spec in found] == ["ditto+ala", "ditto+ala", "fedavg+ala"]
+
+
+def test_a_list_that_is_set_is_a_run_for_each_value_of_its_own_method(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((40, 4), np.float32), y=np.arange(40) % 2)
+    data = ("digits", f"npz:{tmp_path / 'own.npz'}")
+
+    def keys_of(method, dataset, seed, *settings):
+        return [spec.key for spec in plan(Wish((method,), (dataset,), clients=2, seed=seed, settings=settings))]
+
+    settings = ("fedala.p=1, 2", "ditto.lam=0.5", "fedala.eta=0.5,1,0.50")
+    found = of_run(Wish(("fedavg", "fedala", "ditto"), data, clients=2, seeds="1,0", settings=settings))
+    by_hand = [
+        key
+        for dataset in data
+        for seed in (1, 0)
+        for key in (
+            *keys_of("fedavg", dataset, seed),
+            *(keys_of("fedala", dataset, seed, f"fedala.p={p}", f"fedala.eta={eta}")[0] for p in (1, 2) for eta in (0.5, 1)),
+            *keys_of("ditto", dataset, seed, "ditto.lam=0.5"),
+        )
+    ]
+    assert [spec.key for spec in found] == by_hand
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"methods": ("fedavg", "ditto", "fedavg"), "seeds": "0-2,5"},
+        {"methods": ("fedala", "fedprox"), "settings": ("fedala.p=2", "fedprox.mu=0.5"), "beta": 1.0, "model": "logreg"},
+        {"methods": ("ditto", "fedprox+ala"), "ala": True, "settings": ("ditto.lam=0.5", "fedprox+ala.p=2")},
+        {"methods": ("ditto", "ditto+ala"), "settings": ("ditto.lam=0.5", "ditto+ala.lam=0.2")},
+        {"methods": ("ditto", "ditto+ala"), "settings": ("ditto.lam=0.5",)},
+        {"methods": ("ditto+ala",), "settings": ("ditto.lam=0.5",)},
+        {"methods": ("per-fedavg", "local"), "preset": "fedala2022", "partition": "groups", "group_sizes": "40,40,40,40,40"},
+    ],
+)
+def test_without_a_list_the_runs_are_those_of_the_plan(wish):
+    assert of_run(Wish(**wish)) == list({spec.key: spec for spec in plan(Wish(**wish))}.values())
+
+
+def test_text_may_have_commas(tmp_path):
+    path = tmp_path / "worded.py"
+    path.write_text(WORDED)
+    with plugged_in([path]):
+        found = of_run(Wish(("worded",), settings=("worded.words=a,b", "worded.mode=one,two")))
+    assert [(spec.method.hyperparameters["words"], spec.method.hyperparameters["mode"]) for spec in found] == [
+        ("a,b", "one"), ("a,b", "two"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("fedala.p",), "--set fedala.p: expected method.name=value."),
+        (("fedalla.p=1,2",), "Unknown method 'fedalla'. Did you mean 'fedala'?"),
+        (("fedala.p=1,2", "fedala.p=4"), "--set gives fedala.p twice: 1,2 and 4."),
+        (("ditto.lam=1,2",), "ditto.lam: ditto is not among the methods that are run."),
+        (("fedala.p=1,x",), "fedala.p = 'x' is not possible: it must be a whole number. (at fedala.p x)"),
+        (("fedala.p=1,",), "fedala.p = '' is not possible"),
+        (("fedala.q=1,2",), "Unknown hyperparameter of fedala 'q'."),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_said(settings, said):
+    with pytest.raises(UserError) as refused:
+        of_run(Wish(("fedala",), settings=settings))
+    assert said in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -130,11 +214,13 @@ def test_a_fault_of_a_file_is_said_with_its_place(tmp_path, text, said):
 @pytest.mark.parametrize(
     ("axes", "said"),
     [
-        ({"method": ("fedavvg",)}, "Unknown method 'fedavvg'. Did you mean 'fedavg'? (at method fedavvg)"),
-        ({"method": ("fedavg",), "fedala.p": (1,)}, "fedala is not among the methods of the sweep."),
+        ({"method": ("fedavvg",)}, "Unknown method 'fedavvg'. Did you mean 'fedavg'?"),
+        ({"method": ("fedavg",), "fedala.p": (1,)}, "fedala.p: fedala is not among the methods that are run."),
         ({"method": ("fedala",), "fedala.q": (1,)}, "Unknown hyperparameter of fedala 'q'."),
         ({"method": ("fedavg",), "partition": ("iid",), "beta": (1.0,)}, "belongs to the partition dirichlet"),
+        ({"method": ("fedavg",), "fedalla.p": (1,)}, "Unknown method 'fedalla'. Did you mean 'fedala'?"),
         ({"method": ("fedavg",), "beta": (-1.0,)}, "--beta -1.0 is not possible: it must be above 0."),
+        ({"method": ("fedavg", "local"), "beta": (0.1, -1.0), "rounds": (3,)}, "it must be above 0. (at beta -1.0)"),
     ],
 )
 def test_what_run_would_refuse_is_refused(axes, said):

@@ -41,7 +41,7 @@ def test_dry_run_list_status_and_refusals(shell, tmp_path):
     assert "says what to run: method" in shell.refused("sweep", "small.yaml", "-m", "fedavg")
     assert "No method given" in shell.refused("sweep", "run", "-d", "digits")
     assert "Unknown order" in shell.refused("sweep", "small.yaml", "--order", "size")
-    assert "given twice" in shell.refused("sweep", "-m", "fedala", "--set", "fedala.p=1", "--set", "fedala.p=2")
+    assert "gives fedala.p twice" in shell.refused("sweep", "-m", "fedala", "--set", "fedala.p=1", "--set", "fedala.p=2")
     assert "--rounds 0 is not possible" in shell.refused("sweep", "-m", "fedavg", "--rounds", "0")
     assert "No such option" in shell.refused("sweep", "-m", "fedavg", "--seed", "3")
     assert "expected NAME=VALUE" in shell.refused("sweep", "-m", "fedavg", "--grid", "beta")

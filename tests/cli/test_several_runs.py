@@ -1,0 +1,139 @@
+"""`run` with lists, and `run` and `reproduce` with --jobs: the runs of separate commands, told apart, with the same numbers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from support.command import finish, start
+
+from pflbench.methods.local import Local
+
+SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
+CAPPED = ("--set", "fedala.cap=1", "--set", "fedala.threshold=1e-9")  # each run of FedALA notes the same
+
+
+def parsed(done):
+    return json.loads(done.out)
+
+
+def rows(query, database="pflbench.db"):
+    with sqlite3.connect(database) as connection:
+        found = connection.execute(query).fetchall()
+    connection.close()
+    return found
+
+
+def test_a_list_makes_the_runs_of_separate_commands_and_tells_them_apart(shell):
+    command = ("run", "-m", "fedavg", "-m", "fedala", *SHORT, "--rounds", "1")  # FedALA's initial stage is in the second
+    planned = [one["key"] for one in parsed(shell(*command, "--set", "fedala.p=1,2", "--dry-run"))]
+    separate = [[one["key"] for one in parsed(shell(*command, "--set", f"fedala.p={p}", "--dry-run"))] for p in (1, 2)]
+    assert planned == [separate[0][0], separate[0][1], separate[1][1]]
+
+    done = shell(*command, "--set", "fedala.p=1,2")
+    assert done.code == 0
+    assert [line.split("  ")[1] for line in done.out.splitlines()] == ["fedavg", "fedala (p=1)", "fedala (p=2)"]
+    begun = [line.split(": ")[0] for line in done.err.splitlines() if "started" in line]
+    assert begun == [f"{name} digits Dir(0.1) seed 0" for name in ("fedavg", "fedala (p=1)", "fedala (p=2)")]
+    assert rows("SELECT key FROM run ORDER BY id") == [(key,) for key in planned]
+
+    again = shell(*command, "--set", "fedala.p=1,2", "--json", "--jobs", "2")
+    assert [(one["run"], one["settings"]) for one in parsed(again)] == [(1, ""), (2, "p=1"), (3, "p=2")]
+    assert "fedala (p=2) digits Dir(0.1) seed 0: run 3 is finished already; --force runs it anew." in again.err
+    assert rows("SELECT COUNT(*) FROM run") == [(3,)]
+
+
+@pytest.mark.parametrize("values", ["4,1", "1,4"])
+def test_a_value_that_the_model_does_not_take_is_refused_before_the_first_run(shell, values):
+    assert "p = 4" in shell.refused("run", "-m", "fedala", *SHORT, "--set", f"fedala.p={values}")
+    assert not Path("pflbench.db").exists()
+
+
+@pytest.mark.parametrize("jobs", ["0", "many", "-1"])
+def test_a_number_of_jobs_that_is_none(shell, jobs):
+    for command in (("run", "-m", "local", *SHORT), ("reproduce", "ablation", "--scale", "smoke"), ("sweep", "-m", "local")):
+        assert f"'{jobs}' is neither auto nor a number of runs" in shell.refused(*command, "--jobs", jobs)
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_run_that_fails_ends_the_command_unless_it_keeps_going(shell, monkeypatch, keep_going):
+    def broken(self, fed, s, S):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Local, "update", broken)
+    command = ("run", "-m", "local", "-m", "fedavg", *SHORT, *(["--keep-going"] if keep_going else []))
+    done = shell(*command, "--json")
+    assert done.code == (2 if keep_going else 1)
+    assert "Error: RuntimeError: broken" in done.err
+    assert [one["method"] for one in parsed(done)] == (["fedavg"] if keep_going else [])
+    assert rows("SELECT method, status FROM run") == [("local", "failed"), *([("fedavg", "finished")] if keep_going else [])]
+
+
+@pytest.mark.slow
+def test_reproduce_makes_as_many_as_the_limit(shell):
+    command = ("reproduce", "ablation", "--scale", "smoke", "--limit", "1")
+    done = shell(*command)
+    assert (done.code, "Run 1 of 1" in done.err) == (0, True)
+    assert rows("SELECT COUNT(*) FROM run") == [(1,)]
+    assert shell(*command).code == 0
+    assert rows("SELECT status FROM run") == [("finished",)] * 2
+    assert "Nothing is left to run." in shell(*command).err
+
+
+@pytest.mark.slow
+def test_several_at_a_time_have_the_numbers_of_one_after_another(tmp_path):
+    command = ("run", "-m", "fedala", "-m", "local", *SHORT, "--set", "fedala.p=1,2", *CAPPED)
+    one, two = (finish(start(*command, "--db", f"{jobs}.db", "-j", jobs, folder=tmp_path)) for jobs in ("1", "2"))
+    assert (one.code, two.code) == (0, 0), two.err
+
+    def results(out):
+        return sorted(line.split("  ", 1)[1] for line in out.splitlines())
+
+    assert results(one.out) == results(two.out)
+    assert len(results(one.out)) == 3
+    query = "SELECT key, round, accuracy, test_loss, train_loss FROM run JOIN round ON id = run_id ORDER BY 1, 2"
+    assert rows(query, tmp_path / "1.db") == rows(query, tmp_path / "2.db")
+    assert "3/3  " in two.err
+    assert one.err.count("ended by its cap") == 2, "of one after another each tells its own"
+    assert two.err.count("ended by its cap") == 1
+    assert "started" not in two.err
+
+
+@pytest.mark.slow
+def test_reproduce_several_at_a_time(tmp_path):
+    command = ("reproduce", "ablation", "--scale", "smoke", "--json")
+    one, two = (finish(start(*command, "--db", f"{jobs}.db", "-j", jobs, folder=tmp_path)) for jobs in ("1", "2"))
+    assert (one.code, two.code) == (0, 0), two.err
+    means = [{cell["label"]: cell["mean"] for cell in parsed(done)["cells"]} for done in (one, two)]
+    assert means[0] == means[1]
+    assert len(means[0]) == 2
+    assert rows("SELECT json_extract(environment, '$.scale') FROM run", tmp_path / "2.db") == [("smoke",)] * 2
+    assert rows("SELECT COUNT(*) FROM sweep", tmp_path / "2.db") == [(0,)]
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_several_had_reached(shell, tmp_path):
+    command = ("run", "-m", "fedavg", "-m", "local", "-d", "digits", "--rounds", "150", "--clients", "3", "-j", "2")
+    process = start(*command, folder=tmp_path)
+
+    def reached():
+        return rows("SELECT COALESCE(MAX(round), 0) FROM run JOIN round ON id = run_id GROUP BY id") if database.exists() else []
+
+    database = tmp_path / "pflbench.db"
+    deadline = time.monotonic() + 100
+    while sum(round > 3 for (round,) in reached()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.code == 130
+    assert "Interrupted. Rounds that are kept: run" in done.err
+    assert "The same command goes on from there." in done.err
+    assert rows("SELECT status FROM run") == [("interrupted",)] * 2
+    resumed = shell(*command[:-2], "--quiet")
+    assert (resumed.code, len(resumed.out.splitlines())) == (0, 2)
+    assert rows("SELECT status FROM run") == [("finished",)] * 2
