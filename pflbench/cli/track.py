@@ -15,7 +15,7 @@ from pflbench.cli import options as o
 from pflbench.cli.console import message
 from pflbench.cli.db import opened
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter, StatusFilter, found_runs
-from pflbench.errors import UserError
+from pflbench.errors import Unreachable, UserError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -120,7 +120,7 @@ def _track(
         delivery = deliver.Delivery(engine, tracker)
         try:
             if follow:
-                deliver.follow(delivery, lambda: _so_far(engine, which), every, patience)
+                deliver.follow(delivery, _looking(engine, which), every, patience)
             else:
                 delivery(found_runs(engine, **which))
         except KeyboardInterrupt:
@@ -134,12 +134,23 @@ def _track(
             message("Nothing new.")
 
 
-def _so_far(engine: Engine, which: o.Given) -> list[Result]:
-    """The runs that fit, of which there may be none yet."""
-    try:
-        return found_runs(engine, **which)
-    except UserError:
-        return []
+def _looking(engine: Engine, which: o.Given) -> Callable[[], list[Result]]:
+    """Finds the runs that fit, of which there may be none yet: that is said once."""
+    told = False
+
+    def look() -> list[Result]:
+        nonlocal told
+        try:
+            return found_runs(engine, **which)
+        except Unreachable:
+            raise
+        except UserError as nothing:
+            if not told:
+                message(f"{nothing.message} Waiting for them.")
+            told = True
+            return []
+
+    return look
 
 
 def _module(extra: str) -> Any:

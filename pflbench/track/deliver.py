@@ -10,13 +10,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
+from pflbench.errors import Unreachable, UserError
 from pflbench.store.exchange.points import TrackedRound, points
 from pflbench.store.files import write_text
 from pflbench.store.locks import UNDER_WAY
@@ -81,11 +82,16 @@ class Delivery:
 
 
 def follow(deliver: Delivery, look: Callable[[], Sequence[Run]], every: float, patience: float) -> None:
-    """Delivers what is new, again and again, until for `patience` seconds no run has been under way."""
+    """Delivers what is new, again and again, until for `patience` seconds no run has been under way.
+
+    A server that goes away is waited for as long as runs were under way when it was last there.
+    """
     until = time.monotonic() + patience
+    runs: Sequence[Run] = ()
     while True:
-        runs = look()
-        deliver(runs)
+        with suppress(Unreachable):  # the next look may find it again
+            runs = look()
+            deliver(runs)
         now = time.monotonic()
         if any(run.status in UNDER_WAY for run in runs):
             until = now + patience
