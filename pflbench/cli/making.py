@@ -105,8 +105,9 @@ def made(
     from pflbench.sweep.conduct import conduct
 
     try:
-        with closing(workers), shown as look:
-            for state in conduct(found, workers, waiting, keep_going=keep_going, cancelled=cancelled):
+        steps = conduct(found, workers, waiting, keep_going=keep_going, cancelled=cancelled)
+        with closing(workers), shown as look, closing(steps):
+            for state in steps:
                 look(state)
                 then(state)
     except KeyboardInterrupt:

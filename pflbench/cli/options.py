@@ -144,7 +144,7 @@ def only(*names: str, **defaults: Any) -> Group:
     return {name: ALL[name].replace(default=defaults.get(name, ALL[name].default)) for name in names}
 
 
-def _group(panel: str | None, **options: tuple[Any, Any, Any]) -> Group:
+def group(panel: str | None, **options: tuple[Any, Any, Any]) -> Group:
     """A panel of the help: by the field that it fills, each option's type, default and typer.Option."""
     for _, _, option in options.values():
         option.rich_help_panel = panel
@@ -182,7 +182,7 @@ _PLUGIN = typer.Option(
 )
 Plugins = Annotated[list[Path], _PLUGIN]
 
-MAIN = _group(
+MAIN = group(
     None,
     methods=(
         list[str],
@@ -229,7 +229,7 @@ MAIN = _group(
     seed=_paper(int, help="Of initialisation, batches and sampling. Default: 0."),
     seeds=_paper(str, metavar="LIST", help="Several runs of each method: 0-4 or 0,2,5."),
 )
-PARTITION = _group(
+PARTITION = group(
     "Partition",
     partition=_paper(
         str,
@@ -258,7 +258,7 @@ PARTITION = _group(
         help="Set the official test part aside: clients share the rest, and the one global model is tested on it as well.",
     ),
 )
-TRAINING = _group(
+TRAINING = group(
     "Training",
     rounds=_paper(int, "--rounds", "-r", help="Default: 2000 (digits: 50)."),
     local_epochs=_paper(int, help="Default: 1."),
@@ -287,7 +287,7 @@ TRAINING = _group(
         help="Default: float32. tf32: faster products on a GPU, with 10 bits of each factor's fraction.",
     ),
 )
-EXECUTION = _group(
+EXECUTION = group(
     "Execution",
     device=(
         str,

@@ -16,7 +16,8 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, message, print_json, print_table
 from pflbench.cli.db import opened, opened_if_there
-from pflbench.cli.making import Jobs, KeepGoing, Limit, made, tell_checkpoints, tell_errors
+from pflbench.cli.executors import EXECUTORS
+from pflbench.cli.making import KeepGoing, Limit, made, tell_checkpoints, tell_errors
 from pflbench.cli.progress import apart, sweep_view
 from pflbench.cli.run import execution, prepare
 from pflbench.errors import UserError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pflbench.spec import RunSpec
     from pflbench.store.sweeps import StoredSweep
     from pflbench.sweep.conduct import Course
+    from pflbench.sweep.hire import Hiring
     from pflbench.sweep.study import Study
 
 NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep: see `pflbench sweep list`.")]
@@ -56,7 +58,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stder
 
 
 @app.command()
-@o.taking(asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=_GIVEN)
+@o.taking(asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=_GIVEN, workers=EXECUTORS)
 def run(
     *,
     file: Annotated[
@@ -74,13 +76,13 @@ def run(
             help="seed: one seed of everything before the next; setting: all of a setting; dataset: a dataset before the next.",
         ),
     ] = "seed",
-    jobs: Jobs = None,
     retry_failed: RetryFailed = False,
     keep_going: KeepGoing = False,
     limit: Limit = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the runs, say how long they take; run nothing.")] = False,
     asked: o.Given,
     executed: o.Given,
+    workers: o.Given,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     quiet: Quiet = False,
@@ -92,18 +94,21 @@ def run(
     """
     from pflbench.run.plan import warnings
     from pflbench.sweep.grid import specifications
+    from pflbench.sweep.hire import asked_for
 
+    hiring = asked_for(workers)
     study = _study(file, grid, name, asked)
     specs = specifications(study.grid, data_dir, order)
     for text in warnings(specs):
         message(f"Note: {text}")
     how = execution({**executed, "trajectory": None, "force": False})
     if dry_run:
-        _outlook(study.name, specs, db, data_dir, how, as_json)
+        _outlook(study.name, specs, db, data_dir, how, hiring, as_json)
         return
     environment = {
         "command": command_line(),
         "execution": executed,
+        "workers": hiring.plain(),
         "data_dir": str(data_dir.absolute()),
         "plugins": [str(path.absolute()) for path in asked["plugins"]],
         "file": None if file is None else file.read_text(encoding="utf-8"),
@@ -112,13 +117,16 @@ def run(
         from pflbench.store import sweeps
 
         sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
-        _make(sweep, results, how, jobs, data_dir, quiet, as_json, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
+        _make(
+            sweep, results, how, hiring, data_dir, quiet, as_json, retry_failed=retry_failed, keep_going=keep_going, limit=limit
+        )
 
 
 @app.command()
+@o.taking(workers=EXECUTORS)
 def resume(
     name: NAMED,
-    jobs: Jobs = None,
+    workers: o.Given,
     retry_failed: RetryFailed = False,
     keep_going: KeepGoing = False,
     limit: Limit = None,
@@ -126,17 +134,31 @@ def resume(
     quiet: Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Go on with a sweep, also one that was cancelled, with the options it was begun with."""
+    """Go on with a sweep, also one that was cancelled, with the options it was begun with.
+
+    Another executor may go on with what one has begun.
+    """
     from pflbench.methods.outside import plugged_in
     from pflbench.store import sweeps
+    from pflbench.sweep.hire import asked_for
 
     with opened(db) as results:
         sweep = sweeps.reopen(results, name)
         how = execution({**sweep.environment["execution"], "trajectory": None, "force": False})
         data_dir = Path(sweep.environment["data_dir"])
+        hiring = asked_for(workers, sweep.environment.get("workers"))
         with plugged_in([Path(path) for path in sweep.environment["plugins"]]):
             _make(
-                sweep, results, how, jobs, data_dir, quiet, as_json, retry_failed=retry_failed, keep_going=keep_going, limit=limit
+                sweep,
+                results,
+                how,
+                hiring,
+                data_dir,
+                quiet,
+                as_json,
+                retry_failed=retry_failed,
+                keep_going=keep_going,
+                limit=limit,
             )
 
 
@@ -233,13 +255,13 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
     return replace(study, name=name) if name else study
 
 
-def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, as_json: bool) -> None:
+def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, hiring: Hiring, as_json: bool) -> None:
     """What is there and what is ahead, on stdout. It makes no database. Runs without their data are counted, and not timed."""
     from pflbench.report.labels import counted
     from pflbench.reproduce.forecast import forecast
     from pflbench.reproduce.outlook import lacking
     from pflbench.store import sweeps
-    from pflbench.sweep.room import places
+    from pflbench.sweep.hire import at_a_time
 
     with (
         opened_if_there(db) as found_there,
@@ -250,18 +272,19 @@ def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: 
         without = lacking(ahead, data_dir)
         here = [spec for spec in ahead if spec.data.label not in without]
         found = forecast(here, results, data_dir, how) if here else None
-    at_a_time = places(here, data_dir, how) if here else 0
-    seconds = None if found is None or found.seconds is None else found.seconds / at_a_time
+    together = at_a_time(hiring, here, data_dir, how) if here else 0
+    seconds = None if found is None or found.seconds is None else found.seconds / (together or 1)
+    memory = None if found is None or found.memory is None else found.memory * (together or 1)
     record = {
         "name": name,
         "runs": len(specs),
         "to_run": len(ahead),
         "without_data": {label: reason.message for label, reason in without.items()},
         "states": dict(stands.counts),
-        "at_a_time": at_a_time,
+        "at_a_time": together,
         "seconds": seconds,
         "disk": None if found is None else found.disk,
-        "memory": None if found is None or found.memory is None else found.memory * at_a_time,
+        "memory": memory,
     }
     if as_json:
         print_json({**record, "keys": [spec.key for spec in specs]})
@@ -278,21 +301,24 @@ def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: 
         print(f"{reason.message} {counted(waiting, 'run')} cannot begin. {reason.hint}")
     if not ahead:
         print("Nothing is left to run.")
-    elif not here:
+        return
+    if not here:
         print(f"To run: {len(ahead)}. Time: unknown without the data.")
-    elif found is None:
-        print(f"To run: {len(here)}, {at_a_time} at a time. Time: a few minutes at most.")
-    else:
-        time = "unknown" if seconds is None else f"about {duration(seconds)}"
-        memory = "" if found.memory is None else f" Memory: {found.memory * at_a_time / 1e9:.2g} GB."
-        print(f"To run: {len(here)}, {at_a_time} at a time. Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{memory}")
+        return
+    begin = f"To run: {len(here)}, {f'{together} at a time' if together else 'as many at a time as the cluster has room for'}."
+    if found is None:
+        print(f"{begin} Time: a few minutes at most.")
+        return
+    time = "unknown" if seconds is None else f"about {duration(seconds)}{'' if together else ' one after another'}"
+    needs = "" if memory is None else f" Memory: {memory / 1e9:.2g} GB{'' if together else ' each'}."
+    print(f"{begin} Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{needs}")
 
 
 def _make(
     sweep: StoredSweep,
     results: sqlalchemy.Engine,
     how: Execution,
-    jobs: int | None,
+    hiring: Hiring,
     data_dir: Path,
     quiet: bool,
     as_json: bool,
@@ -306,20 +332,20 @@ def _make(
 
     from pflbench.store import sweeps
     from pflbench.sweep.conduct import course
+    from pflbench.sweep.hire import hire
     from pflbench.sweep.jobs import jobs_of
-    from pflbench.sweep.processes import Processes
-    from pflbench.sweep.room import devices_for, places
 
     found = course(results, sweep.specs, retry_failed=retry_failed, limit=limit)
     whole = True
     if found.ahead:
         prepare(found.ahead, data_dir, quiet)
-        check_first(found.ahead, how, quiet)
+        if hiring.executor == "local":  # a cluster's nodes check their own
+            check_first(found.ahead, how, quiet)
         tell_checkpoints(results, how)
         how = replace(how, command=command_line())
         plugins = tuple(Path(path) for path in sweep.environment["plugins"])
         waiting = jobs_of(found.ahead, results, data_dir, how, plugins)
-        workers = Processes(jobs or places(found.ahead, data_dir, how), devices_for(how))
+        workers = hire(hiring, sweep.name, found.ahead, results, data_dir, how)
 
         def cancelled() -> bool:
             return sweeps.cancelled(results, sweep.id)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sqlalchemy import Engine
 
-from pflbench.errors import Unreachable
+from pflbench.errors import Unreachable, UserError
 from pflbench.spec import RunSpec
 from pflbench.store import sweeps
 from pflbench.store.locks import UNDER_WAY
@@ -21,7 +22,9 @@ LOOK = 0.5  # seconds between two looks at what is under way
 
 @dataclass
 class Course:
-    """How a sweep stands. ahead: runs that wait; under_way: those that are being made; ended: by key, those of this command."""
+    """How a sweep stands. ahead: runs that wait, perhaps in a cluster's queue; under_way: those that are being made; ended: by
+    key, those of this command.
+    """
 
     ahead: list[RunSpec]
     skipped: dict[str, str] = field(default_factory=dict)  # key -> its state in the database
@@ -49,7 +52,7 @@ def conduct(
     *,
     keep_going: bool = False,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Iterator[Course]:
+) -> Generator[Course, None, None]:
     """Makes what is ahead, and gives the course at every look. It changes in place.
 
     waiting: jobs of the runs that are ahead. A run that fails ends the sweep once what is under way is done, unless
@@ -57,6 +60,7 @@ def conduct(
     checkpoint.
     """
     at_work: dict[Future[list[RunOutcome]], Job] = {}
+    order = tuple(found.ahead)
     try:
         while True:
             while not found.stopped and len(at_work) < workers.places and (job := next(waiting, None)) is not None:
@@ -64,9 +68,8 @@ def conduct(
                 at_work[workers.submit(job)] = job
             if not at_work:
                 return
-            done, _ = wait(at_work, timeout=LOOK, return_when=FIRST_COMPLETED)
-            for future in done:
-                _end(found, at_work.pop(future), future.result())
+            wait(at_work, timeout=LOOK, return_when=FIRST_COMPLETED)
+            _stand(found, at_work, order)
             if not found.stopped and found.count("failed") and not keep_going:
                 found.stopped = "a run failed; --keep-going makes the others all the same"
             if not found.stopped and any(one.state == "interrupted" and one.message for one in found.ended.values()):
@@ -74,11 +77,16 @@ def conduct(
             if not found.stopped and _answered(cancelled, False):
                 found.stopped = "it was cancelled"
                 workers.stop()
+            if found.stopped:
+                _take_back(at_work)
             yield found
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, GeneratorExit, UserError):
         workers.stop()
-        for future in wait(at_work).done:
-            _end(found, at_work.pop(future), future.result())
+        _take_back(at_work)
+        wait(at_work)
+        with suppress(UserError):
+            if at_work:
+                _stand(found, at_work, order)
         raise
 
 
@@ -96,10 +104,21 @@ def _begin(found: Course, job: Job) -> None:
     found.under_way += job.specs
 
 
-def _end(found: Course, job: Job, outcomes: Sequence[RunOutcome]) -> None:
-    keys = {spec.key for spec in job.specs}
-    found.under_way = [spec for spec in found.under_way if spec.key not in keys]
-    found.ended |= {outcome.key: outcome for outcome in outcomes}
+def _stand(found: Course, at_work: dict[Future[list[RunOutcome]], Job], order: Sequence[RunSpec]) -> None:
+    """Notes what has begun and what is over, which is no longer at work. Raises UserError where the workers cannot work."""
+    for future in [future for future in at_work if future.done()]:
+        del at_work[future]
+        found.ended |= {outcome.key: outcome for outcome in future.result()}
+    found.under_way = [spec for future, job in at_work.items() if future.running() for spec in job.specs]
+    begun = {*found.ended, *(spec.key for spec in found.under_way)}
+    found.ahead = [spec for spec in order if spec.key not in begun]
+
+
+def _take_back(at_work: dict[Future[list[RunOutcome]], Job]) -> None:
+    """What has not begun is not at work any more."""
+    for future in list(at_work):
+        if future.cancel():
+            del at_work[future]
 
 
 def under_way(found: Course, engine: Engine) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -17,7 +17,7 @@ from pflbench.run.execution import Execution
 from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.spec import RunSpec
 from pflbench.store.database import connect
-from pflbench.store.failures import patiently
+from pflbench.store.failures import patiently, sqlite_path
 
 State = Literal["finished", "diverged", "failed", "interrupted", "elsewhere"]
 Steps = Generator[tuple[int, Told], None, None]
@@ -47,13 +47,20 @@ class RunOutcome:
 
 
 class Workers(Protocol):
-    """Who makes jobs: processes on this machine, or on many."""
+    """Who makes jobs: processes on this machine, or a cluster."""
 
     name: str
-    places: int  # jobs at a time
+
+    @property
+    def places(self) -> int:
+        """Jobs that are given to them at a time. It may change, as a cluster does."""
 
     def submit(self, job: Job) -> Future[list[RunOutcome]]:
-        """Begins a job as soon as there is a place. An outcome for each of its runs, whatever happens."""
+        """Begins a job as soon as there is a place. An outcome for each of its runs, whatever happens to them.
+
+        As long as the future is pending, the job has not begun: cancelling it takes the job back. UserError in it: the workers
+        cannot take any job.
+        """
 
     def stop(self) -> None:
         """Interrupts what is under way: its runs keep a checkpoint, and their futures end."""
@@ -101,24 +108,37 @@ def jobs_of(
     """Jobs of these runs, packed as `how` says. Memory is looked at when one is asked for.
 
     force: also what is finished takes a place in a pack, and is made anew. own: how a run is made and whether anew, where that
-    is not the same for all.
+    is not the same for all. The jobs mean the same from any folder.
     """
-    url = store.url.render_as_string(hide_password=False)
+    file = sqlite_path(store.url)
+    url = store.url if file is None else store.url.set(database=str(file.absolute()))
+    place = url.render_as_string(hide_password=False)
     each = own or (lambda _: (how, force))
     for together in packs(specs, store, data_dir, how, force=force, also_alike=each):
         execution, anew = each(together[0])
-        yield Job(tuple(together), url, data_dir, execution, plugins, anew)
+        yield Job(tuple(together), place, data_dir.absolute(), execution, plugins, anew)
 
 
-def make(job: Job) -> list[RunOutcome]:
-    """Makes a job's runs in this process, which is a worker's. KeyboardInterrupt ends all of them as `interrupted`."""
+def placed(job: Job, device: str, cores: int) -> Job:
+    """The job for a device, such as "cpu" or "cuda:1". cores: its share, on which clients go side by side."""
+    how = job.how
+    alone = device == "cpu" and how.engine_on(device) == "loop"
+    return replace(job, how=replace(how, device=device, workers=how.workers or (cores if alone else None)))
+
+
+def make(job: Job, prepared: Callable[[], Job] | None = None) -> list[RunOutcome]:
+    """Makes a job's runs in this process, which is a worker's. KeyboardInterrupt ends all of them as `interrupted`.
+
+    prepared: gives the job as it is made here, once its plug-ins are there.
+    """
 
     def steps() -> Steps:
         with ExitStack() as stack:
             stack.enter_context(plugged_in(job.plugins))
-            engine = patiently(lambda: connect(job.url))
+            here = prepared() if prepared else job
+            engine = patiently(lambda: connect(here.url))
             stack.callback(engine.dispose)
-            yield from execute_pack(job.specs, engine, job.data_dir, job.how, force=job.force)
+            yield from execute_pack(here.specs, engine, here.data_dir, here.how, force=here.force)
 
     return _outcomes(job, steps(), (KeyboardInterrupt, Exception))
 

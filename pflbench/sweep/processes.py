@@ -10,28 +10,29 @@ from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from queue import SimpleQueue
 from types import FrameType
 
-from pflbench.environment import cores
-from pflbench.sweep.jobs import Job, RunOutcome, make
+from pflbench import environment
+from pflbench.sweep.jobs import Job, RunOutcome, make, placed
 
 KILLED = "Its process was killed, as by the system when memory runs out; fewer jobs at a time may help (--jobs)."
 
 
 class Processes:
-    """places: processes. devices: they are given to them in turn, such as "cuda:0" and "cuda:1"; the cores are shared by all.
+    """places: processes. devices: they are given to them in turn, such as "cuda:0" and "cuda:1".
+
+    cores: of each process; None: all of them share those that there are.
 
     A process that dies takes its own job with it, and no other.
     """
 
     name = "local"
 
-    def __init__(self, places: int, devices: tuple[str, ...]) -> None:
+    def __init__(self, places: int, devices: tuple[str, ...], cores: int | None = None) -> None:
         self.places = places
-        self._share = max(1, cores() // places)
+        self._share = cores or max(1, environment.cores() // places)
         self._free: SimpleQueue[_Process] = SimpleQueue()
         self._all = [_Process(devices[i % len(devices)]) for i in range(places)]
         for process in self._all:
@@ -39,10 +40,7 @@ class Processes:
 
     def submit(self, job: Job) -> Future[list[RunOutcome]]:
         process = self._free.get()
-        # Clients go side by side on the cores that are this process's share.
-        alone = job.how.engine_on(process.device) == "loop" and process.device == "cpu"
-        how = replace(job.how, device=process.device, workers=job.how.workers or (self._share if alone else None))
-        return process.submit(replace(job, how=how), lambda: self._free.put(process))
+        return process.submit(placed(job, process.device, self._share), lambda: self._free.put(process))
 
     def stop(self) -> None:
         for process in self._all:

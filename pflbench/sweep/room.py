@@ -1,20 +1,26 @@
-"""How many jobs this machine makes at a time, and on which devices."""
+"""How many jobs a machine makes at a time, and on which devices: by cores, memory and the footprint of the runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from pflbench import environment
 from pflbench.engine import devices, memory
+from pflbench.engine.batched.chunks import SHARE
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.footprint import footprint
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 
 ITSELF = 600_000_000  # bytes of a process with PyTorch, beside its tensors
+ON_GPU = 1_000_000_000  # bytes that a process takes of a GPU, beside its tensors: context, kernels, their workspaces
+
+GpuShare = float | Literal["auto"] | None
+"""Of a GPU, for each job: at most 1; "auto": by the footprint of the runs; None: what is usual."""
 
 
 def devices_for(how: Execution) -> tuple[str, ...]:
@@ -25,20 +31,36 @@ def devices_for(how: Execution) -> tuple[str, ...]:
     return tuple(f"{device.type}:{i}" for i in range(devices.of(device).device_count()))
 
 
-def places(specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
-    """On a CPU one for each core, as far as memory goes; on GPUs one for each. Never more than there are runs."""
+def places(specs: Sequence[RunSpec], data_dir: Path, how: Execution, cores: int | None = None, share: GpuShare = None) -> int:
+    """Jobs at a time on this machine, never more than there are runs.
+
+    On a CPU one for each core, or each `cores` of them, as far as memory goes. On GPUs one for each, or several where a share of
+    one is asked for: no measurement says yet that a GPU gains by them.
+    """
     found = devices_for(how)
-    if found[0] != "cpu":
-        return max(1, min(len(specs), len(found)))
-    free = memory.free(torch.device("cpu"))
-    most = min(len(specs), environment.cores())
-    if free is None:
-        return max(1, most)
-    return max(1, min(most, free // _largest(specs, data_dir, how)))
+    if found[0] == "cpu":
+        free = memory.free(torch.device("cpu"))
+        most = min(len(specs), environment.cores() // (cores or 1))
+        return max(1, most if free is None else min(most, free // needed(specs, data_dir, how)))
+    if share == "auto":
+        room = memory.free(torch.device(found[0])) or 0
+        together = min(together_on_gpu(specs, data_dir, how, room), environment.cores() // len(found))
+    else:
+        together = int(1 / (share or 1))
+    return max(1, min(len(specs), max(1, together) * len(found)))
+
+
+def needed(specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
+    """Bytes of memory that the most demanding of the runs needs on a CPU, with its process."""
+    return ITSELF + _largest(specs, data_dir, how)
+
+
+def together_on_gpu(specs: Sequence[RunSpec], data_dir: Path, how: Execution, free: int) -> int:
+    """How many of the runs fit one GPU with so many bytes free, by the footprint of the most demanding: at least 1."""
+    return max(1, int(SHARE * free / (ON_GPU + _largest(specs, data_dir, how))))
 
 
 def _largest(specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
-    """Bytes that the most demanding of the runs needs, with its process."""
     settings = {(spec.data, spec.partition, spec.model, spec.method.name): spec for spec in specs}.values()
     needs = [footprint(spec, load_setting(spec, data_dir), how) for spec in settings]
-    return ITSELF + max((need.total for need in needs if need is not None), default=0)
+    return max((need.total for need in needs if need is not None), default=0)

@@ -47,6 +47,12 @@ def rows(store, query):
         return [tuple(row) for row in connection.execute(text(query))]
 
 
+def by_key(store):
+    """Of every run of a database its status and `numbers`, by key."""
+    found = rows(store, "SELECT key, id, status FROM run ORDER BY key, attempt")
+    return {key: (status, numbers(store, run_id)) for key, run_id, status in found}
+
+
 def numbers(store, run_id):
     """All that must not depend on when, where and how often a run was interrupted."""
     return (

@@ -1,0 +1,119 @@
+"""Who makes the runs of a sweep: processes of this machine, a Ray cluster or a Slurm cluster, as it was asked for."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError, unknown
+from pflbench.run.execution import Execution
+from pflbench.spec import RunSpec
+from pflbench.store.failures import sqlite_path
+from pflbench.sweep.jobs import Workers
+from pflbench.sweep.room import GpuShare, devices_for, needed, places, together_on_gpu
+
+Place = Literal["local", "ray", "slurm"]
+PLACES: tuple[Place, ...] = typing.get_args(Place)
+
+
+@dataclass(frozen=True)
+class Hiring:
+    """What was asked for. jobs: at a time, None: all that there is room for; slurm: what sbatch is told, "partition=gpu"."""
+
+    executor: Place = "local"
+    jobs: int | None = None
+    cpus_per_job: int | None = None
+    gpus_per_job: GpuShare = None
+    ray_address: str | None = None
+    slurm: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.executor not in PLACES:
+            raise unknown("executor", self.executor, PLACES)
+        for name, owner in (("ray_address", "ray"), ("slurm", "slurm")):
+            if getattr(self, name) and self.executor != owner:
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option} means nothing to --executor {self.executor}.", f"Add --executor {owner}.")
+        if self.executor == "slurm" and self.gpus_per_job not in (None, 0, 1):
+            raise UserError(
+                "--gpus-per-job with Slurm is 0 or 1.", "For shares of a GPU, what your cluster offers: --slurm gres=..."
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON types, to be kept with a sweep. How many jobs at a time is for one command alone."""
+        return {name: value for name, value in asdict(replace(self, jobs=None)).items() if value}
+
+
+def asked_for(given: typing.Mapping[str, Any], before: typing.Mapping[str, Any] | None = None) -> Hiring:
+    """From the options as they were given, None or empty where they were not. before: what was kept, which holds as long as no
+    other executor is named.
+    """
+    said = {field.name: given[field.name] for field in fields(Hiring) if given.get(field.name) not in (None, [], ())}
+    kept = dict(before or {})
+    if said.get("executor", kept.get("executor", "local")) != kept.get("executor", "local"):
+        kept = {}
+    both = {**kept, **said}
+    return Hiring(**{**both, "slurm": tuple(both.get("slurm", ()))})
+
+
+def at_a_time(asked: Hiring, specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int | None:
+    """How many of these runs, if each is a job. None where a cluster says so."""
+    if asked.jobs:
+        return min(asked.jobs, len(specs))
+    return places(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job) if asked.executor == "local" else None
+
+
+def hire(asked: Hiring, name: str, specs: Sequence[RunSpec], store: Engine, data_dir: Path, how: Execution) -> Workers:
+    """Workers for these runs, which `close` sends home. name: of the sweep. Raises UserError where there are none."""
+    if asked.executor == "local":
+        from pflbench.sweep.processes import Processes
+
+        most = asked.jobs or places(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job)
+        return Processes(most, devices_for(how), asked.cpus_per_job)
+    _require_shared(store, how)
+    cores = asked.cpus_per_job or 1
+    if asked.executor == "ray":
+        return _ray(asked, specs, data_dir, how, cores)
+    from pflbench.sweep import slurm
+    from pflbench.sweep.on_slurm import SlurmJobs
+
+    file = sqlite_path(store.url)
+    folder = Path(f"{file.absolute()}.slurm") if file else Path.cwd() / "pflbench.slurm"
+    gpus = int(how.device.startswith("cuda") if asked.gpus_per_job is None else asked.gpus_per_job)
+    # Twice: what is over it is killed, and the footprint is an estimate.
+    bytes = 2 * needed(specs, data_dir, how) if how.pack == 1 and not gpus else 0
+    return SlurmJobs(slurm.executor(folder, name, asked.slurm, cores, gpus, bytes), slurm.SlurmQueue(), cores, asked.jobs)
+
+
+def _ray(asked: Hiring, specs: Sequence[RunSpec], data_dir: Path, how: Execution, cores: int) -> Workers:
+    from pflbench.sweep.on_ray import RayTasks
+
+    workers = RayTasks(asked.ray_address)
+    try:
+        share = asked.gpus_per_job
+        if how.device == "cpu" or not workers.gpus:
+            share = 0 if share in (None, "auto") else share
+        elif share == "auto":
+            share = 1 / together_on_gpu(specs, data_dir, how, workers.gpu_memory())
+        elif share is None:
+            share = 1
+        workers.take(cores, float(share), 0 if share else needed(specs, data_dir, how), asked.jobs)
+    except BaseException:
+        workers.close()
+        raise
+    return workers
+
+
+def _require_shared(store: Engine, how: Execution) -> None:
+    """Raises UserError for what the machines of a cluster cannot share."""
+    if store.dialect.name == "sqlite" and sqlite_path(store.url) is None:
+        raise UserError(
+            "A database in memory is not to be seen by a cluster.", "Give --db a file in a shared folder, or PostgreSQL."
+        )
+    if how.device.startswith("cuda:"):
+        raise UserError(f"--device {how.device}: the cluster says which GPU a job has.", "Say --device cuda, or leave it out.")
