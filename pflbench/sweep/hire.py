@@ -41,7 +41,7 @@ class Hiring:
                 raise UserError(f"{option} means nothing to --executor {self.executor}.", f"Add --executor {owner}.")
         if self.executor == "slurm" and self.gpus_per_job not in (None, 0, 1):
             raise UserError(
-                "--gpus-per-job with Slurm is 0 or 1.", "For shares of a GPU, what your cluster offers: --slurm gres=..."
+                "--gpus-per-job is 0 or 1 with Slurm.", "Shares of a GPU are what the cluster offers: --slurm gres=..."
             )
 
     def plain(self) -> dict[str, Any]:

@@ -76,7 +76,9 @@ def test_what_does_not_go_together(given, said):
         asked_for(given)
 
 
-@pytest.mark.parametrize(("share", "memory", "expected"), [(None, 8, 2), (0.5, 8, 4), (0.3, 8, 6), ("auto", 8, 12), ("auto", 1, 2)])
+@pytest.mark.parametrize(
+    ("share", "memory", "expected"), [(None, 8, 2), (0.5, 8, 4), (0.3, 8, 6), ("auto", 8, 12), ("auto", 1, 2)]
+)
 def test_shares_of_gpus(monkeypatch, share, memory, expected):
     """By hand: 80 % of 8 GiB holds six processes of a gigabyte and little more each; of 1 GiB, one runs anyway."""
     monkeypatch.setattr(environment, "cores", lambda: 32)
