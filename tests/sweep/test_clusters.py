@@ -146,7 +146,9 @@ def test_slurm_requeues_a_job_which_goes_on(tmp_path):
         pytest.skip("Slurm does not answer here")
     grid = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 60\nseeds: 0\nmodel: mlp\n"
     (tmp_path / "small.yaml").write_text(grid)
-    process = start("sweep", "small.yaml", "--executor", "slurm", "--slurm", "time=10", "--checkpoint-every", "0", folder=tmp_path)
+    process = start(
+        "sweep", "small.yaml", "--executor", "slurm", "--slurm", "time=10", "--checkpoint-every", "0", folder=tmp_path
+    )
     database = tmp_path / "pflbench.db"
     for _ in range(600):
         time.sleep(0.1)
