@@ -150,10 +150,10 @@ def test_slurm_requeues_a_job_which_goes_on(tmp_path):
         "sweep", "small.yaml", "--executor", "slurm", "--slurm", "time=10", "--checkpoint-every", "0", folder=tmp_path
     )
     database = tmp_path / "pflbench.db"
-    for _ in range(600):
+    begun = []
+    while not begun and process.poll() is None:
         time.sleep(0.1)
-        if database.exists() and (begun := ids_under_way(database)):
-            break
+        begun = ids_under_way(database) if database.exists() else []
     slurm("scontrol", "requeue", begun[0])
     process.send_signal(signal.SIGKILL)  # what is in the queue is taken over by the next command
     process.communicate()
