@@ -46,7 +46,7 @@ class Hiring:
 
     def plain(self) -> dict[str, Any]:
         """As JSON types, to be kept with a sweep. How many jobs at a time is for one command alone."""
-        return {name: value for name, value in asdict(replace(self, jobs=None)).items() if value}
+        return {name: value for name, value in asdict(replace(self, jobs=None)).items() if value not in (None, ())}
 
 
 def asked_for(given: typing.Mapping[str, Any], before: typing.Mapping[str, Any] | None = None) -> Hiring:

@@ -93,7 +93,7 @@ class SlurmJobs:
 
     def _watched(self) -> None:
         while not self._closed.wait(PAUSE):
-            with self._lock:
+            with suppress(OSError), self._lock:  # a shared folder may be away for a moment
                 self._hand_in()
                 self._take_out()
                 self._collect()
@@ -172,7 +172,8 @@ class SlurmJobs:
             id = path.name.removesuffix("_submitted.pkl")
             if states is None or id in states:
                 ours = self._executor.job_class(self._folder, id)
-                found[_keys(ours.submission().args[0])] = ours
+                with suppress(AttributeError, ImportError, TypeError):  # of another version of pflbench: it goes its own way
+                    found[_keys(ours.submission().args[0])] = ours
             else:
                 self._forget(id)
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from support.gpu import NAME, plugged_in
 from support.runs import spec
 
 from pflbench import environment
+from pflbench.contract import device as contract
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution
-from pflbench.sweep import room
+from pflbench.sweep import away, room
 from pflbench.sweep.conduct import Course, conduct
 from pflbench.sweep.hire import Hiring, asked_for
 from pflbench.sweep.jobs import Job, RunOutcome
@@ -59,7 +61,7 @@ def test_a_sweep_goes_on_where_it_was_begun_unless_another_place_is_named():
     assert asked_for({"cpus_per_job": 4, "slurm": []}, begun.plain()).cpus_per_job == 4
     assert asked_for({"executor": "local"}, begun.plain()) == Hiring()
     assert asked_for({}, None) == Hiring()
-    assert asked_for({"gpus_per_job": 0.0}).gpus_per_job == 0
+    assert asked_for({}, asked_for({"gpus_per_job": 0.0}).plain()).gpus_per_job == 0
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,29 @@ def test_cores_of_a_job(monkeypatch):
     monkeypatch.setattr(room.memory, "free", lambda device: None)
     found = [room.places(SPECS, Path("data"), Execution(device="cpu"), cores) for cores in (None, 2, 3, 16)]
     assert found == [8, 4, 2, 1]
+
+
+def test_a_gpu_elsewhere_is_checked_before_the_first_job(monkeypatch):
+    """The job begins where it is, on a device of its own, with the cores that are its share."""
+    kept, made = {}, []
+    monkeypatch.setattr(away.verdict, "missing", lambda specs, device, how: ["check"])
+    monkeypatch.setattr(away.verdict, "keep", lambda device, found: kept.update(found))
+    monkeypatch.setattr(contract, "check", lambda wanted, device: ((one, "passed") for one in wanted))
+    monkeypatch.setattr(away, "make", lambda job, prepared: made.append(prepared()) or [])
+    (job,) = waiting(SPECS[:1])
+    away.make_away(replace(job, how=Execution(device="cpu")), Path.cwd(), 3, again=False)
+    assert kept == {"check": "passed"}
+    assert (made[0].how.device, made[0].how.workers) == ("cpu", 3)
+
+
+def test_a_run_that_a_killed_worker_holds_is_waited_for(monkeypatch):
+    answers = iter(["elsewhere", "elsewhere", "finished"])
+    monkeypatch.setattr(away, "make", lambda job, prepared: [RunOutcome("key", next(answers))])
+    monkeypatch.setattr(away, "PAUSE", 0)
+    (job,) = waiting(SPECS[:1])
+    assert away.make_away(job, Path.cwd(), 1, again=True)[0].state == "finished"
+    answers = iter(["elsewhere", "finished"])
+    assert away.make_away(job, Path.cwd(), 1, again=False)[0].state == "elsewhere"
 
 
 class Queue:
