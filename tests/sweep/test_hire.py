@@ -101,6 +101,7 @@ def test_a_gpu_elsewhere_is_checked_before_the_first_job(monkeypatch):
     monkeypatch.setattr(away.verdict, "missing", lambda specs, device, how: ["check"])
     monkeypatch.setattr(away.verdict, "keep", lambda device, found: kept.update(found))
     monkeypatch.setattr(contract, "check", lambda wanted, device: ((one, "passed") for one in wanted))
+    monkeypatch.setattr(contract, "usable", lambda device: True)
     monkeypatch.setattr(away, "make", lambda job, prepared: made.append(prepared()) or [])
     (job,) = waiting(SPECS[:1])
     away.make_away(replace(job, how=Execution(device="cpu")), Path.cwd(), 3, again=False)
