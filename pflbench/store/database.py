@@ -228,9 +228,10 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
         raise UserError(
             f"'{without_password(url)}' is no database URL.", "Give a path, or e.g. postgresql://user@host/name."
         ) from None
-    except ModuleNotFoundError as error:
-        package = '"pflbench[postgres]"' if error.name == "psycopg" else error.name
-        raise UserError(f"{place(target)} needs the driver '{error.name}'.", f"pip install {package}") from None
+    except ImportError as error:
+        if target.get_driver_name() == "psycopg":  # also where it is there without its library
+            raise UserError(f"{place(target)} needs the driver 'psycopg'.", 'pip install "pflbench[postgres]"') from None
+        raise UserError(f"{place(target)} needs the driver '{error.name}'.", f"pip install {error.name}") from None
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -378,7 +379,8 @@ def _require_place(url: URL, create: bool) -> None:
 
 
 def _missing(url: URL) -> UserError:
-    return NothingYet(f"No results yet: there is no database at {place(url)}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
+    found = f"there is no database at {place(url)}" if sqlite_path(url) else f"{place(url)} is empty"
+    return NothingYet(f"No results yet: {found}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
 
 
 def _some(names: list[str]) -> str:

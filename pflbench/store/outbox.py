@@ -84,7 +84,7 @@ class Outbox:
             _write(self._engine, self._run_id, self._hold, entry)
         except Unreachable as error:
             self._append(entry)
-            self._untold.append(f"{error.message} Rounds are kept in {self._file} until it is back; training goes on.")
+            self._untold.append(f"{error.message} Rounds are kept in {self._file.parent} until it is back; training goes on.")
             self._next_look = time.monotonic() + self._pause
 
     def _look(self) -> None:
@@ -104,7 +104,7 @@ class Outbox:
         for entry in _entries(self._file):
             _write(self._engine, self._run_id, self._hold, entry, again=True)
         self._file.unlink()
-        self._untold.append(f"The database is back: {self.kept} rounds were delivered.")
+        self._untold.append(f"The database is back: {self.kept} {'round was' if self.kept == 1 else 'rounds were'} delivered.")
         self._next_look, self._pause, self.kept = 0.0, _PAUSES[0], 0
 
     def _append(self, entry: Entry) -> None:

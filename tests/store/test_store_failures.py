@@ -137,6 +137,11 @@ def test_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg2", None)
     told = refused("needs the driver 'psycopg2'", db.connect, "postgresql+psycopg2://me:secret@host/name")
     assert "secret" not in str(told)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for url in ("postgresql://me:secret@host/name", "postgres://host/name?user=me&password=secret"):
+        told = refused("needs the driver 'psycopg'", db.connect, url)
+        assert told.hint == 'pip install "pflbench[postgres]"'
+        assert "secret" not in str(told)
 
 
 AS_ANOTHER_USER = """
