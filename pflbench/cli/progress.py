@@ -299,7 +299,8 @@ def _display(*more: TextColumn, transient: bool = False) -> Progress:
         *more,
         _Left(),
     )
-    return Progress(*columns, console=stderr(), transient=transient)
+    # Beside a bar Rich would take what goes to stdout for its console, which is stderr.
+    return Progress(*columns, console=stderr(), transient=transient, redirect_stdout=sys.stdout.isatty())
 
 
 def _beginning(step: Step) -> str:

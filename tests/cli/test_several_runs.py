@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.command import finish, start
+from support.command import PROGRAM, environment, finish, start
 
 from pflbench.methods.local import Local
 
@@ -102,6 +105,26 @@ def test_several_at_a_time_have_the_numbers_of_one_after_another(tmp_path):
     assert one.err.count("ended by its cap") == 2, "of one after another each tells its own"
     assert two.err.count("ended by its cap") == 1
     assert "started" not in two.err
+
+
+@pytest.mark.slow
+def test_beside_bars_results_stay_on_stdout(tmp_path):
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", PROGRAM, "run", "-m", "fedavg", "-m", "local", *SHORT, "-j", "2"]
+    variables = environment(TERM="xterm", COLUMNS="160")
+    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    told = b""
+    with suppress(OSError):  # Linux says so when the other end is closed
+        while block := os.read(ours, 4096):
+            told += block
+    os.close(ours)
+    assert process.stdout is not None
+    assert sorted(line.split("  ")[1] for line in process.stdout.read().splitlines()) == ["fedavg", "local"]
+    assert process.wait() == 0
+    assert "2/2 runs" in told.decode()
+    assert "finished after" not in told.decode()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pflbench.errors import UserError
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
 
-LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 150\nseeds: 0-1\n"
+LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 80\nseeds: 0-1\n"
 SHORT = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 2\nseeds: 0-1\n"
 
 
