@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "environment": set(),
     "plugins": {"errors"},
     "papers": set(),
-    "data": {"spec", "errors", "_torchvision"},
+    "data": {"plugins", "spec", "errors", "_torchvision"},
     "partition": {"spec", "errors"},
     "models": {"plugins", "spec", "errors", "_torchvision"},
     "engine": {"spec", "errors", "models", "environment"},
@@ -254,6 +254,7 @@ def commands() -> list[str]:
 
 def test_there_are_the_promised_commands() -> None:
     promised = "run, table, plot, reproduce, report, serve, methods list, methods show, methods new, methods test"
+    promised += ", models list, models show, models test"
     promised += ", data list, data verify, data download, partition show"
     promised += ", export, import, sweep run, sweep resume, sweep status, sweep list, sweep cancel"
     promised += ", track tensorboard, track mlflow, track wandb"

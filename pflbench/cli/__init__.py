@@ -10,7 +10,23 @@ from typing import Annotated, Any
 import typer
 
 from pflbench import __version__
-from pflbench.cli import bench, data, db, exchange, methods, partition, plot, reproduce, run, runs, site, sweep, table, track
+from pflbench.cli import (
+    bench,
+    data,
+    db,
+    exchange,
+    methods,
+    models,
+    partition,
+    plot,
+    reproduce,
+    run,
+    runs,
+    site,
+    sweep,
+    table,
+    track,
+)
 from pflbench.cli.console import error, remember
 from pflbench.errors import UserError, why
 
@@ -24,6 +40,7 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.add_typer(partition.app, name="partition")
 app.add_typer(methods.app, name="methods")
+app.add_typer(models.app, name="models")
 app.command()(run.run)
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(runs.app, name="runs")

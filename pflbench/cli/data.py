@@ -34,16 +34,23 @@ Name = Annotated[
 @app.command("list")
 def list_(as_json: o.Json = False) -> None:
     """List the datasets and the kinds of own data."""
-    from pflbench.data import DATASETS, SOURCES
+    from pflbench.data import DATASETS, SOURCES, own
 
     rows = [_row(dataset) for dataset in DATASETS.values()]
+    packaged = [{"name": one.name, "from": one.place} for one in own.packaged()]
     if as_json:
-        print_json({"datasets": rows, "own": [{"name": s.name, "expects": s.title} for s in SOURCES.values()]})
+        print_json(
+            {"datasets": rows, "packages": packaged, "own": [{"name": s.name, "expects": s.title} for s in SOURCES.values()]}
+        )
         return
     columns = ("name", "title", "samples", "classes", "download", "variants", "model", "lr")
     print_table(columns, [[row[c] or None for c in columns] for row in rows])
+    if packaged:
+        print()
+        print_table(("name", "from"), [tuple(row.values()) for row in packaged])
     print()
-    print_table(("own data", ""), [(f"{source.name}:PATH", source.title) for source in SOURCES.values()])
+    own_data = [(f"{source.name}:PATH", source.title) for source in SOURCES.values() if source is not own.PYTHON]
+    print_table(("own data", ""), [*own_data, ("FILE.py:NAME", own.PYTHON.title)])
 
 
 @app.command()

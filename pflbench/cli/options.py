@@ -63,9 +63,9 @@ def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def dataset_names() -> Iterable[str]:
-    from pflbench.data import DATASETS
+    from pflbench.data import names
 
-    return DATASETS
+    return names()
 
 
 def _presets() -> Iterable[str]:
@@ -198,7 +198,8 @@ MAIN = group(
             "-d",
             metavar="NAME",
             autocompletion=completion(dataset_names),
-            help="A dataset (see `pflbench data list`), folder:PATH, npz:PATH or csv:PATH; repeat for several. Default: digits.",
+            help="A dataset (see `pflbench data list`), folder:PATH, npz:PATH, csv:PATH or FILE.py:NAME; repeat for several. "
+            "Default: digits.",
         ),
     ),
     model=_paper(

@@ -220,8 +220,7 @@ def apart(specs: Sequence[RunSpec]) -> list[str]:
     found = [""] * len(specs)
     for places in alike.values():
         flat = [labels.flat(specs[place].model_dump(mode="json", exclude={"seed"})) for place in places]
-        different = labels.without_needless(labels.telling_apart(flat), labels.MODEL_CODE)
-        for place, own in zip(places, different, strict=True):
+        for place, own in zip(places, labels.telling_apart(flat), strict=True):
             found[place] = ", ".join(labels.words(name, value) for name, value in own.items())
     return found
 

@@ -76,26 +76,29 @@ def federation(
     dtype: str = "float64",
     device: str = "cpu",
     shape: tuple[int, ...] | None = None,
+    classes: int = CLASSES,
+    vocabulary: int | None = None,
     **train: Any,
 ) -> Federation:
     """Clients with n training samples each; batches of 5, so that some clients have a partial batch.
 
-    model: a name, or what makes one of a sample's shape, the number of classes and None. engine: one of EXECUTORS; tests: test
-    samples of each client, by default half as many; device: as PyTorch names it; shape: of a sample, by default the model's in
-    SHAPES; train: as in TrainSpec.
+    model: a name, or what makes one of a sample's shape, the number of classes and the vocabulary. engine: one of EXECUTORS;
+    tests: test samples of each client, by default half as many; device: as PyTorch names it; shape: of a sample, by default the
+    model's in SHAPES; vocabulary: of tokens, which samples then are; train: as in TrainSpec.
     """
     tests = tests or tuple(max(k // 2, 1) for k in n)
     rng = np.random.default_rng(7)
     total = sum(n) + sum(tests)
     shape = shape or SHAPES[str(model)]
-    y = rng.integers(CLASSES, size=total)
+    vocabulary = 30 if model == "fasttext" else vocabulary
+    y = rng.integers(classes, size=total)
     x: np.ndarray
-    if model == "fasttext":
-        x = rng.integers(30, size=(total, *shape))
+    if vocabulary is not None:
+        x = rng.integers(vocabulary, size=(total, *shape))
     else:
-        x = rng.normal(size=(total, *shape)) + rng.normal(size=(CLASSES, *shape))[y]
+        x = rng.normal(size=(total, *shape)) + rng.normal(size=(classes, *shape))[y]
     torch.manual_seed(seed)
-    flat = Flat(_module(model, shape))
+    flat = Flat(_module(model, shape, classes, vocabulary))
     samples = Samples(x, y, getattr(torch, dtype), torch.device(device))
     settings = {"rounds": 4, "batch_size": 5, "lr": 0.1, **train}
     bounds = np.cumsum([0, *n, *tests])
@@ -104,10 +107,10 @@ def federation(
     return Federation(flat, executor(engine, flat, samples), spec, parts[: len(n)], parts[len(n) :], seed)
 
 
-def _module(model: str | Make, shape: tuple[int, ...]) -> nn.Module:
+def _module(model: str | Make, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> nn.Module:
     if not isinstance(model, str):
-        return model(shape, CLASSES, None)
-    return BatchNormNet() if model == "batchnorm" else models.build(model, shape, CLASSES, 30 if model == "fasttext" else None)
+        return model(shape, classes, vocabulary)
+    return BatchNormNet() if model == "batchnorm" else models.build(model, shape, classes, vocabulary)
 
 
 def executor(engine: str, flat: Flat, samples: Samples) -> Executor:

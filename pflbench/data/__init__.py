@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pflbench.data import own
 from pflbench.data.agnews import AGNEWS
 from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root, missing
 from pflbench.data.cifar import CIFAR10, CIFAR100
@@ -12,6 +13,7 @@ from pflbench.data.digits import DIGITS
 from pflbench.data.folder import FOLDER
 from pflbench.data.idx import EMNIST, FASHIONMNIST, MNIST
 from pflbench.data.npz import NPZ
+from pflbench.data.own import PYTHON
 from pflbench.data.table import CSV
 from pflbench.data.tiny import TINY
 from pflbench.errors import UserError, unknown
@@ -35,6 +37,7 @@ __all__ = [
     "load",
     "missing",
     "named",
+    "names",
     "parse",
     "record",
     "remark",
@@ -43,7 +46,7 @@ __all__ = [
 ]
 
 DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, FASHIONMNIST, EMNIST, CIFAR10, CIFAR100, TINY, AGNEWS)}
-SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, NPZ, CSV)}
+SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, NPZ, CSV, PYTHON)}
 
 _LEARNING_RATES = {
     "cnn": 0.005,
@@ -58,12 +61,15 @@ _LEARNING_RATES = {
 
 
 def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
-    """A dataset's name, with a variant behind a colon or not, or own data as `folder:PATH`, `npz:PATH`, `csv:PATH`.
+    """A dataset's name, with a variant behind a colon or not, or own data: `folder:PATH`, `npz:PATH`, `csv:PATH`, `FILE.py:NAME`.
 
     All data are read once for the hash of their content. It stands in the specification unless it is a dataset's official
     content; where a dataset is missing or corrupt, which `load` tells, that is what is meant. Raises UserError for an unknown
     name or variant and for an absent path.
     """
+    if (at := own.place(text)) is not None:
+        _refuse_two(text)
+        return DataSpec(name=PYTHON.name, path=at, content=PYTHON.content(Path(at), root, progress))
     name, _, rest = text.partition(":")
     if name in SOURCES:
         return _own(SOURCES[name], rest, root, progress)
@@ -73,6 +79,11 @@ def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
     except UserError:
         return spec
     return spec if found is None else spec.model_copy(update={"content": found.in_key})
+
+
+def names() -> list[str]:
+    """All datasets that have a name: built-in ones, then those of installed packages."""
+    return [*DATASETS, *(one.name for one in own.packaged())]
 
 
 def named(text: str) -> DataSpec:
@@ -125,7 +136,8 @@ def remark(spec: DataSpec, root: Path) -> str | None:
 def record(spec: DataSpec, root: Path, arrays: Arrays) -> dict[str, str]:
     """What a run's record has of its data: the hash of their content, and what they are. arrays: as loaded."""
     if spec.path is not None:
-        return {"hash": spec.content or "", "state": "own"}
+        code = {"code": own.code(Path(spec.path))} if spec.name == PYTHON.name else {}
+        return {"hash": spec.content or "", "state": "own", **code}
     found = identify(spec, root)
     if found is None:
         return {"hash": of_arrays(arrays).hash, "state": "official"}
@@ -201,7 +213,8 @@ def _dataset(name: str) -> Dataset:
     if name == "pfllib":
         raise UserError("'pfllib:PATH' is a partition that brings its data, no dataset.", "Write -p pfllib:PATH.")
     if name not in DATASETS:
-        raise unknown("dataset", name, [*DATASETS, *(f"{source}:PATH" for source in SOURCES)])
+        kinds = (f"{source}:PATH" for source in SOURCES if source != PYTHON.name)
+        raise unknown("dataset", name, [*names(), *kinds, "FILE.py:NAME"])
     return DATASETS[name]
 
 
@@ -215,6 +228,16 @@ def _variant(dataset: Dataset, variant: str | None) -> str | None:
     return variant
 
 
+def _refuse_two(name: str) -> None:
+    places = [f"of {one.place}" for one in own.packaged() if one.name == name]
+    places += ["built into pflbench"] if name in DATASETS or name in SOURCES else []
+    if len(places) > 1:
+        raise UserError(
+            f"The name '{name}' stands for several datasets: {' and '.join(places)}.",
+            "Uninstall one of the packages, or rename it.",
+        )
+
+
 def _own(source: Source, text: str, root: Path, progress: Progress | None) -> DataSpec:
     if not text:
         raise UserError(f"'{source.name}:' needs a path.", f"For example {source.name}:path/to/data.")
@@ -224,5 +247,5 @@ def _own(source: Source, text: str, root: Path, progress: Progress | None) -> Da
 
 
 def _must_exist(source: Source, path: Path) -> None:
-    if not path.exists():
+    if source is not PYTHON and not path.exists():
         raise UserError(f"{path} does not exist.", f"{source.name}:PATH expects {source.title}.")

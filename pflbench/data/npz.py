@@ -30,10 +30,18 @@ def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
         _require(path, held)
         with np.load(path, allow_pickle=False) as file:
             x, y, names = file["x"], file["y"], file["classes"] if "classes" in held else None
-    x = _samples(path, x)
-    y, classes = _labels(path, y, names)
+    return checked(str(path), x, y, names)
+
+
+def checked(place: str, x: npt.NDArray[Any], y: npt.NDArray[Any], names: npt.NDArray[Any] | None) -> Arrays:
+    """Samples and labels as described above, in the form that all data have. place: where they are from, in words.
+
+    Raises UserError for other types and shapes, values that are not finite, and labels without a sample or a name.
+    """
+    x = _samples(place, x)
+    y, classes = labelled(place, y, names)
     if len(x) != len(y):
-        raise UserError(f"{path}: x has {len(x)} samples, y has {len(y)} labels.", "Expected one label per sample.")
+        raise UserError(f"{place}: x has {len(x)} samples, y has {len(y)} labels.", "Expected one label per sample.")
     return Arrays(x, y, classes)
 
 
@@ -54,11 +62,11 @@ def _require(path: Path, held: list[str]) -> None:
             raise UserError(f"{path} has no array '{name}'; it holds: {', '.join(sorted(held)) or 'nothing'}.")
 
 
-def _samples(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
+def _samples(place: str, x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
-        raise UserError(f"{path}: x is {x.dtype}.", "Expected uint8 (scaled to [-1, 1]) or floating point (taken as is).")
+        raise UserError(f"{place}: x is {x.dtype}.", "Expected uint8 (scaled to [-1, 1]) or floating point (taken as is).")
     if x.ndim not in (2, 3, 4) or x.size == 0:
-        raise UserError(f"{path}: x has the shape {x.shape}.", "Expected [n, h, w], [n, c, h, w], [n, h, w, c] or [n, d].")
+        raise UserError(f"{place}: x has the shape {x.shape}.", "Expected [n, h, w], [n, c, h, w], [n, h, w, c] or [n, d].")
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and _channels_last(x.shape):
@@ -66,7 +74,7 @@ def _samples(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | npt.NDA
     if x.dtype == np.uint8:
         return np.ascontiguousarray(x) if x.ndim == 4 else x.astype(np.float32) / np.float32(127.5) - 1
     if not np.isfinite(x).all():
-        raise UserError(f"{path}: x holds values that are not finite.", "Remove or replace NaN and infinity.")
+        raise UserError(f"{place}: x holds values that are not finite.", "Remove or replace NaN and infinity.")
     return np.ascontiguousarray(x, np.float32)
 
 
@@ -74,21 +82,25 @@ def _channels_last(shape: tuple[int, ...]) -> bool:
     return shape[3] in (1, 3) and shape[1] not in (1, 3)
 
 
-def _labels(path: Path, y: npt.NDArray[Any], names: npt.NDArray[Any] | None) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+def labelled(place: str, y: npt.NDArray[Any], names: npt.NDArray[Any] | None) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """Labels as 0..K-1. With names, label k is the k-th; without, the classes are the labels that occur, sorted."""
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise UserError(f"{path}: y is {y.dtype} with the shape {y.shape}.", "Expected integers, one per sample.")
+        raise UserError(f"{place}: y is {y.dtype} with the shape {y.shape}.", "Expected integers, one per sample.")
     if names is None:
         names, y = np.unique(y, return_inverse=True)
     elif names.ndim != 1 or y.min(initial=0) < 0 or y.max(initial=0) >= len(names):
-        raise UserError(f"{path}: y has labels that `classes`, of length {len(names)}, does not name.")
+        raise UserError(f"{place}: y has labels that `classes`, of length {len(names)}, does not name.")
     if len(names) < 2:
-        raise UserError(f"{path} has {len(names)} classes.", "Expected two classes or more.")
+        raise UserError(f"{place} has {len(names)} classes.", "Expected two classes or more.")
     return y.astype(np.int64), tuple(map(str, names))
 
 
 def _defaults(path: Path) -> Defaults:
-    shape = _shape(path)
+    return defaults_of(_shape(path))
+
+
+def defaults_of(shape: tuple[int, ...]) -> Defaults:
+    """By the shape of x: the CNN for images that are large enough for it, else the MLP."""
     sides = () if len(shape) < 3 else shape[1:3] if len(shape) == 3 or _channels_last(shape) else shape[2:]
     image = len(sides) == 2 and min(sides) >= LEAST_FOR_CNN
     return Defaults("cnn", IMAGE_RATE, 2) if image else Defaults("mlp", 0.1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from pflbench.spec import OwnModel
 if TYPE_CHECKING:
     from pflbench.models.base import Backbone
 
-__all__ = ["MODELS", "Backbone", "Entry", "build", "find", "names", "record"]
+__all__ = ["MODELS", "Entry", "build", "facts", "find", "names", "record"]
 
 Shape = tuple[int, ...]
 
@@ -44,6 +45,15 @@ def find(text: str) -> tuple[str, OwnModel | None]:
 def record(name: str, own: OwnModel | None) -> dict[str, str]:
     """Where a model's code comes from, to be stored with a run; empty for built-in ones, which the commit describes."""
     return {} if own is None else outside.load(name, own).record()
+
+
+def facts(name: str, own: OwnModel | None) -> dict[str, str]:
+    """What is said of a model: `description`, `from`, and the SHA-256 of its code where it is not built in."""
+    if own is None:
+        return {"description": MODELS[name].description, "from": "pflbench"}
+    code = outside.load(name, own)
+    described = " ".join(inspect.cleandoc(getattr(code.make, "__doc__", None) or "").split("\n\n")[0].split())
+    return {"description": described, "from": code.place, "sha256": own.content}
 
 
 def build(name: str, input_shape: Shape, classes: int, vocabulary: int | None = None, own: OwnModel | None = None) -> Backbone:

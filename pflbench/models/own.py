@@ -191,7 +191,7 @@ def _check(code: OwnCode, shape: tuple[int, ...], classes: int, vocabulary: int 
     buffers = [buffer.clone() for buffer in model.buffers()]
     logits, given = _tried(code, model, x, shape)
     if _generators() != before:
-        layers = [_own_name(name) for name, layer in model.named_modules() if isinstance(layer, _DropoutNd) and layer.p]
+        layers = [plain_name(name) for name, layer in model.named_modules() if isinstance(layer, _DropoutNd) and layer.p]
         raise UserError(
             f"{code.who} draws random numbers in training{f' ({_some(layers)})' if layers else ''}: they would be no client's "
             "own, and other ones in each executor.",
@@ -201,7 +201,7 @@ def _check(code: OwnCode, shape: tuple[int, ...], classes: int, vocabulary: int 
     named = dict(model.named_parameters())
     labels = torch.zeros(len(x), dtype=torch.int64)
     gradients = torch.autograd.grad(F.cross_entropy(logits, labels), list(named.values()), allow_unused=True)
-    unused = [_own_name(name) for name, gradient in zip(named, gradients, strict=True) if gradient is None]
+    unused = [plain_name(name) for name, gradient in zip(named, gradients, strict=True) if gradient is None]
     if unused:
         raise UserError(f"{code.who} does not use its parameters {_some(unused)}.", "Use them in forward, or leave them out.")
     with torch.no_grad():
@@ -239,27 +239,29 @@ def _generators() -> tuple[Any, ...]:
 
 def _check_parameters(code: OwnCode, model: Own, again: Own) -> None:
     named = dict(model.named_parameters())
-    frozen = [_own_name(name) for name, parameter in named.items() if not parameter.requires_grad]
+    frozen = [plain_name(name) for name, parameter in named.items() if not parameter.requires_grad]
     if frozen:
         raise UserError(
             f"{code.who} has frozen parameters: {_some(frozen)}.", "What is not trained is a buffer: register_buffer."
         )
     for name, one, other in zip(named, named.values(), again.parameters(), strict=True):
         if not one.is_floating_point():
-            raise UserError(f"{code.who}: the parameter {_own_name(name)} is {one.dtype}.", "Floating point is what is trained.")
+            raise UserError(f"{code.who}: the parameter {plain_name(name)} is {one.dtype}.", "Floating point is what is trained.")
         if not torch.equal(one, other):
             raise UserError(
-                f"{code.who} begins differently each time from the same seed, with {_own_name(name)}.",
+                f"{code.who} begins differently each time from the same seed, with {plain_name(name)}.",
                 "Draw initial values by torch alone: its seed is that of the run.",
             )
     head = [name for name in named if name.startswith(f"{model.head}.")]
     if list(named)[-len(head) :] != head or not head:
         raise UserError(
-            f"{code.who}: its head {_own_name(model.head)} is not what comes last in it.",
+            f"{code.who}: its head {plain_name(model.head)} is not what comes last in it.",
             f'Assign it last in __init__, or name another one: head = "...". In order: {_children(model.net)}.',
         )
     if len(head) != len(list(model.get_submodule(model.head).parameters())):
-        raise UserError(f"{code.who}: its head {_own_name(model.head)} shares parameters with another layer.", "Give it its own.")
+        raise UserError(
+            f"{code.who}: its head {plain_name(model.head)} shares parameters with another layer.", "Give it its own."
+        )
 
 
 def _check_logits(code: OwnCode, model: Own, logits: Any, classes: int, given: Sequence[Any]) -> None:
@@ -273,12 +275,12 @@ def _check_logits(code: OwnCode, model: Own, logits: Any, classes: int, given: S
         raise UserError(f"{code.who} returns values that are not finite, before any training.", _LOGITS)
     if len(given) != 1 or not isinstance(given[0], Tensor) or not torch.equal(given[0], logits):
         raise UserError(
-            f"{code.who}: what it returns is not what its head {_own_name(model.head)} gives.",
+            f"{code.who}: what it returns is not what its head {plain_name(model.head)} gives.",
             'Return that as it is, without softmax or log_softmax, which are part of the loss; or name its head: head = "...".',
         )
 
 
-def _own_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """As the user's module calls it."""
     return name.removeprefix(NET)
 

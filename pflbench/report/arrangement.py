@@ -97,7 +97,9 @@ def _place(setting: SharedSetting) -> tuple[Any, ...]:
 def _with_distinct_heads(settings: Sequence[SharedSetting]) -> list[SharedSetting]:
     shared = [labels.flat({k: v for k, v in s.spec.items() if k not in ("method", "seed")}) for s in settings]
     apart = labels.telling_apart([{**spec, "partition hash": s.partition} for spec, s in zip(shared, settings, strict=True)])
-    apart = labels.without_needless(apart, "partition hash", labels.MODEL_CODE)
+    # A partition's hash differs with everything that makes it: it is news only where nothing else tells them apart.
+    if len({json.dumps({k: v for k, v in d.items() if k != "partition hash"}) for d in apart}) == len(settings):
+        apart = [{k: v for k, v in d.items() if k != "partition hash"} for d in apart]
     return [
         replace(s, head=(*s.head, *(labels.words(k, v) for k, v in d.items() if v is not None)))
         for s, d in zip(settings, apart, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -73,7 +72,7 @@ def dataset_title(spec: dict[str, Any]) -> str:
     """'MNIST', 'AG News (test)', 'MNIST, other content 1a2b3c'; own data by the last part of its path."""
     data = spec["data"]
     if data.get("path"):
-        return PurePath(data["path"]).name or str(data["path"])
+        return _place_title(str(data["path"]))
     return label_title(dataset_label(spec)) + other_content(spec)
 
 
@@ -110,7 +109,12 @@ def label_title(label: str) -> str:
     name, _, rest = named.partition(":")
     if name in DATASETS:
         return (f"{DATASETS[name]} ({rest})" if rest else DATASETS[name]) + label.removeprefix(named)
-    return PurePath(rest).name or label
+    return _place_title(rest) or label
+
+
+def _place_title(path: str) -> str:
+    """'images' of '/data/images', 'blobs' of '/data/own.py:blobs'."""
+    return (PurePath(path).name or path).rpartition(".py:")[2]
 
 
 def names(label: str) -> set[str]:
@@ -142,21 +146,16 @@ def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def telling_apart(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each flat dict, the entries in which the dicts are not all equal."""
+    """Of each flat dict, the entries in which the dicts are not all equal; a model's code where several have its name."""
     missing = object()
     keys = sorted({key for item in items for key in item})
     differ = [k for k in keys if any(item.get(k, missing) != items[0].get(k, missing) for item in items)]
-    return [{k: item[k] for k in differ if k in item} for item in items]
-
-
-def without_needless(items: Sequence[dict[str, Any]], *hashes: str) -> list[dict[str, Any]]:
-    """Of what tells dicts apart, hashes only where nothing else does: they differ with all that they are made of."""
-    found = list(items)
-    for name in hashes:
-        without = [{key: value for key, value in item.items() if key != name} for item in found]
-        if len({json.dumps(item) for item in without}) == len({json.dumps(item) for item in found}):
-            found = without
-    return found
+    codes: dict[Any, set[str]] = {}
+    for item in items:
+        codes.setdefault(item.get("model"), set()).add(item.get(MODEL_CODE, ""))
+    return [
+        {k: item[k] for k in differ if k in item and (k != MODEL_CODE or len(codes[item.get("model")]) > 1)} for item in items
+    ]
 
 
 def words(key: str, value: Any) -> str:

@@ -256,7 +256,7 @@ def test_the_key_follows_the_file_s_content_and_not_its_place(shell: Shell) -> N
 def test_a_run_with_an_own_model(shell: Shell) -> None:
     """Its code is stored; a change is another run."""
     file = write("nets.py", NETS)
-    command = (*RUN, "-m", "fedavg", "-m", "fedala", "--model", f"{file}:layers")
+    command = (*RUN, "-m", "fedavg", "-m", "fedrep", "--clients", "3", "--model", f"{file}:layers")
     rows = parsed(shell(*command))
     assert [row["status"] for row in rows] == ["finished", "finished"]
     shown = parsed(shell("runs", "show", "1", "--json"))
@@ -286,17 +286,6 @@ def test_one_round_by_hand(shell: Shell) -> None:
         F.cross_entropy(plain(x), y).backward()
         optimizer.step()
     torch.testing.assert_close(state.theta[0], nn.utils.parameters_to_vector(plain.parameters()), rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", methods.METHODS)
-def test_every_method_on_every_executor(shell: Shell, name: str) -> None:
-    """With BatchNorm, in float64; what does not go with it, it says as it does of built-in models."""
-    file = write("nets.py", NETS)
-    few = [f"--set={name}.{h.name}=2" for h in methods.hyperparameters(name) if h.name in ("finetune_cap", "max_init_epochs")]
-    command = (*RUN, "-m", name, *few, "--clients", "4", "--dtype", "float64", "--model", f"{file}:Net", "--force")
-    found = [parsed(shell(*command, "--engine", engine))[0] for engine in ("loop", "batched")]
-    assert found[0]["best"] == found[1]["best"]
 
 
 def test_all_clients_at_once_or_a_reason(shell: Shell) -> None:

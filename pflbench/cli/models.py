@@ -1,0 +1,164 @@
+"""`pflbench models`: which models there are, what they are made of, and whether one of your own can be trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pflbench.cli import options as o
+from pflbench.cli.console import print_fields, print_json, print_table
+from pflbench.errors import UserError
+
+if TYPE_CHECKING:
+    from pflbench.models.anatomy import Anatomy
+    from pflbench.spec import OwnModel
+
+app = typer.Typer(help="List the models, show what they are made of, test one of your own.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=o.completion(o.models), help="A model, or FILE.py:NAME.")]
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset",
+        "-d",
+        metavar="NAME",
+        autocompletion=o.completion(o.dataset_names),
+        help="The data it is for: their shape and classes. Default: the first dataset that the model fits.",
+    ),
+]
+POSITIONS, WORDS = 200, 98_635  # of AG News (methods.md 4.2), whose texts need not be here
+FEW_WORDS = 1000  # that the contract suite does with
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a model must know of data. shape: of a sample."""
+
+    label: str
+    shape: tuple[int, ...]
+    classes: int
+    vocabulary: int | None
+
+    def __str__(self) -> str:
+        what = "texts of" if self.vocabulary is not None else "samples"
+        return f"{self.label}: {what} {' x '.join(map(str, self.shape))}, {self.classes} classes"
+
+
+@app.command("list")
+def list_(dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA, as_json: o.Json = False) -> None:
+    """List the models: built-in ones, then those of installed packages; with what they have for a dataset."""
+    from pflbench.models import names
+
+    kinds = _kinds(dataset, data_dir)
+    rows = []
+    for name in names():
+        own, facts = _facts(name)
+        row: dict[str, Any] = {"name": name, "description": facts["description"], "from": facts["from"]}
+        try:
+            kind, made = _made(name, own, kinds)
+        except UserError as error:
+            rows.append({**row, "for": None, "parameters": None, "head": None, "blocks": None, "refused": error.message})
+            continue
+        blocks = [str(block) for block in made.blocks]
+        rows.append({**row, "for": kind.label, "parameters": made.parameters, "head": str(made.head), "blocks": blocks})
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("name", "description", "from", "for", "parameters", "head", "blocks")
+    for row in rows:
+        row["blocks"] = row.get("refused") or ", ".join(row["blocks"])
+    print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+@app.command()
+def show(name: Name, dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA, as_json: o.Json = False) -> None:
+    """Show one model for a dataset: its parameters, its head, and the blocks that ALA's p counts from the top."""
+    found, own, facts = _named(name)
+    kind, made = _made(found, own, _kinds(dataset, data_dir))
+    above, blocks = 0, []
+    for p, block in enumerate(made.blocks, start=1):
+        above += block.parameters
+        blocks.append({"p": p, "block": str(block), "parameters": block.parameters, "top p blocks": above})
+    about = {
+        "name": found,
+        **facts,
+        "data": str(kind),
+        "parameters": made.parameters,
+        "buffers": made.buffers,
+        "head": str(made.head),
+        "parameters of the head": made.head.parameters,
+    }
+    if as_json:
+        print_json({**about, "blocks": blocks})
+        return
+    print_fields(about.items())
+    print()
+    print_table(tuple(blocks[0]), [tuple(block.values()) for block in blocks])
+
+
+@app.command("test")
+def check(name: Name, dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
+    """Run the contract suite on a model: what every model must keep. Exit code 1 if it does not."""
+    from pflbench.contract import model_keeps_the_contract
+
+    found, own, _ = _named(name)
+    kind, _ = _made(found, own, _kinds(dataset, data_dir))
+    words = None if kind.vocabulary is None else min(kind.vocabulary, FEW_WORDS)
+    if not model_keeps_the_contract(found, own, kind.shape, kind.classes, words):
+        raise typer.Exit(1)
+
+
+def _named(text: str) -> tuple[str, OwnModel | None, dict[str, Any]]:
+    from pflbench import models
+
+    name, own = models.find(text)
+    return name, own, models.facts(name, own)
+
+
+def _facts(name: str) -> tuple[OwnModel | None, dict[str, Any]]:
+    """Of a name in the list; of a package that is broken what is known without it."""
+    try:
+        _, own, facts = _named(name)
+    except UserError as error:
+        return None, {"description": error.message, "from": ""}
+    return own, facts
+
+
+def _made(name: str, own: OwnModel | None, kinds: list[_Kind]) -> tuple[_Kind, Anatomy]:
+    """The model for the first of these data that it fits. Raises UserError, the first, if it fits none."""
+    from pflbench.models.anatomy import anatomy
+
+    refused: list[UserError] = []
+    for kind in kinds:
+        try:
+            return kind, anatomy(name, kind.shape, kind.classes, kind.vocabulary, own)
+        except UserError as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _kinds(dataset: str | None, data_dir: Path) -> list[_Kind]:
+    """Of the named dataset; without one, of all datasets, whether they are here or not."""
+    from pflbench import data
+
+    if dataset is None:
+        return [_built_in(name, None) for name in data.DATASETS]
+    name, _, _ = dataset.partition(":")
+    if name in data.DATASETS:
+        return [_built_in(name, data.named(dataset).variant)]
+    spec = data.parse(dataset, data_dir)
+    arrays = data.load(spec, data_dir)
+    return [_Kind(dataset, tuple(arrays.x.shape[1:]), len(arrays.classes), arrays.vocabulary)]
+
+
+def _built_in(name: str, variant: str | None) -> _Kind:
+    from pflbench.data import DATASETS
+
+    found = DATASETS[name]
+    classes = found.variant_classes.get(variant or found.variant or "", found.classes)
+    if found.shape is None:
+        return _Kind(name, (POSITIONS,), classes, WORDS)
+    return _Kind(name, found.shape, classes, None)

@@ -1,0 +1,50 @@
+"""What a model is made of, for a reader: its parameters, its head and the blocks that ALA's p counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pflbench.models import Shape, build
+from pflbench.models.own import plain_name
+from pflbench.spec import OwnModel
+
+
+@dataclass(frozen=True)
+class Part:
+    """Submodules, and single parameters, by their names in the module; how many numbers they have."""
+
+    names: tuple[str, ...]
+    parameters: int
+
+    def __str__(self) -> str:
+        return " + ".join(self.names)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """blocks: from the top. buffers: numbers that training keeps beside the parameters, as BatchNorm's statistics."""
+
+    parameters: int
+    buffers: int
+    head: Part
+    blocks: tuple[Part, ...]
+
+
+def anatomy(name: str, shape: Shape, classes: int, vocabulary: int | None = None, own: OwnModel | None = None) -> Anatomy:
+    """Of a model for samples of a shape, as in `models.build`, which says what errors there are. Nothing is drawn."""
+    with torch.device("meta"):
+        model = build(name, shape, classes, vocabulary, own)
+    sizes = {parameter: tensor.numel() for parameter, tensor in model.named_parameters()}
+
+    def part(names: tuple[str, ...]) -> Part:
+        inside = (size for parameter, size in sizes.items() if any(f"{parameter}.".startswith(f"{one}.") for one in names))
+        return Part(tuple(map(plain_name, names)), sum(inside))
+
+    return Anatomy(
+        parameters=sum(sizes.values()),
+        buffers=sum(buffer.numel() for buffer in model.buffers()),
+        head=part((model.head,)),
+        blocks=tuple(map(part, model.blocks)),
+    )
