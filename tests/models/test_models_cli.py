@@ -152,8 +152,9 @@ def test_every_method_trains_it_alike_on_both_executors(shell: Shell, name: str)
     assert found[0] == found[1] > 0
 
 
-def test_packs_and_sweeps_and_resuming(shell: Shell) -> None:
-    """What a worker is given is the specification: the file is where it says, and a run goes on from its checkpoint."""
+@pytest.mark.slow
+def test_packs_and_sweeps(shell: Shell) -> None:
+    """What a worker is given is the specification, which says where the file is."""
     file = write("")
     common = ("-d", "digits", "-r", "2", "--clients", "3", "--batch-size", "200", "-q", "--json")
     packed = ("run", "-m", "fedavg", "--seeds", "0-1", "--engine", "batched", "--pack", "2", "--model", f"{file}:Net")
