@@ -12,7 +12,7 @@ from pflbench.spec import OwnModel
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """Submodules, and single parameters, by their names in the module; how many numbers they have."""
 
     names: tuple[str, ...]
@@ -28,8 +28,8 @@ class Anatomy:
 
     parameters: int
     buffers: int
-    head: Part
-    blocks: tuple[Part, ...]
+    head: ModelPart
+    blocks: tuple[ModelPart, ...]
 
 
 def anatomy(name: str, shape: Shape, classes: int, vocabulary: int | None = None, own: OwnModel | None = None) -> Anatomy:
@@ -38,9 +38,9 @@ def anatomy(name: str, shape: Shape, classes: int, vocabulary: int | None = None
         model = build(name, shape, classes, vocabulary, own)
     sizes = {parameter: tensor.numel() for parameter, tensor in model.named_parameters()}
 
-    def part(names: tuple[str, ...]) -> Part:
+    def part(names: tuple[str, ...]) -> ModelPart:
         inside = (size for parameter, size in sizes.items() if any(f"{parameter}.".startswith(f"{one}.") for one in names))
-        return Part(tuple(map(plain_name, names)), sum(inside))
+        return ModelPart(tuple(map(plain_name, names)), sum(inside))
 
     return Anatomy(
         parameters=sum(sizes.values()),
