@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -139,8 +140,17 @@ class Pfllib(Spec):
 PartitionSpec = Annotated[Pathological | Dirichlet | IID | Groups | Pfllib, Field(discriminator="scheme")]
 
 
+# Options of training that mean something under some choices of another one only.
+DEPENDS_ON: dict[str, tuple[str, tuple[str, ...]]] = {
+    "momentum": ("optimizer", ("momentum",)),
+    "optimizer_state": ("optimizer", ("momentum", "adamw")),
+    "lr_step_every": ("lr_schedule", ("step",)),
+    "lr_gamma": ("lr_schedule", ("step",)),
+}
+
+
 class TrainSpec(Spec):
-    """The shared protocol (methods.md 0.2, 0.5, 2.2)."""
+    """The shared protocol (methods.md 0.2, 0.5, 2.2, 2.3)."""
 
     rounds: int = Field(ge=1)
     local_epochs: int = Field(1, ge=1)
@@ -155,11 +165,31 @@ class TrainSpec(Spec):
     drop_last: Literal["auto", "always", "never"] = "auto"
     bn_buffers: Literal["local", "average", "reset"] = "local"
     dtype: Literal["float32", "float64", "tf32"] = "float32"  # tf32: float32, but for the factors of products
+    optimizer: Annotated[Literal["sgd", "momentum", "adamw"], ADDED] = "sgd"
+    momentum: Annotated[float | None, Field(gt=0, lt=1), ADDED] = None
+    weight_decay: Annotated[float | None, Field(ge=0), ADDED] = None
+    optimizer_state: Annotated[Literal["fresh", "kept"], ADDED] = "fresh"
+    lr_schedule: Annotated[Literal["constant", "cosine", "step"], ADDED] = "constant"
+    lr_step_every: Annotated[int | None, Field(ge=1), ADDED] = None
+    lr_gamma: Annotated[float | None, Field(gt=0, lt=1), ADDED] = None
 
     @property
     def floats(self) -> Literal["float32", "float64"]:
         """The type of all tensors."""
         return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether local training is w <- w - lr * g, at whatever rate."""
+        return self.optimizer == "sgd" and not self.weight_decay
+
+    def lr_of(self, t: int) -> float:
+        """The rate of local training in round t = 1, 2, ... (methods.md 2.3)."""
+        if self.lr_schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * (t - 1) / self.rounds)) / 2
+        if self.lr_step_every and self.lr_gamma:
+            return self.lr * self.lr_gamma ** ((t - 1) // self.lr_step_every)
+        return self.lr
 
     @model_validator(mode="before")
     @classmethod
@@ -170,7 +200,26 @@ class TrainSpec(Spec):
         if everyone_joins and evaluate in (None, "participants"):
             evaluate = "all"  # the two rules are one: it must not split keys
         initialised = "all" if evaluate == "all" and not everyone_joins else "participants"
-        return {**values, **({"evaluate": evaluate} if evaluate else {}), "initialised": initialised}
+        found = {**values, **({"evaluate": evaluate} if evaluate else {}), "initialised": initialised}
+        # PyTorch's defaults, written out. Without AdamW a decay of 0 is none: it must not split keys either.
+        usual = {"momentum": ("momentum", 0.9), "adamw": ("weight_decay", 0.01), "step": ("lr_gamma", 0.1)}
+        for choice in (found.get("optimizer"), found.get("lr_schedule")):
+            if choice in usual and found.get(usual[choice][0]) is None:
+                found |= dict([usual[choice]])
+        if found.get("optimizer") != "adamw" and found.get("weight_decay") == 0:
+            found["weight_decay"] = None
+        return found
+
+    @model_validator(mode="after")
+    def _go_together(self) -> TrainSpec:
+        for name, (owner, choices) in DEPENDS_ON.items():
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            of, flag = f"--{owner.replace('_', '-')}", f"--{name.replace('_', '-')}"
+            if value != default and getattr(self, owner) not in choices:
+                raise ValueError(f"{flag} goes with {of} {' or '.join(choices)}, but that is {getattr(self, owner)}")
+            if value is None and getattr(self, owner) in choices:
+                raise ValueError(f"{of} {getattr(self, owner)} needs {flag}")
+        return self
 
 
 class MethodSpec(Spec):

@@ -38,6 +38,16 @@ def test_the_same_command_has_the_same_key(stored):
         methods.make(planned.method)
 
 
+def test_an_optimizer_is_in_the_key_where_it_is_not_plain_sgd(stored):
+    key, spec = stored[0]
+    plain = {"optimizer": "sgd", "momentum": None, "weight_decay": 0.0, "optimizer_state": "fresh", "lr_schedule": "constant"}
+    assert RunSpec.model_validate({**spec, "train": {**spec["train"], **plain}}).key == key
+    others = [{"optimizer": "momentum"}, {"optimizer": "momentum", "optimizer_state": "kept"}, {"optimizer": "adamw"},
+              {"weight_decay": 0.1}, {"lr_schedule": "cosine"}, {"lr_schedule": "step", "lr_step_every": 2}]  # fmt: skip
+    specs = [RunSpec.model_validate({**spec, "train": {**spec["train"], **other}}) for other in others]
+    assert len({key, *(one.key for one in specs)}) == len({one.protocol for one in specs}) + 1 == len(others) + 1
+
+
 def test_what_was_added_is_in_the_key_where_it_is_not_the_default():
     for name, added in (("pfedme", "aggregation"), ("fedrep", "aggregation"), ("fedamp", "alpha_decay")):
         (hyper,) = [h for h in methods.hyperparameters(name) if h.name == added]

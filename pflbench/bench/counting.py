@@ -129,7 +129,7 @@ class Counter(Direct):
             self.work.bytes += len(references) * rows.itemsize * self._touched(batch, ALL)
         moved = rows.clone()
         moved[:, columns] += MOVE * torch.arange(1, len(rows) + 1).to(rows).unsqueeze(1)
-        return Trained(moved, asked.buffers.clone(), rows.new_zeros(len(plan)))
+        return Trained(moved, asked.buffers.clone(), rows.new_zeros(len(plan)), dict(asked.moments))
 
     def _walk(self, asked: Walk) -> Walked:
         carry, given, plan, columns = asked.carry, asked.given, asked.plan, asked.columns

@@ -53,6 +53,7 @@ def show(
         "algorithm": cls.algorithm,
         "category": cls.category,
         "version": cls.version,
+        **({"plain SGD only": cls.optimizer_refused} if cls.optimizer_refused else {}),
         **methods.record(name),
     }
     if as_json:

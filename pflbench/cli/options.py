@@ -264,7 +264,7 @@ TRAINING = group(
     rounds=_paper(int, "--rounds", "-r", help="Default: 2000 (digits: 50)."),
     local_epochs=_paper(int, help="Default: 1."),
     batch_size=_paper(int, help="Default: 10."),
-    lr=_paper(float, help="Local learning rate. Default: the paper's for model and dataset."),
+    lr=_paper(float, help="Local learning rate. Default: the paper's for model and dataset; adamw: 0.001."),
     join_ratio=_paper(float, help="Share of the clients that join a round. Default: 1."),
     eval_every=_paper(int, help="Evaluate every so many rounds. Default: 1."),
     evaluate=_paper(
@@ -287,6 +287,24 @@ TRAINING = group(
         **among("float32", "float64", "tf32"),
         help="Default: float32. tf32: faster products on a GPU, with 10 bits of each factor's fraction.",
     ),
+    optimizer=_paper(
+        str, **among("sgd", "momentum", "adamw"), help="Of plain local training; PyTorch's SGD and AdamW. Default: sgd."
+    ),
+    momentum=_paper(float, help="momentum: how much of the last step is kept. Default: 0.9."),
+    weight_decay=_paper(float, help="sgd, momentum: as L2; adamw: decoupled. Default: 0; adamw: 0.01."),
+    optimizer_state=_paper(
+        str,
+        **among("fresh", "kept"),
+        help="momentum, adamw: a client's begins anew in each round, or is kept until it joins again. Default: fresh.",
+    ),
+    lr_schedule=_paper(
+        str,
+        **among("constant", "cosine", "step"),
+        help="Learning rate of local training over the rounds. cosine: half a cosine, to 0 after the last round; step: see "
+        "--lr-step-every. Default: constant.",
+    ),
+    lr_step_every=_paper(int, metavar="ROUNDS", help="step: every so many rounds the rate is multiplied by --lr-gamma."),
+    lr_gamma=_paper(float, help="step: by how much. Default: 0.1."),
 )
 EXECUTION = group(
     "Execution",

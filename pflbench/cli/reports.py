@@ -63,7 +63,8 @@ WhereFilter = Annotated[
         "--where",
         metavar="METHOD.NAME=VALUE",
         autocompletion=o.complete_setting,
-        help="Of this method only runs with this hyperparameter, e.g. fedala.p=2; repeatable.",
+        help="Of this method only runs with this hyperparameter, e.g. fedala.p=2; of all methods train.optimizer=adamw; "
+        "repeatable.",
     ),
 ]
 Status = Annotated[

@@ -19,7 +19,7 @@ from pflbench.engine import rng
 from pflbench.engine.batched.program import MIXED
 from pflbench.engine.federation import Federation
 from pflbench.engine.packed.executor import Pack
-from pflbench.errors import Diverged
+from pflbench.errors import Diverged, UserError
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.run.evaluation import HEADLINE, evaluate
@@ -157,6 +157,36 @@ class Contract:
     def test_all_executors_agree_on_partial_batches(self, name: str, drop_last: str) -> None:
         a, b = (train(make(name), federation("mlp", e, n=(8, 4, 1, 12), drop_last=drop_last), 2) for e in EXECUTORS[:2])
         assert_same(a, b, 1e-10)
+
+    def test_what_it_says_of_optimizers_is_true(self, name: str) -> None:
+        """It trains by `fed.sgd` alone, and so by any optimizer; or it says why not, and then has a step of its own."""
+        small: dict[str, Any] = {"n": FEW, "join_ratio": 0.75, "local_epochs": 2}
+        how = {**small, "optimizer": "momentum", "optimizer_state": "kept"}
+        loop = federation(**how)
+        if methods.load(name).optimizer_refused:
+            with pytest.raises(UserError, match="method's own step"):
+                train(make(name), loop, 1)
+            return
+        found, plain = train(make(name), loop, 1), train(make(name), federation(**small), 1)
+        assert not torch.equal(make(name).deployed(found), make(name).deployed(plain)), "momentum changes nothing: take fed.sgd"
+        found = train(make(name), loop, 1, found, start=2)
+        captured = federation(engine="captured", **how)
+        assert_same(found, train(make(name), captured, 2), 1e-10)
+        for slot in loop.buffers:
+            torch.testing.assert_close(captured.buffers[slot], loop.buffers[slot], rtol=0, atol=1e-10)
+
+    def test_a_schedule_is_followed(self, name: str) -> None:
+        """Round 1 is that of a constant rate, round 2 is not."""
+        how: dict[str, Any] = {"n": FEW, "lr_schedule": "step", "lr_step_every": 1, "lr_gamma": 0.5}
+        fed, constant = federation(**how), federation(n=FEW)
+        first, plain = train(make(name), fed, 1), train(make(name), constant, 1)
+        assert_same(first, plain)
+        second, plain = train(make(name), fed, 1, first, start=2), train(make(name), constant, 1, plain, start=2)
+        same = torch.equal(make(name).deployed(second), make(name).deployed(plain))
+        assert not same, "the rate stays the same: an own step takes fed.lr, not fed.train.lr"
+        captured = federation(engine="captured", **how)
+        assert_same(second, train(make(name), captured, 2), 1e-10)
+        assert not set(captured.executor.record()["steps"]["apart"]) - {MIXED}
 
     def test_who_does_not_take_part_is_left_alone(self, name: str) -> None:
         fed, method = federation(n=(13, 8, 11, 4, 9, 6), join_ratio=0.34), make(name)

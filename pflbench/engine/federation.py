@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pflbench.engine import evaluation, local, rng
+from pflbench.engine import evaluation, local, optimizers, rng
 from pflbench.engine.batches import Plan, passes
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import Executor
@@ -64,8 +64,9 @@ Initialise = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class Federation:
     """N clients; `S` is everywhere a cohort, client ids in ascending order [c] (int64, on the device).
 
-    Matrices have one row per client: [N, P] for all, [c, P] for a cohort. Nothing here changes between rounds except BatchNorm
-    buffers, which belong to a client and one of its models (`slot`) and travel only if the protocol says so (methods.md 4.3).
+    Matrices have one row per client: [N, P] for all, [c, P] for a cohort. Nothing here changes between rounds except `buffers`:
+    BatchNorm's, which belong to a client and one of its models (`slot`) and travel only if the protocol says so (methods.md 4.3),
+    and what optimizers keep, which never travels (2.3).
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class Federation:
         self.train_indices = [np.asarray(i, dtype=np.int64) for i in train_indices]
         self.test_indices = [np.asarray(i, dtype=np.int64) for i in test_indices]
         self.n = torch.tensor([len(i) for i in train_indices], dtype=self.dtype, device=self.device)
+        self.optimizer = optimizers.of(train)
         self.t = 0
+        self.receiving = False
         self.observing = False
         self.followed: int | None = None  # the client whose models are kept
         self.ledger = Ledger(Traffic(len(train_indices)))
@@ -101,15 +104,22 @@ class Federation:
         """N."""
         return len(self.train_indices)
 
-    def at(self, t: int) -> Federation:
-        """The same federation in round t, with a new ledger."""
+    @property
+    def lr(self) -> float | Tensor:
+        """The rate of local training in this round (methods.md 2.3). A tensor [] where rounds differ: no constant of a step."""
+        if self.receiving or self.train.lr_schedule == "constant":
+            return self.train.lr
+        return torch.full((), self.train.lr_of(self.t), dtype=self.dtype, device=self.device)
+
+    def at(self, t: int, receiving: bool = False) -> Federation:
+        """The same federation in round t, with a new ledger. receiving: at its reception, which comes before local training."""
         now = copy.copy(self)
-        now.t, now.ledger = t, Ledger(Traffic(self.size))
+        now.t, now.ledger, now.receiving = t, Ledger(Traffic(self.size)), receiving
         return now
 
     def aside(self) -> Federation:
         """The same federation in the same round, in which nothing is counted or kept: BatchNorm buffers are a copy, too."""
-        now = self.at(self.t)
+        now = self.at(self.t, self.receiving)
         now.observing, now.followed = False, None
         now.buffers = {slot: rows.clone() for slot, rows in self.buffers.items()}
         return now
@@ -237,13 +247,26 @@ class Federation:
     evaluate_central = evaluation.evaluate_central
     losses = evaluation.losses
 
-    # -- BatchNorm buffers --------------------------------------------------------------------------------------------
+    # -- what clients keep beside their models --------------------------------------------------------------------------
 
     def buffers_of(self, slot: str) -> Tensor:
         """Everyone's, [N, B], of one of a client's models; to be changed in place."""
         if slot not in self.buffers:
             self.buffers[slot] = self._initial_buffers.expand(self.size, -1).clone()
         return self.buffers[slot]
+
+    def lasting_moments(self, slot: str, columns: slice) -> dict[str, Tensor]:
+        """Everyone's state of the optimizer, [N, ...], of columns of one of a client's models; to be changed in place.
+
+        Nothing where it begins anew in every round, nor at reception: what is trained there is only initialised.
+        """
+        if self.optimizer is None or self.receiving or self.train.optimizer_state == "fresh":
+            return {}
+        where = f"{slot}/{columns.start}:{columns.stop}/"
+        if not any(name.startswith(where) for name in self.buffers):
+            begun = self.optimizer.begin(self._initial.expand(self.size, -1)[:, columns])
+            self.buffers.update({where + name: value for name, value in begun.items()})
+        return {name.removeprefix(where): value for name, value in self.buffers.items() if name.startswith(where)}
 
     def reset_buffers(self, S: Tensor, slots: Sequence[str]) -> None:
         """bn_buffers="reset": the cohort's shared models begin their local training with initial buffers."""

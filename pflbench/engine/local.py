@@ -1,4 +1,4 @@
-"""A client's local work: plain SGD, steps of a method's own, and inner loops. The functions are methods of `Federation`."""
+"""A client's local work: SGD, steps of a method's own, and inner loops. The functions are methods of `Federation`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from pflbench.engine.requests import (
     Walk,
     Walked,
 )
+from pflbench.errors import UserError
 
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
@@ -36,7 +37,7 @@ FEATURES_AT_ONCE = 128  # of each client
 
 
 def sgd(fed: Federation, rows: Tensor, S: Tensor, **how: Any) -> Tensor:
-    """Local training: plain SGD from rows [c, P] over E epochs -> [c, P] (methods.md 0.1). Takes what `fit` takes."""
+    """Local training: SGD from rows [c, P] over E epochs -> [c, P] (methods.md 0.1). Takes what `fit` takes."""
     return fed.fit(rows, S, **how).rows
 
 
@@ -53,19 +54,28 @@ def fit(
     references: Sequence[Tensor] = (),
     slot: str = "model",
     into: str | None = None,
+    moments: Mapping[str, Tensor] = {},
     **given: Argument,
 ) -> Trained:
-    """Plain SGD from rows [c, P] along a plan, by default E epochs, with the losses [c].
+    """SGD, or the protocol's optimizer, from rows [c, P] along a plan, by default E epochs, with the losses [c].
 
     correct(w, **given) returns the gradient of a penalty and its value; objective and references: engine.requests.Sgd. slot names
     which of the clients' models this is: each has its own BatchNorm buffers and batch order; into: where the new buffers go,
-    if not back. Raises Diverged if a client ends with a non-finite parameter.
+    if not back. moments: the optimizer's state to go on from, of an earlier part of the same training.
+    Raises Diverged if a client ends with a non-finite parameter.
     """
     plan = fed.batches(S, epochs, purpose=_purpose(slot)) if plan is None else plan
-    asked = Sgd(plan, rows, fed.buffers_of(slot)[S], fed.train.lr, columns, correct, given, objective, references)
+    lasting = fed.lasting_moments(into or slot, columns)
+    if not moments and fed.optimizer is not None:
+        moments = {name: value[S] for name, value in lasting.items()} or fed.optimizer.begin(rows[:, columns])
+    asked = Sgd(
+        plan, rows, fed.buffers_of(slot)[S], fed.lr, columns, correct, given, objective, references, fed.optimizer, moments
+    )
     done = _of_head_alone(fed, asked) if _head_suffices(fed, asked) else fed.executor.do(asked)
     fed.require_finite(done.rows, S, "local training")
     fed.buffers_of(into or slot)[S] = done.buffers
+    for name, value in lasting.items():
+        value[S] = done.moments[name]
     _note(fed, into or slot, S, plan, done.loss, rows, done.rows)
     return done
 
@@ -88,8 +98,13 @@ def train_by(
 
     rows [c, P] are the models to begin with; carry: tensors [c, ...], the trained model first; the rest: engine.requests.Walk.
     slots: the clients' models whose gradients the step takes, `grad(w, of=k)` being that of slots[k]. Returns the new carry.
-    Raises Diverged for a non-finite value in it.
+    Raises Diverged for a non-finite value in it, UserError where the protocol asks for another optimizer than plain SGD.
     """
+    if fed.optimizer is not None:
+        raise UserError(
+            "No other optimizer can take the place of a method's own step.",
+            "Leave out --optimizer and --weight-decay. The method's author says so by `optimizer_refused` in its class.",
+        )
     plan = fed.batches(S, purpose=_purpose(slots[0]), parts=parts) if plan is None else plan
     buffers = torch.stack([fed.buffers_of(slot)[S] for slot in slots], dim=1)
     done = fed.executor.do(Walk(plan, step, rows, carry, given or {}, buffers, each=each or {}, parts=parts))
@@ -194,12 +209,13 @@ def _of_head_alone(fed: Federation, asked: Sgd) -> Trained:
     samples, positions = asked.plan.once(FEATURES_AT_ONCE)
     alone = fed.executor.do(Head(samples, asked.rows, asked.buffers)).executor
     try:
-        done = alone.do(Sgd(positions, asked.rows[:, fed.flat.head], asked.buffers[:, :0], asked.lr))
+        head = asked.rows[:, fed.flat.head]
+        done = alone.do(replace(asked, plan=positions, rows=head, buffers=asked.buffers[:, :0], columns=ALL))
     finally:
         alone.close()
     trained = asked.rows.clone()
     trained[:, fed.flat.head] = done.rows
-    return Trained(trained, asked.buffers, done.loss)
+    return replace(done, rows=trained, buffers=asked.buffers)
 
 
 def _purpose(slot: str) -> str:

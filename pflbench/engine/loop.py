@@ -205,14 +205,16 @@ class LoopExecutor(Direct):
             raise
 
     def _sgd(self, asked: Sgd) -> Trained:
-        rows, buffers, plan, columns, lr, correct = asked.rows, asked.buffers, asked.plan, asked.columns, asked.lr, asked.correct
+        rows, buffers, plan, columns, correct = asked.rows, asked.buffers, asked.plan, asked.columns, asked.correct
+        optimizer, lr = asked.optimizer, float(asked.lr)
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
         buffers_out = buffers.clone()
+        moments_out = {name: value.clone() for name, value in asked.moments.items()}
         loss_out = torch.zeros(len(plan), dtype=rows.dtype, device=self.device)
 
         def task(worker: Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
-            worker.train(compact=asked.objective is None)
+            worker.train(compact=asked.objective is None and optimizer is None)
             worker.refer([r[i] for r in asked.references], buffers[i])
             parameters = worker.select(columns)
             arguments = unwrap(pick(asked.given, i))
@@ -222,17 +224,23 @@ class LoopExecutor(Direct):
                 if correct is not None:
                     correction, penalty = correct(worker.pull(), **arguments)
                     loss = loss + penalty
-                worker.descend(parameters, grads, lr)
-                if correct is not None:
-                    worker.pull()[columns].sub_(correction[columns], alpha=lr)
+                if optimizer is not None:
+                    g = torch.cat([g.reshape(-1) for g in grads if g is not None])
+                    g = g if correct is None else g.add_(correction[columns])
+                    optimizer.torch_step(worker.pull()[columns], g, lr, {name: value[i] for name, value in moments_out.items()})
                     worker.push()
+                else:
+                    worker.descend(parameters, grads, lr)
+                    if correct is not None:
+                        worker.pull()[columns].sub_(correction[columns], alpha=lr)
+                        worker.push()
                 total += loss
             total /= max(len(plan.sizes[i]), 1)
             rows_out[i].copy_(worker.pull())
             worker.save_buffers(buffers_out[i])
 
         self._each(plan, task)
-        return Trained(rows_out, buffers_out, loss_out)
+        return Trained(rows_out, buffers_out, loss_out, moments_out)
 
     def _walk(self, asked: Walk) -> Walked:
         base, carry, buffers, plan, columns = asked.base, asked.carry, asked.buffers, asked.plan, asked.columns

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Shortage
+from pflbench.engine.optimizers import Optimizer
 
 ALL = slice(None)
 
@@ -72,6 +73,7 @@ class Trained:
     rows: Tensor  # [C, P], their models
     buffers: Tensor  # [C, B], BatchNorm's
     loss: Tensor  # [C], mean over the steps; 0 for a client without steps
+    moments: dict[str, Tensor] = field(default_factory=dict)  # [C, ...], the optimizer's state
 
 
 @dataclass(frozen=True)
@@ -119,17 +121,19 @@ class Request(Generic[R]):
 
 @dataclass(frozen=True, eq=False)
 class Sgd(Request[Trained]):
-    """Plain SGD along the plan: w <- w - lr * (g + correction), in `columns` only."""
+    """SGD along the plan: w <- w - lr * (g + correction), in `columns` only; or an optimizer's step along g + correction."""
 
     rows: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models to begin with
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
-    lr: float
+    lr: float | Tensor  # a tensor []: one that changes from round to round, for which a captured step is not made anew
     columns: slice = field(default_factory=lambda: ALL)  # those of the parameters that are trained
     correct: Correct | None = None  # the penalty, if there is one
     given: Given = field(default_factory=dict, metadata=GIVEN)  # what `correct` is passed by name
     objective: Objective | None = None  # what is minimised, if not the loss
     # Each [C, P]: frozen models that the objective compares with, in training mode on the same batch.
     references: Sequence[Tensor] = field(default=(), metadata=PER_CLIENT)
+    optimizer: Optimizer | None = None  # None: plain SGD
+    moments: Mapping[str, Tensor] = field(default_factory=dict, metadata=PER_CLIENT)  # [C, ...], its state to begin with
 
 
 @dataclass(frozen=True, eq=False)

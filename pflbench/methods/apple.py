@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat
+from pflbench.engine.flat import Flat, less
 from pflbench.engine.requests import Argument, Grad, Shared
 from pflbench.errors import UserError
 from pflbench.methods.base import Method, hyper, method
@@ -46,7 +46,7 @@ def step(
     own: Tensor,
     cores: Tensor,
     p_0: Tensor,
-    eta_1: float,
+    eta_1: float | Tensor,
     eta_2: float,
     pull: Tensor,
     weigh: Tensor | None = None,
@@ -62,7 +62,7 @@ def step(
     if velocity is None:
         return {"core": torch.addcmul(core, -eta_1 * of_own(p, own), G), **after}
     after["velocity"] = torch.addcmul(momentum * velocity, of_own(p, own), G)
-    return {"core": core.sub(after["velocity"], alpha=eta_1), **after}
+    return {"core": less(core, after["velocity"], eta_1), **after}
 
 
 @method
@@ -75,6 +75,7 @@ class APPLE(Method):
     algorithm = "Algorithm 1"
     category = "personalized FL: learned aggregation"
     ala_refused = "its clients download several models, and ALA mixes one with the local model"
+    optimizer_refused = "cores and relationships descend at once; momentum is a hyperparameter of its own, apple.momentum"
     # The buffers are those of the personal model, which does not travel.
     shared_slots = ()
 
@@ -117,7 +118,7 @@ class APPLE(Method):
             "own": own,
             "cores": Shared(s.cores),
             "p_0": fed.n / fed.n.sum(),
-            "eta_1": fed.train.lr * (fed.size if self.scale_lr else 1),
+            "eta_1": fed.lr * (fed.size if self.scale_lr else 1),
             "eta_2": self.eta_2,
             "pull": p_S.new_full((len(S), 1), self.lambda_(fed) * self.mu),  # no constant: a captured step would be a new one
         }

@@ -67,6 +67,7 @@ class Method(ABC):
     # Plugging in ALA (methods.md 1.15): hyperparameters that it decides, or why it does not go with the method.
     ala_decides: ClassVar[Mapping[str, Value]] = {}
     ala_refused: ClassVar[str] = ""
+    optimizer_refused: ClassVar[str] = ""  # why local training can be by no other optimizer than SGD (methods.md 2.3)
 
     @abstractmethod
     def init(self, fed: Federation) -> Any:

@@ -34,6 +34,7 @@ class Card:
     presets: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     ala_decides: Mapping[str, Value] = field(default_factory=dict)
     ala_refused: str = ""
+    optimizer_refused: str = ""
     hyperparameters: Mapping[str, Value] = field(default_factory=dict)
 
     def plus(self, ala: Card) -> Card:

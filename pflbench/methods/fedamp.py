@@ -68,8 +68,10 @@ class MessagePassing(Method):
                 f"Use --join-ratio 1, or --set {self.title.lower()}.partial=true: "
                 "then each round's clients attend to one another only.",
             )
-        # Of w - u, a step of the penalty leaves 1 - pull.
-        pull = train.lr * self.lam / self.step_size(train.rounds)
+        if train.optimizer == "adamw":  # its steps do not grow with the penalty
+            return
+        # Of w - u, a step of the penalty leaves 1 - pull. Momentum bears 1 + momentum times as much.
+        pull = train.lr * self.lam / self.step_size(train.rounds) / (1 + (train.momentum or 0))
         if pull >= 2:
             raise UserError(
                 f"{self.title} with lr * lam / alpha_k = {pull:.3g} in round {train.rounds} cannot converge: "

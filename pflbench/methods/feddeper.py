@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import less
 from pflbench.engine.requests import Given, Grad
 from pflbench.methods.base import Method, hyper, method
 
@@ -18,10 +19,10 @@ class FedDeperState:
     v: Tensor  # [N, P] the personal models
 
 
-def step(grad: Grad, *, y: Tensor, v: Tensor, x: Tensor, eta: float, rho: float) -> dict[str, Tensor]:
+def step(grad: Grad, *, y: Tensor, v: Tensor, x: Tensor, eta: float | Tensor, rho: float) -> dict[str, Tensor]:
     """Lines 7 and 8, on the same mini-batch: SGD on f(y) + rho / (2 eta) |v + y - 2x|^2 with v fixed, and on f(v)."""
-    descended = y.sub(grad(y), alpha=eta)
-    return {"y": descended.sub_((v + y).sub_(x, alpha=2), alpha=rho), "v": v.sub(grad(v, of=1), alpha=eta)}
+    descended = less(y, grad(y), eta)
+    return {"y": descended.sub_((v + y).sub_(x, alpha=2), alpha=rho), "v": less(v, grad(v, of=1), eta)}
 
 
 @method
@@ -33,6 +34,7 @@ class FedDeper(Method):
     venue = "arXiv 2022"
     algorithm = "Algorithm 1"
     category = "traditional FL"
+    optimizer_refused = "its penalty moves y by rho beside SGD's step, whatever the learning rate"
     ala_refused = "it keeps a client's own past out of what it trains and uploads, and ALA would mix it in"
 
     # The values of the authors' experiments are not known.
@@ -56,7 +58,7 @@ class FedDeper(Method):
                 f"rho x steps = {reach:.3g} is above 1 in round {fed.t}, where a client makes {plan.steps().max()} steps: the "
                 "penalty then outweighs the gradient, and uploads can point uphill. A rho below 1 / steps avoids it.",
             )
-        given: Given = {"x": s.x, "eta": fed.train.lr, "rho": self.rho}
+        given: Given = {"x": s.x, "eta": fed.lr, "rho": self.rho}
         done = fed.train_by(step, y_S, S, carry={"y": y_S, "v": s.v[S]}, given=given, plan=plan, slots=("model", "personal"))
         v_S = (1 - self.lam) * done["v"] + self.lam * done["y"]
         change = fed.collect(done["y"] - s.x, S)

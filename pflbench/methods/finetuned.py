@@ -84,12 +84,15 @@ class FedAvgC(FedAvg):
         plan = fed.batches(S, self.finetune_cap, purpose="batches/finetuned")
         hat_S, live = fed.rows(s.w, S).clone(), torch.arange(len(S), device=fed.device)
         last = hat_S.new_full((len(S), WINDOW), torch.nan)
+        moments: dict[str, Tensor] = {}
         epochs = torch.zeros(fed.size, dtype=torch.int64, device=fed.device)
         for k, epoch in enumerate(_epochs(plan, self.finetune_cap)):
             before = "finetuned" if k else _first_slot(fed)
             steps = epoch.take(live.tolist())
-            done = fed.fit(hat_S[live], S[live], plan=steps, slot=before, into="finetuned", **self.penalty(s))
+            kept = {name: value[live] for name, value in moments.items()}
+            done = fed.fit(hat_S[live], S[live], plan=steps, slot=before, into="finetuned", moments=kept, **self.penalty(s))
             hat_S[live], epochs[S[live]] = done.rows, k + 1
+            moments = {name: moments.get(name, value).index_copy(0, live, value) for name, value in done.moments.items()}
             # ALA compares the losses of the last batch, always the same one; here batches are shuffled: the mean loss.
             last[live] = torch.cat([last[live, 1:], done.loss.unsqueeze(1)], dim=1)
             if k >= WINDOW:

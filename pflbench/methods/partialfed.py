@@ -18,7 +18,7 @@ from torch import Tensor
 from pflbench.engine import rng
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat
+from pflbench.engine.flat import Flat, less
 from pflbench.engine.requests import Argument, Grad
 from pflbench.methods.base import Method, hyper, method
 
@@ -71,7 +71,7 @@ def step(
     learn: Tensor,
     sizes: list[int],
     tau: Tensor,
-    lr: float,
+    lr: float | Tensor,
     rate: float,
     decay: float,
     sample: bool,
@@ -95,7 +95,7 @@ def step(
     slope = torch.stack([torch.linalg.vecdot(x, y) for x, y in along], -1) * soft.prod(-1) / tau[..., 0]
     learned = adam(torch.stack([slope, -slope], -1) + decay * strategy["a"], rate, **strategy)
     after = {name: torch.where(learn, learned[name], old) for name, old in strategy.items()}
-    descended = mixed.sub_(g, alpha=lr)
+    descended = less(mixed, g, lr, out=mixed)
     return {"theta": torch.where(learn[..., 0], theta, descended, out=descended), **after}
 
 
@@ -110,6 +110,7 @@ class PartialFed(Method):
     category = "personalized FL: learned aggregation"
     shared_slots = ()  # theta_i is tested as its client left it, and so are its BatchNorm buffers
     ala_decides: ClassVar[Mapping[str, Any]] = {"start": "received"}
+    optimizer_refused = "its batches train the model, by SGD from a mixture, and the strategy, by Adam, in turn"
 
     tau: float = hyper(5.0, "temperature of the Gumbel softmax in round 1", gt=0)
     tau_decay: float = hyper(0.965, "the temperature is multiplied by this in every round", gt=0, le=1)
@@ -167,7 +168,7 @@ class PartialFed(Method):
             "received": s.w,
             # No constant: each round's step would have to be captured anew.
             "tau": noise.new_full((len(S), 1, 1), self.temperature(fed.t)),
-            "lr": fed.train.lr,
+            "lr": fed.lr,
             "rate": self.strategy_lr,
             "decay": self.weight_decay,
             "sample": self.hard == "sample",

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.requests import Grad
+from pflbench.engine.flat import less
+from pflbench.engine.requests import Argument, Grad
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedavg import FedAvg
 from pflbench.spec import TrainSpec
@@ -32,13 +33,13 @@ def descend(grad: Grad, *, w: Tensor, rate: Tensor) -> dict[str, Tensor]:
     return {"w": torch.addcmul(w, -rate, grad(w))}
 
 
-def first_order(grad: Grad, *, w: Tensor, alpha: float, beta: float) -> dict[str, Tensor]:
+def first_order(grad: Grad, *, w: Tensor, alpha: float, beta: float | Tensor) -> dict[str, Tensor]:
     """FO: the meta-gradient without its second-order term. Batches D, D'."""
     adapted = w.sub(grad(w), alpha=alpha)
-    return {"w": w.sub(grad(adapted, part=1), alpha=beta)}
+    return {"w": less(w, grad(adapted, part=1), beta)}
 
 
-def hessian_free(grad: Grad, *, w: Tensor, alpha: float, beta: float, delta: float) -> dict[str, Tensor]:
+def hessian_free(grad: Grad, *, w: Tensor, alpha: float, beta: float | Tensor, delta: float) -> dict[str, Tensor]:
     """HF: the Hessian at w times u, by a central difference. Batches D, D', D''."""
     u = grad(w - alpha * grad(w), part=1)
     d = (grad(w + delta * u, part=2) - grad(w - delta * u, part=2)) / (2 * delta)
@@ -59,6 +60,7 @@ class PerFedAvg(FedAvg):
     algorithm = "Algorithm 1"
     category = "personalized FL: global model and fine-tuning"
     slot = "adapted"
+    optimizer_refused = "its meta-step follows one of SGD through the gradient"
     presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"adapt_on": "test2022"}}
 
     hessian: Literal["fo", "hf"] = hyper("fo", "the second-order term: left out (FO), or by finite differences (HF)")
@@ -89,7 +91,7 @@ class PerFedAvg(FedAvg):
         """The meta-steps."""
         step, parts = (first_order, 2) if self.hessian == "fo" else (hessian_free, 3)
         alpha, beta = self._rates(fed)
-        given = {"alpha": alpha, "beta": beta, **({"delta": self.delta} if self.hessian == "hf" else {})}
+        given: dict[str, Argument] = {"alpha": alpha, "beta": beta, **({"delta": self.delta} if self.hessian == "hf" else {})}
         w_S = fed.rows(s.start, S)
         plan = fed.batches(S, self.passes * fed.train.local_epochs, parts=parts)
         return fed.train_by(step, w_S, S, carry={"w": w_S}, given=given, plan=plan, parts=parts)["w"]
@@ -103,10 +105,10 @@ class PerFedAvg(FedAvg):
     def uses_test_labels(self) -> bool:
         return self.adapt_on == "test2022"
 
-    def _rates(self, fed: Federation) -> tuple[float, float]:
-        """alpha and beta."""
-        alpha, beta = (fed.train.lr if isinstance(rate, str) else rate for rate in (self.alpha, self.beta))
-        return alpha, beta
+    def _rates(self, fed: Federation) -> tuple[float, float | Tensor]:
+        """alpha, with which the model is trained and tested alike, and beta, which a schedule changes."""
+        alpha = fed.train.lr if isinstance(self.alpha, str) else self.alpha
+        return alpha, fed.lr if isinstance(self.beta, str) else self.beta
 
     def _adapt(self, fed: Federation, rows: Tensor, S: Tensor) -> Tensor:
         """One step with alpha on a random train batch; test2022: then one with beta, and on test batches."""
@@ -116,7 +118,7 @@ class PerFedAvg(FedAvg):
         else:
             # The reference fails for a client that has a single test batch; here it takes the first step only.
             tests = [fed.test_indices[client] for client in S.tolist()]
-            rates, plan = [alpha, beta], fed.batches(S, 1, purpose="batches/adapted", samples=tests, drop_last="never")
+            rates, plan = [alpha, float(beta)], fed.batches(S, 1, purpose="batches/adapted", samples=tests, drop_last="never")
         each = {"rate": rows.new_tensor(rates).view(1, -1, 1).expand(len(S), -1, -1)}
         return fed.train_by(descend, rows, S, carry={"w": rows}, each=each, plan=_first(plan, len(rates)), into=("adapted",))["w"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.requests import Grad
+from pflbench.engine.requests import Argument, Grad
 from pflbench.errors import UserError
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedavg import FedAvg
@@ -25,7 +25,7 @@ class PFedMeState:
 
 
 def moreau(
-    grad: Grad, *, theta: Tensor, w: Tensor, eta: float, eta_p: float, lam: float, c2: float, K: int, reset: bool
+    grad: Grad, *, theta: Tensor, w: Tensor, eta: float | Tensor, eta_p: float, lam: float, c2: float, K: int, reset: bool
 ) -> dict[str, Tensor]:
     """One mini-batch: K steps of theta on f(theta) + (lambda / 2) |theta - w|^2 + (c2 / 2) |theta|^2, then one of w.
 
@@ -51,6 +51,7 @@ class PFedMe(FedAvg):
     venue = "NeurIPS 2020"
     algorithm = "Algorithm 1"
     category = "personalized FL: additional personal model"
+    optimizer_refused = "w follows theta by the gradient of the Moreau envelope, and theta has a rate of its own"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"evaluate": "w"}}
 
     eta_p: float = hyper(0.01, "step size of the personal model", gt=0, search=(0.1, 0.01, 0.001, 0.0001))
@@ -84,7 +85,7 @@ class PFedMe(FedAvg):
 
     def update(self, fed: Federation, s: PFedMeState, S: Tensor) -> PFedMeState:
         w = fed.rows(s.start, S)
-        constants = {"eta": fed.train.lr, "eta_p": self.eta_p, "lam": self.lam, "c2": self.c2, "K": self.K}
+        constants: dict[str, Argument] = {"eta": fed.lr, "eta_p": self.eta_p, "lam": self.lam, "c2": self.c2, "K": self.K}
         done = fed.train_by(moreau, w, S, carry={"theta": w, "w": w}, given={**constants, "reset": self.theta_reset == "batch"})
         mean = fed.mean(fed.collect(done["w"], S), S, self.aggregation)
         return replace(

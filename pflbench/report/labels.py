@@ -46,6 +46,13 @@ _ITEMS = {
     "train.initialised": "{} initialised",
     "train.bn_buffers": "BN buffers {}",
     "train.dtype": "{}",
+    "train.optimizer": "optimizer {}",
+    "train.momentum": "momentum {}",
+    "train.weight_decay": "weight decay {}",
+    "train.optimizer_state": "optimizer state {}",
+    "train.lr_schedule": "lr schedule {}",
+    "train.lr_step_every": "lr step every {} rounds",
+    "train.lr_gamma": "lr gamma {}",
     "version": "v{}",
 }
 _ONE = {

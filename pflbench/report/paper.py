@@ -227,6 +227,9 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
         ("local epochs", train["local_epochs"], place.local_epochs),
         ("batch size", train["batch_size"], place.batch_size),
         ("lr", train["lr"], place.rate),
+        ("lr schedule", train.get("lr_schedule", "constant"), "constant"),
+        ("optimizer", train.get("optimizer", "sgd"), "sgd"),
+        ("weight decay", train.get("weight_decay", 0), 0),
     ]
     if place.central:
         items.append(("partition", partition["scheme"], "unknown"))

@@ -11,11 +11,13 @@ from sqlalchemy import Engine
 from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
+from pflbench.spec import TrainSpec
 from pflbench.store import arrays, runs
 from pflbench.store.runs import Among, Result, Select
 from pflbench.store.schema import STATUSES
 
 BEST = Select("best")
+PROTOCOL = "train"  # in --where, in a method's place
 RULES = "best, last, mean-last:K"
 TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
 _FIRST_RUN = "Make some: pflbench run -m fedavg -m fedala -d digits"
@@ -27,8 +29,9 @@ class Filters:
 
     Of one kind any may fit, and all kinds have to. Names of methods, datasets and partitions may be those of the command line or
     those of the tables, in any case. status: finished where none is named, 'any' for all. runs: numbers or beginnings of keys.
-    where: "fedala.p=2", which is about the runs of its method alone: others stay. smoke: with runs of `reproduce --scale smoke`,
-    which are left out otherwise, but where they are named. only: the numbers of the runs that there are to choose from.
+    where: "fedala.p=2", which is about the runs of its method alone: others stay; "train.optimizer=adamw", about all. smoke: with
+    runs of `reproduce --scale smoke`, which are left out otherwise, but where they are named. only: the numbers of the runs that
+    there are to choose from.
     """
 
     methods: Sequence[str] = ()
@@ -288,13 +291,18 @@ def _conditions(where: Iterable[str]) -> dict[tuple[str, str], list[str]]:
         target, equals, value = text.partition("=")
         method, dot, name = target.strip().partition(".")
         if not (equals and dot and method and name):
-            raise UserError(f"--where {text}: expected METHOD.NAME=VALUE.", "For example --where fedala.p=2.")
+            raise UserError(
+                f"--where {text}: expected METHOD.NAME=VALUE or train.NAME=VALUE.",
+                "For example --where fedala.p=2 or --where train.optimizer=adamw.",
+            )
         found.setdefault((method.casefold(), name), []).append(value.strip())
     return found
 
 
 def _with_value(results: list[Result], method: str, name: str, values: Sequence[str]) -> list[Result]:
-    """Without the runs of this method that have another value."""
+    """Without the runs of this method, or with "train" without all runs, that have another value."""
+    if method == PROTOCOL:
+        return _with_protocol(results, name, values)
     own = [r for r in results if method in (r.method.casefold(), labels.method_title(r.method, r.title).casefold())]
     if not own:
         there = ", ".join(sorted({r.method for r in results}))
@@ -311,6 +319,19 @@ def _with_value(results: list[Result], method: str, name: str, values: Sequence[
             raise UserError(f"No run of {method} has {name}={value}.", f"There are: {there}.")
     out = {run for run, one in present.items() if not any(_is(one, value) for value in values)}
     return [r for r in results if r.id not in out]
+
+
+def _with_protocol(results: list[Result], name: str, values: Sequence[str]) -> list[Result]:
+    """The runs with one of these values of an item of the training protocol, as `runs show` names it."""
+    if name not in TrainSpec.model_fields:
+        raise unknown(f"item of --where {PROTOCOL}.", name, TrainSpec.model_fields)
+    default = TrainSpec.model_fields[name].default  # of what came later and is not written down
+    present = {r.id: r.spec["train"].get(name, default) for r in results}
+    for value in values:
+        if not any(_is(one, value) for one in present.values()):
+            there = ", ".join(sorted({_text(one) for one in present.values()}))
+            raise UserError(f"No run has {PROTOCOL}.{name}={value}.", f"There are: {there}.")
+    return [r for r in results if any(_is(present[r.id], value) for value in values)]
 
 
 def _is(stored: object, text: str) -> bool:

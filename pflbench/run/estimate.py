@@ -14,6 +14,7 @@ from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import COPIES
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
+from pflbench.engine.optimizers import WORKSPACE
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.run.checkpoint import tensors
@@ -27,9 +28,9 @@ class Needs:
     """Bytes: the first three of the whole run, the others for each client that is computed at a time."""
 
     data: int  # the samples and labels
-    models: int  # what the method keeps, as often as it is there at a time; the cohort's models before and after training
+    models: int  # what method and optimizer keep, as often as it is there at a time; the cohort's before and after training
     batch_norm: int  # buffers, as often
-    copies: int  # the client's model and its gradient
+    copies: int  # the client's model and its gradient, and what the optimizer makes of them
     activations: int  # of a training step
     programs: int  # what captured steps keep
 
@@ -54,16 +55,18 @@ def estimate(spec: RunSpec, setting: Setting, *, captured: bool) -> Needs | None
         if spec.own_model is None:
             raise
         return None
+    optimizer = 0 if fed.optimizer is None else fed.optimizer.kept * row  # what a client has of it
+    workspace = 0 if fed.optimizer is None else WORKSPACE * row + optimizer
     # Of this round and of the last one, and what those outside the cohort are tested with.
     states = 3 if spec.train.initialised == "all" else 2
     return Needs(
         data=samples.x.nbytes + samples.y.nbytes,
-        models=states * kept + 2 * len(fed.cohort(1)) * row,
+        models=states * (kept + _lasting(spec) * fed.size * optimizer) + 2 * len(fed.cohort(1)) * (row + optimizer),
         batch_norm=states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size,
-        copies=2 * row,
+        copies=2 * row + optimizer + workspace,
         activations=step - row,
         # A step in the graph's memory; there and beside it the gradients once more, side by side.
-        programs=(COPIES + 2) * row + step if captured else 0,
+        programs=(COPIES + 2) * row + COPIES * optimizer + workspace + step if captured else 0,
     )
 
 
@@ -94,6 +97,13 @@ def _kept(spec: RunSpec, fed: Federation) -> int | None:
     except Exception:
         return None
     return sum(value.nbytes for value in tensors(state).values())
+
+
+def _lasting(spec: RunSpec) -> int:
+    """Of how many models of a client the optimizer lasts from round to round: of those that it may train."""
+    if spec.train.optimizer_state == "fresh":
+        return 0
+    return len({"model", methods.make(spec.method).slot})
 
 
 def _step(fed: Federation, samples: Samples) -> int:

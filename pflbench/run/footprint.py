@@ -32,9 +32,9 @@ class Footprint:
     engine: str
     clients: int  # computed at a time
     data: int  # the samples and labels
-    models: int  # what the method keeps, as often as it is there at a time; the cohort's models before and after training
+    models: int  # what method and optimizer keep, as often as it is there at a time; the cohort's before and after training
     batch_norm: int  # buffers, as often
-    copies: int  # models and gradients of the clients computed at a time
+    copies: int  # models and gradients of the clients computed at a time, and what the optimizer makes of them
     activations: int  # of a training step of theirs
     evaluation: int  # a batch of all of them
     free: int | None  # what new tensors can have; None where nothing says

@@ -37,6 +37,7 @@ Parsed = dict[str, Any]
 """Specifications of data and of PFLlib's folders, by what names them."""
 
 MAX_SEEDS = 1000
+ADAMW_LR = 0.001  # torch.optim.AdamW's: the papers' rates are those of SGD
 
 # Option (as a field of Wish) -> field of the partition's specification. A scheme refuses the options it does not list.
 _COMMON = {"clients": "clients", "partition_seed": "seed", "test_share": "test_share", "central_test": "central_test"}
@@ -100,6 +101,13 @@ class Wish:
     drop_last: str | None = None
     bn_buffers: str | None = None
     dtype: str | None = None
+    optimizer: str | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    optimizer_state: str | None = None
+    lr_schedule: str | None = None
+    lr_step_every: int | None = None
+    lr_gamma: float | None = None
 
 
 def plan(wish: Wish, parsed: Parsed | None = None) -> list[RunSpec]:
@@ -140,8 +148,20 @@ def partition_options(label: str) -> dict[str, Any]:
 
 def warnings(specs: Sequence[RunSpec]) -> list[str]:
     """What methods say of the protocol they are to run under, each once. Raises UserError for what cannot work."""
+    for spec in specs:
+        _require_optimizer(spec)
     said = [f"{s.method.name}: {text}" for s in specs for text in methods.make(s.method).check(s.train)]
     return list(dict.fromkeys(said))
+
+
+def _require_optimizer(spec: RunSpec) -> None:
+    """Raises UserError for another optimizer than plain SGD with a method that has a step of its own."""
+    cls = methods.load(spec.method.name)
+    if spec.train.plain_sgd or not cls.optimizer_refused:
+        return
+    asked = "weight decay" if spec.train.optimizer == "sgd" else f"--optimizer {spec.train.optimizer}"
+    fitting = ", ".join(name for name in methods.METHODS if not methods.card(name).optimizer_refused)
+    raise UserError(f"{cls.title} does not go with {asked}: {cls.optimizer_refused}.", f"Those that do: {fitting}.")
 
 
 def preset_notes(wish: Wish) -> list[str]:
@@ -191,6 +211,7 @@ def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: Method
     model, own = models.find(wish.model or defaults.model)
     given = _given(wish, {name: name for name in TrainSpec.model_fields if hasattr(wish, name)})
     lr = defaults.lr if own else data.default_lr(model, dataset.name)
+    lr = ADAMW_LR if wish.optimizer == "adamw" else lr
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
     fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}
     return _make(RunSpec, {**fields, "own_model": own})

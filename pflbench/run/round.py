@@ -31,7 +31,7 @@ class CommunicationRound:
 
     def __init__(self, method: Method, fed: Federation, t: int, within: Within | None = None) -> None:
         self.method, self.t, self.S = method, t, fed.cohort(t)
-        self.reception, self.training = fed.at(t), fed.at(t)
+        self.reception, self.training = fed.at(t, receiving=True), fed.at(t)
         self.seconds: dict[str, float] = {}
         self._within = within or self._timed
 

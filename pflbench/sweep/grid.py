@@ -20,7 +20,7 @@ from pflbench import methods
 from pflbench.errors import UserError, unknown, why
 from pflbench.methods.cards import SUFFIX
 from pflbench.run.plan import SCHEMES, Parsed, Wish, plan, setting
-from pflbench.spec import RunSpec
+from pflbench.spec import DEPENDS_ON, RunSpec, TrainSpec
 
 Point = Mapping[str, Any]
 """One value for each option, by its name on the command line without dashes before it; "fedala.p" for a hyperparameter."""
@@ -29,7 +29,8 @@ Order = Literal["seed", "setting", "dataset"]
 ORDERS: tuple[Order, ...] = typing.get_args(Order)
 _RENAMED = {"method": "methods", "dataset": "datasets"}
 _LEFT_OUT = {"data_dir", "settings", "seed", *_RENAMED.values()}
-_FIRST = ("method", "dataset", "partition", "ala")  # they decide what else has a meaning
+# They decide what else has a meaning.
+_FIRST = ("method", "dataset", "partition", "ala", *dict.fromkeys(owner.replace("_", "-") for owner, _ in DEPENDS_ON.values()))
 _PARTITION_OPTIONS = {option for options in SCHEMES.values() for option in options}
 
 
@@ -69,13 +70,16 @@ class RunGrid:
             yield from one.points()
 
     def _holds(self, name: str, point: Point) -> bool:
-        """Whether an option means something where method, partition and ala are these."""
+        """Whether an option means something where method, partition and the others of _FIRST are these."""
         owner, dot, _ = name.partition(".")
         if dot:
             named = {_trained(method, point) for method in self.axes["method"]}
             return (owner if owner in named else owner + SUFFIX) == _trained(point["method"], point)
-        scheme = (point.get("partition") or "dirichlet").partition(":")[0]
         field = options()[name]
+        if field in DEPENDS_ON:
+            owner, choices = DEPENDS_ON[field]
+            return point.get(owner.replace("_", "-"), TrainSpec.model_fields[owner].default) in choices
+        scheme = (point.get("partition") or "dirichlet").partition(":")[0]
         return field not in _PARTITION_OPTIONS or scheme not in SCHEMES or field in SCHEMES[scheme]
 
     def _changed(self, point: Point) -> Point | None:
@@ -196,5 +200,10 @@ def _ownerless(name: str) -> UserError:
     if dot:
         methods.load(method)
         return UserError(f"{name}: {method} is not among the methods that are run.", f"Add it to them, or drop {name}.")
+    if options()[name] in DEPENDS_ON:
+        owner, choices = DEPENDS_ON[options()[name]]
+        return UserError(
+            f"{name} goes with {owner.replace('_', '-')} {' or '.join(choices)}, which the sweep does not have.", f"Drop {name}."
+        )
     owners = " and ".join(scheme for scheme, own in SCHEMES.items() if options()[name] in own)
     return UserError(f"{name} belongs to the partition {owners}, which the sweep does not have.", f"Drop {name}.")

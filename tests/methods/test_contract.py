@@ -29,6 +29,10 @@ class TestContract(Contract):
     def test_all_executors_agree_in_single_precision(self, name: str) -> None:
         super().test_all_executors_agree_in_single_precision(name)
 
+    @pytest.mark.slow
+    def test_a_schedule_is_followed(self, name: str) -> None:
+        super().test_a_schedule_is_followed(name)
+
     @pytest.mark.parametrize("drop_last", [pytest.param("always", marks=pytest.mark.slow), "never"])
     def test_all_executors_agree_on_partial_batches(self, name: str, drop_last: str) -> None:
         super().test_all_executors_agree_on_partial_batches(name, drop_last)

@@ -39,6 +39,8 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Engine:
         ({"where": ["fedala.p=2"]}, f"method <> 'fedala' or {P} = 2"),
         ({"where": ["FedALA.p=2", "fedala.p=3"], "models": ["cnn"]}, f"model = 'cnn' and (method <> 'fedala' or {P} in (2, 3))"),
         ({"where": ["fedala.adapt=false"]}, "method <> 'fedala' or json_extract(spec, '$.method.hyperparameters.adapt') = 0"),
+        ({"where": ["train.local_epochs=1", "train.local_epochs=3"]}, "json_extract(spec, '$.train.local_epochs') in (1, 3)"),
+        ({"where": ["train.optimizer=sgd"], "clients": [5]}, "clients = 5"),
         ({"where": ["fedala.s=5.0"]}, "method <> 'fedala' or json_extract(spec, '$.method.hyperparameters.s') = 5"),
     ],
 )  # fmt: skip
@@ -64,6 +66,8 @@ def test_a_run_by_its_key(golden: Engine) -> None:
         ({"where": ["p=2"]}, "expected METHOD.NAME=VALUE"),
         ({"where": ["fedala.p=9"]}, "No run of fedala has p=9.\nThere are: 1, 2, 3."),
         ({"where": ["fedala.q=9"]}, "fedala has no hyperparameter 'q'"),
+        ({"where": ["train.optimizer=adamw"]}, "No run has train.optimizer=adamw.\nThere are: sgd."),
+        ({"where": ["train.optimiser=adamw"]}, "Did you mean 'optimizer'"),
         ({"where": ["pfedme.p=9"]}, "no such runs of 'pfedme'"),
         ({"runs": ["3"], "rounds": [2000]}, "No run has rounds 2000, run 3"),
     ],

@@ -94,6 +94,17 @@ def test_where_nothing_is_known_all_are_tried(monkeypatch):
     assert looks.call_count == 2
 
 
+def test_what_optimizers_keep_is_counted():
+    """Two rows of each client and model for AdamW, of this and of the last round, and of the cohort before and after training."""
+    (plain,) = specs("ditto", clients=12, join_ratio=0.5)
+    P = 64 * 64 + 64 + 64 * 10 + 10
+    for more, rows in (("fresh", 2 * 2 * 6), ("kept", 2 * 2 * 6 + 2 * 2 * 2 * 12)):
+        (spec,) = specs("ditto", clients=12, join_ratio=0.5, optimizer="adamw", optimizer_state=more)
+        one, other = (footprint(s, load_setting(s, Path("data")), Execution(engine="batched")) for s in (spec, plain))
+        assert one.models - other.models == 4 * P * rows
+        assert one.copies > 2 * other.copies
+
+
 def test_what_is_only_tested_is_kept_once_more():
     """All models of FedALA's clients, its weights and flags: beside those of this and the last round, in a copy for the test."""
     found = [
@@ -105,9 +116,15 @@ def test_what_is_only_tested_is_kept_once_more():
     assert found[1] - found[0] == 4 * P * (1 + 12) + 12 * (4 * head + 2)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "apple", "fedamp"])
-def test_the_estimate_is_close_to_what_a_round_takes(name):
-    (spec,) = specs(name, clients=12)
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *((name, {}) for name in ("fedavg", "ditto", "apple", "fedamp")),
+        ("ditto", {"optimizer": "adamw", "optimizer_state": "kept", "batch_size": 100}),
+    ],
+)
+def test_the_estimate_is_close_to_what_a_round_takes(name, more):
+    (spec,) = specs(name, clients=12, **more)
     setting = load_setting(spec, Path("data"))
     said = footprint(spec, setting, Execution(engine="batched"))
     fed = made(spec, setting, CPU, Execution(engine="batched"))

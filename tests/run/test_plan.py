@@ -68,6 +68,58 @@ def test_every_option_reaches_the_specification() -> None:
     assert one(beta=0.5, least=12).partition == Dirichlet(clients=20, beta=0.5, least=12)
 
 
+def test_an_optimizer_is_written_out_where_it_is_not_plain_sgd() -> None:
+    """With PyTorch's defaults, and with nothing that says the same twice."""
+
+    def told(**options: object) -> dict[str, object]:
+        plain = one().train.model_dump()
+        return {name: value for name, value in one(**options).train.model_dump().items() if plain.get(name) != value}
+
+    assert one(optimizer="sgd", weight_decay=0.0, optimizer_state="fresh", lr_schedule="constant").key == one().key
+    assert told(optimizer="momentum") == {"optimizer": "momentum", "momentum": 0.9}
+    assert told(optimizer="momentum", weight_decay=0.0) == told(optimizer="momentum", momentum=0.9)
+    adamw = {"optimizer": "adamw", "weight_decay": 0.01, "lr": 0.001}
+    assert told(optimizer="adamw") == adamw
+    assert told(optimizer="adamw", weight_decay=0.0, lr=0.2) == {**adamw, "weight_decay": 0.0, "lr": 0.2}
+    kept = {"optimizer": "momentum", "momentum": 0.5, "weight_decay": 0.1, "optimizer_state": "kept"}
+    assert told(**kept) == kept
+    assert told(weight_decay=0.1) == {"weight_decay": 0.1}
+    assert told(lr_schedule="cosine") == {"lr_schedule": "cosine"}
+    step = {"lr_schedule": "step", "lr_step_every": 5, "lr_gamma": 0.1}
+    assert told(lr_schedule="step", lr_step_every=5) == told(**step) == step
+    for options in ({"optimizer": "adamw", "weight_decay": 0.0}, kept, step):
+        spec = one(**options)
+        assert RunSpec.model_validate(spec.model_dump()) == RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_a_method_with_a_step_of_its_own_refuses_optimizers_and_takes_schedules() -> None:
+    refuse = [name for name in METHODS if "does not go with" in _told(name)]
+    assert refuse == ["per-fedavg", "pfedme", "apple", "partialfed", "feddeper"]
+    said = refused(methods=("fedavg", "pfedme+ala"), weight_decay=0.1)
+    assert said.startswith("pFedMe does not go with weight decay: w follows theta by the gradient")
+    assert "fedavg" in said.splitlines()[1]
+    assert "apple" not in said.splitlines()[1]
+    for name in METHODS:
+        assert one(methods=(name,), lr_schedule="cosine").train.lr_schedule == "cosine"
+
+
+def _told(name: str) -> str:
+    try:
+        one(methods=(name,), optimizer="adamw")
+    except UserError as error:
+        return error.message
+    return ""
+
+
+def test_fedamps_limit_is_that_of_the_optimizer() -> None:
+    """lr * lam / alpha_k = 2.5: too far for a step of SGD, not with momentum 0.9 or for AdamW."""
+    far: dict[str, object] = {"methods": ("fedamp",), "lr": 2.5, "settings": ("fedamp.lam=1000",)}
+    assert "cannot converge" in refused(**far)
+    assert "cannot converge" in refused(**far, optimizer="momentum", momentum=0.2)
+    for optimizer in ("momentum", "adamw"):
+        assert one(**far, optimizer=optimizer)
+
+
 def test_methods_times_datasets_times_seeds() -> None:
     specs = plan(Wish(methods=("fedavg", "ditto", "fedavg"), datasets=("digits", "mnist"), seeds="0-2,5"))
     assert [(s.data.name, s.seed, s.method.name) for s in specs] == [
@@ -165,6 +217,17 @@ def test_the_schemes_are_those_of_the_partitions() -> None:
         ({"methods": ()}, "No method given"),
         ({"methods": ("fedvag+ala",)}, "Unknown method"),
         ({"preset": "fedala2023"}, "Did you mean 'fedala2022'?"),
+        ({"optimizer": "adam"}, "--optimizer adam is not possible: it must be 'sgd', 'momentum' or 'adamw'"),
+        ({"momentum": 0.5}, "--momentum goes with --optimizer momentum, but that is sgd"),
+        ({"optimizer": "adamw", "momentum": 0.5}, "--momentum goes with --optimizer momentum, but that is adamw"),
+        ({"optimizer": "momentum", "momentum": 0.0}, "--momentum 0.0"),
+        ({"optimizer": "momentum", "momentum": 1.0}, "--momentum 1.0"),
+        ({"weight_decay": -0.1}, "--weight-decay -0.1"),
+        ({"optimizer_state": "kept"}, "--optimizer-state goes with --optimizer momentum or adamw, but that is sgd"),
+        ({"lr_schedule": "step"}, "--lr-schedule step needs --lr-step-every"),
+        ({"lr_step_every": 5}, "--lr-step-every goes with --lr-schedule step, but that is constant"),
+        ({"lr_schedule": "cosine", "lr_gamma": 0.5}, "--lr-gamma goes with --lr-schedule step, but that is cosine"),
+        ({"lr_schedule": "step", "lr_step_every": 0}, "--lr-step-every 0"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(options: dict[str, object], words: str) -> None:

@@ -43,6 +43,26 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(store, name, tmp_path
     assert list(tmp_path.glob("*.checkpoints/*.pt")) == []
 
 
+KEPT = {"optimizer": "adamw", "lr": 0.01, "optimizer_state": "kept", "lr_schedule": "cosine", "join_ratio": 0.6}
+
+
+@pytest.mark.parametrize("name", [pytest.param("ditto"), pytest.param("fedavg-c", marks=pytest.mark.slow)])
+def test_what_an_optimizer_keeps_is_in_the_checkpoint(store, name):
+    wished = short(name, **KEPT)
+    whole = run(wished, store)[-1].run_id
+    steps = execute(wished, store, Path("data"), Execution(workers=1, checkpoint_every=1e9), force=True)
+    while next(steps).round < 2:
+        pass
+    steps.close()
+    resumed = run(wished, store)
+    assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
+    assert numbers(store, resumed[-1].run_id) == numbers(store, whole)
+    fresh = run(short(name, **KEPT | {"optimizer_state": "fresh"}), store)[-1].run_id
+    sent = "SELECT bytes_up, bytes_down FROM round WHERE run_id = {} ORDER BY round"
+    assert rows(store, sent.format(fresh)) == rows(store, sent.format(whole)), "what is kept does not travel"
+    assert numbers(store, fresh) != numbers(store, whole)
+
+
 def test_ctrl_c_in_the_middle_of_a_round(store, monkeypatch):
     from pflbench.methods.fedala import FedALA
 

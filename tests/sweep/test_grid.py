@@ -249,3 +249,30 @@ def test_runs_are_told_apart_by_what_differs(study):
     assert len(set(names)) == len(names) == 24
     assert names[3] == "fedala (p=1) digits Dir(0.1) seed 0"
     assert names[0] == "fedavg digits Dir(0.1) seed 0"
+
+
+def grid(**axes):
+    return RunGrid({name.replace("_", "-"): values for name, values in {"method": ("fedavg",), **axes}.items()})
+
+
+def test_what_belongs_to_one_optimizer_is_left_out_beside_the_others():
+    axes = {
+        "optimizer": ("sgd", "momentum", "adamw"),
+        "momentum": (0.5, 0.9),
+        "optimizer_state": ("fresh", "kept"),
+        "lr": (0.01,),
+    }
+    found = specifications(grid(**axes, lr_schedule=("constant", "step"), lr_step_every=(2, 3)), DATA)
+    assert len(found) == (1 + 2 * 2 + 2) * (1 + 2)
+    assert {(one.train.optimizer, one.train.momentum) for one in found} == {
+        ("sgd", None),
+        ("momentum", 0.5),
+        ("momentum", 0.9),
+        ("adamw", None),
+    }
+    with pytest.raises(UserError, match="momentum goes with optimizer momentum, which the sweep does not have"):
+        specifications(grid(optimizer=("sgd", "adamw"), momentum=(0.5,)), DATA)
+    with pytest.raises(UserError, match="lr-gamma goes with lr-schedule step"):
+        specifications(grid(lr_gamma=(0.5,)), DATA)
+    with pytest.raises(UserError, match=r"pFedMe does not go with --optimizer adamw.*\(at optimizer adamw\)"):
+        specifications(grid(method=("fedavg", "pfedme"), optimizer=("sgd", "adamw")), DATA)

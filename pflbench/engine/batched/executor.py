@@ -19,8 +19,9 @@ from pflbench.engine.batched.program import Advance, Capture, Inputs
 from pflbench.engine.batched.programs import Programs, frozen
 from pflbench.engine.batched.steps import Block, blocks
 from pflbench.engine.batches import Plan
-from pflbench.engine.flat import Flat, side_by_side
+from pflbench.engine.flat import Flat, less, side_by_side
 from pflbench.engine.memory import Shortage
+from pflbench.engine.optimizers import Optimizer
 from pflbench.engine.requests import (
     ALL,
     Correct,
@@ -45,7 +46,7 @@ from pflbench.engine.samples import Samples
 
 EVALUATED_AT_ONCE = 8192  # samples of all clients together
 EVALUATED_PER_CLIENT = 512
-REFERENCE = "reference {}"  # among what a step is given
+REFERENCE, RATE = "reference {}", "learning rate"  # among what a step is given: no keywords
 # Of a state, beside a method's carry.
 MODELS, BUFFERS, LOSS, LAST, FEATURES = "models", "buffers", "loss", "last loss", "features"
 
@@ -103,20 +104,27 @@ class BatchedExecutor(Direct):
     def _sgd(self, asked: Sgd) -> Trained:
         rows, buffers, plan, columns = asked.rows, asked.buffers, asked.plan, asked.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
-        compared, alone = len(asked.references), asked.objective is None and not asked.references
+        moments_out = {name: value.clone() for name, value in asked.moments.items()}
+        compared, merged, optimizer = len(asked.references), asked.objective is None and not asked.references, asked.optimizer
+        lr = None if isinstance(asked.lr, Tensor) else asked.lr
+        alone = merged and optimizer is None
         lookup = self.gradients.lookup(columns) if alone else None
         gradients = self.gradients.make(columns, asked.objective, lookup, factors=alone)
-        advance = self._descent(gradients, lookup, asked.lr, columns, asked.correct, compared)
-        kind = ("sgd", asked.lr, columns.start, columns.stop, frozen(asked.correct), frozen(asked.objective), compared)
+        advance = self._descent(gradients, lookup, lr, columns, asked.correct, compared, optimizer)
+        kind = ("sgd", lr, columns.start, columns.stop, frozen(asked.correct), frozen(asked.objective), compared, optimizer)
         inputs = {**asked.given, **{REFERENCE.format(i): r for i, r in enumerate(asked.references)}}
+        inputs |= {RATE: asked.lr} if lr is None else {}
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
             state = {MODELS: rows[clients], BUFFERS: buffers[clients], LOSS: loss_out.new_zeros(len(clients))}
+            state |= {name: value[clients] for name, value in asked.moments.items()}
             state = self.programs.run((*kind, self._data), advance, state, pick(inputs, clients), steps, {})
             rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
+            for name, value in moments_out.items():
+                value[clients] = state[name]
 
-        self._each(plan, train, merged=alone)
-        return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows))
+        self._each(plan, train, merged=merged)
+        return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows), moments_out)
 
     def _walk(self, asked: Walk) -> Walked:
         carry, buffers, plan, columns = asked.carry, asked.buffers, asked.plan, asked.columns
@@ -212,35 +220,50 @@ class BatchedExecutor(Direct):
         return layout.by_client(right, lost)
 
     def _descent(
-        self, gradients: Gradient, lookup: Lookup | None, lr: float, columns: slice, correct: Correct | None, references: int
+        self,
+        gradients: Gradient,
+        lookup: Lookup | None,
+        lr: float | None,
+        columns: slice,
+        correct: Correct | None,
+        references: int,
+        optimizer: Optimizer | None,
     ) -> Advance:
-        """One step of SGD."""
+        """One step of SGD, or of an optimizer. lr: None if it comes with what the step is given."""
 
         def advance(state: Named, given: Given, inputs: Inputs) -> None:
             w, b, over = state[MODELS], state[BUFFERS], inputs.over
             mine = dict(given)
+            rate: Any = mine.pop(RATE, lr)
             compared = [mine.pop(REFERENCE.format(i)) for i in range(references)]
             grads, loss, after = gradients(w, b, inputs.index, compared, inputs.weights)
             if correct is not None:
                 correction, penalty = correct(w, **unwrap(mine))
                 loss = loss + penalty
+            _keep(b, after, over)
+            state[LOSS].add_(_of(over, loss))
+            if optimizer is not None:
+                g = torch.cat([grads[e.name].reshape(len(w), -1) for e in self.flat.within(columns)], dim=1)
+                g = g if correct is None else g.add_(correction[..., columns])
+                moved, moments = optimizer.step(w[:, columns], g, rate, state)
+                for kept, value in ((w[:, columns], moved), *((state[name], value) for name, value in moments.items())):
+                    _keep(kept, value, over)
+                return
             views = self.flat.views(w, columns)
             if lookup is not None:
                 tokens, _ = self.samples.batch(inputs.index)
-                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), lr, over)
+                lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), rate, over)
             for name, view in views.items():
                 if not isinstance(grads[name], Tensor):
-                    grads.pop(name).subtract(view, lr, over)
+                    grads.pop(name).subtract(view, rate, over)
                 elif over is None:
-                    view.sub_(grads[name], alpha=lr)
+                    _subtract(view, grads[name], rate, None)
             if over is not None:  # as few kernels for all of them as may be: most are small
                 for run in side_by_side(e for e in self.flat.within(columns) if e.name in grads):
                     together = torch.cat([grads[e.name].reshape(len(w), -1) for e in run], dim=1)
-                    w[:, run[0].start : run[-1].stop].sub_(together.masked_fill_(over[:, None], 0), alpha=lr)
+                    _subtract(w[:, run[0].start : run[-1].stop], together.masked_fill_(over[:, None], 0), rate, None)
             if correct is not None:
-                _subtract(w[..., columns], correction[..., columns], lr, over)
-            _keep(b, after, over)
-            state[LOSS].add_(_of(over, loss))
+                _subtract(w[..., columns], correction[..., columns], rate, over)
 
         return advance
 
@@ -293,8 +316,8 @@ class BatchedExecutor(Direct):
         return self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape
 
 
-def _subtract(of: Tensor, what: Tensor, rate: float, over: Tensor | None) -> None:
-    of.sub_(what if over is None else what.masked_fill(_beside(over, of), 0), alpha=rate)
+def _subtract(of: Tensor, what: Tensor, rate: float | Tensor, over: Tensor | None) -> None:
+    less(of, what if over is None else what.masked_fill(_beside(over, of), 0), rate, out=of)
 
 
 def _of(over: Tensor | None, loss: Tensor) -> Tensor:

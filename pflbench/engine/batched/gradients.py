@@ -67,7 +67,7 @@ class Lookup:
         """weight [c, V, d], tokens [c, b, positions] -> [c, b, positions, d]."""
         return weight[_clients(tokens), tokens]
 
-    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, lr: float, over: Tensor | None) -> None:
+    def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, lr: float | Tensor, over: Tensor | None) -> None:
         """Subtracts lr times the vectors' gradient in their rows, but for padding and for clients that are over [c].
 
         A GPU adds up what falls together sorted, in the same order every time, and copies there and back what is not contiguous:

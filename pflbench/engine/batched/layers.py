@@ -207,12 +207,15 @@ class FactorsOfAll(Factors):
     def keep(self, g: Tensor, x: Tensor) -> None:
         _Keep.apply(self, g, x)  # type: ignore[no-untyped-call]
 
-    def subtract(self, weight: Tensor, lr: float, over: Tensor | None) -> None:
+    def subtract(self, weight: Tensor, lr: float | Tensor, over: Tensor | None) -> None:
         """weight [c, out, in] -= lr * g^T x, but in the rows of clients that are over [c]."""
         for pair in self.pairs:
             # Of both factors, since 0 times what is no number is none.
             g, x = pair if over is None else (factor.masked_fill(over[:, None, None], 0) for factor in pair)
-            weight.baddbmm_(g.transpose(1, 2), x, alpha=-lr)
+            if isinstance(lr, Tensor):
+                weight.baddbmm_((g * lr).transpose(1, 2), x, alpha=-1)
+            else:
+                weight.baddbmm_(g.transpose(1, 2), x, alpha=-lr)
 
 
 class _Keep(autograd.Function):

@@ -33,6 +33,11 @@ _PROTOCOL = {
     "train.local_epochs": "local epochs",
     "train.batch_size": "batch size",
     "train.lr": "learning rate",
+    "train.optimizer": "optimizer",
+    "train.momentum": "momentum",
+    "train.weight_decay": "weight decay",
+    "train.optimizer_state": "optimizer state",
+    "train.lr_schedule": "learning rate schedule",
 }
 
 
@@ -136,10 +141,12 @@ def protocol(settings: Sequence[SharedSetting]) -> list[str]:
     flat = [labels.flat(s.spec) for s in settings]
     shared, notes = [], []
     for key, name in _PROTOCOL.items():
+        if not all(key in spec for spec in flat):  # what came later, and was not asked for: the heads say it where it was
+            continue
         where: dict[str, list[str]] = defaultdict(list)
         for setting, spec in zip(settings, flat, strict=True):
             value = spec[key]
-            text = labels.words(key, value) if key == "model" else f"{value:g}"
+            text = labels.words(key, value) if key == "model" else str(value) if isinstance(value, str) else f"{value:g}"
             where[text].append(setting.title)
         if len(where) == 1:
             shared.append(f"{name} {next(iter(where))}")

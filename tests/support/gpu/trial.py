@@ -122,7 +122,8 @@ def played(method: Method, fed: Federation, rounds: int, observing: bool = False
         found |= {f"scores.{slot}.{k}": v for slot, of in scores.items() for k, v in vars(of).items()}
         for ledger in (now.reception.ledger, now.training.ledger):
             found |= {f"loss.{slot}": v for slot, v in ledger.train_loss.items()} | ledger.artifacts
-        found |= {f"buffers.{slot}": v for slot, v in fed.buffers.items()} | {"traffic": now.traffic}
+        found |= {f"{'moments' if '/' in slot else 'buffers'}.{slot}": v for slot, v in fed.buffers.items()}
+        found["traffic"] = now.traffic
         found |= {f"answer {i}.{k}": v for i, answer in enumerate(answers) for k, v in answer.items()}
         answers.clear()
         numbers = {k: _host(v) for k, v in found.items() if isinstance(v, (torch.Tensor, np.ndarray, float))}
@@ -146,7 +147,7 @@ def _heard(executor: Executor) -> list[Numbers]:
         answer = do(request)
         if isinstance(answer, (Trained, Walked, Evaluated)):
             values = {f.name: getattr(answer, f.name) for f in fields(answer)}
-            values |= values.pop("carry", {})
+            values |= values.pop("carry", {}) | values.pop("moments", {})
             answers.append({k: _host(v) for k, v in values.items()})
         return answer
 
