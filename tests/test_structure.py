@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pflbench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST, SHORTEST = 400, 40  # lines of a file
-LOOSE = {"__init__", "__main__", "spec", "errors", "environment", "plugins", "_torchvision"}
+LOOSE = {"__init__", "__main__", "spec", "errors", "environment", "interrupts", "plugins", "_torchvision"}
 # A file may be short where it is one of many of its kind. `engine.rng` is named in the documentation for authors of methods.
 SHORT = {"methods", "partition", "models", "data", "report/figures"}
 NAMED = {"engine/rng.py"}
@@ -28,12 +28,13 @@ MAY_IMPORT = {
     "errors": set(),
     "_torchvision": set(),
     "environment": set(),
+    "interrupts": set(),
     "plugins": {"errors"},
     "papers": set(),
-    "data": {"plugins", "spec", "errors", "_torchvision"},
+    "data": {"plugins", "spec", "errors", "interrupts", "_torchvision"},
     "partition": {"spec", "errors"},
     "models": {"plugins", "spec", "errors", "_torchvision"},
-    "engine": {"spec", "errors", "models", "environment"},
+    "engine": {"spec", "errors", "models", "environment", "interrupts"},
     "methods": {"engine", "plugins", "spec", "errors"},
     # Ships with the package, since third parties test with it: it drives methods as `run` does, on data of its own.
     "contract": {"methods", "engine", "models", "run", "spec", "errors"},
@@ -43,19 +44,32 @@ MAY_IMPORT = {
     "site": {"report", "store", "errors"},
     "track": {"store", "errors"},
     # The only room that knows data, engine, method and store at once.
-    "run": {"data", "partition", "models", "methods", "engine", "store", "environment", "plugins", "spec", "errors"},
+    "run": {
+        "data",
+        "partition",
+        "models",
+        "methods",
+        "engine",
+        "store",
+        "environment",
+        "interrupts",
+        "plugins",
+        "spec",
+        "errors",
+    },
     # Runs methods' rounds outside the database, as `run` does inside, and keeps what they cost.
     "bench": {"engine", "methods", "partition", "run", "environment", "store", "spec", "errors"},
     # Says which runs a table needs and how they stand; the command line makes them.
     # Before a long run it times a few batches.
     "reproduce": {"report", "store", "data", "run", "bench", "methods", "models", "partition", "spec", "errors"},
     # Many runs: it plans as `run` does, and gives them to workers, which check the GPU of their own machine.
-    "sweep": {"run", "contract", "methods", "engine", "store", "environment", "spec", "errors"},
+    "sweep": {"run", "interrupts", "contract", "methods", "engine", "store", "environment", "spec", "errors"},
     "__main__": {"cli"},
     "cli": {
         "bench",
         "run",
         "environment",
+        "interrupts",
         "report",
         "reproduce",
         "site",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
-from pflbench import __version__
+from pflbench import __version__, interrupts
 from pflbench.cli import (
     bench,
     data,
@@ -76,22 +77,29 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0, 2 for an error that the user can mend, 130 after Ctrl-C, 1 for a bug.
+    """Runs one command; returns the exit code: 0, 2 for an error that the user can mend, 1 for a bug.
 
-    With PFLBENCH_DEBUG=1 exceptions pass, with their traceback.
+    Ctrl-C, SIGTERM and SIGHUP end it with 130, 143 and 129. With PFLBENCH_DEBUG=1 exceptions pass, with their traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     remember(arguments)
+    with interrupts.caught():
+        code = _made(arguments)
+        return interrupts.exit_code() if code and interrupts.arrived() else code
+
+
+def _made(arguments: Sequence[str]) -> int:
     try:
         return int(app(args=arguments, prog_name="pflbench", standalone_mode=False) or 0)
     except KeyboardInterrupt:
-        return 130
+        return interrupts.exit_code()
     except Exception as raised:
         if os.environ.get("PFLBENCH_DEBUG") == "1":
             raise
         code, message, hint = _explain(raised)
         if message:
-            error(message, hint)
+            with suppress(OSError):  # the terminal may be gone
+                error(message, hint)
         return code
 
 
@@ -101,7 +109,7 @@ def _explain(raised: Exception) -> tuple[int, str, str]:
     if isinstance(raised, _UsageError):
         return 2, *_usage(raised)
     if isinstance(raised, typer.Abort):
-        return 130, "Aborted.", ""
+        return interrupts.exit_code(), "Aborted.", ""
     if isinstance(raised, OSError):
         where = f": {raised.filename}" if raised.filename else ""
         return 2, f"{raised.strerror or raised}{where}.", ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pflbench import interrupts
 from pflbench.cli.console import error, message
 from pflbench.cli.progress import sweep_view
 
@@ -64,7 +65,7 @@ def make_all(
     keep_going: bool,
     then: Callable[[Course], None] = lambda _: None,
 ) -> bool:
-    """Makes the runs of `run` and `reproduce`. False if one failed or diverged, which is told. Ctrl-C ends the command.
+    """Makes the runs of `run` and `reproduce`. False if one did not finish, which is told. Ctrl-C and the like end the command.
 
     places: how many at a time; 1: in this process, where `follow` shows every round and errors end the command unless
     keep_going. then: called whenever jobs have ended.
@@ -84,8 +85,10 @@ def make_all(
     whole = made(found, workers, waiting, shown, then, keep_going=keep_going)
     # What diverged here was told when it did.
     tell_errors(found, ("failed", "elsewhere") if places == 1 else ("failed", "elsewhere", "diverged"))
+    if not whole or found.count("interrupted"):
+        _tell_kept(found, results, how)
     if not whole:
-        _interrupted(found, results)
+        raise typer.Exit(interrupts.exit_code())
     if found.stopped and found.ahead:
         message(f"Stopped: {found.stopped}. Left: {len(found.ahead)}.")
     return all(outcome.state == "finished" for outcome in found.ended.values())
@@ -101,7 +104,7 @@ def made(
     keep_going: bool = False,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Makes what is ahead and shows it at every look. False after Ctrl-C: what was under way has its checkpoints."""
+    """Makes what is ahead and shows it at every look. False after Ctrl-C and the like: what was under way has its checkpoints."""
     from pflbench.sweep.conduct import conduct
 
     try:
@@ -132,17 +135,26 @@ def tell_errors(found: Course, states: Collection[str]) -> None:
             error(*outcome.message.split("\n", 1))
 
 
-def _interrupted(found: Course, results: sqlalchemy.Engine) -> NoReturn:
-    """Says what the runs that were under way keep."""
+def _tell_kept(found: Course, results: sqlalchemy.Engine, how: Execution) -> None:
+    """Says from where the same command goes on: of each run that was under way, by its checkpoint."""
+    from pflbench.run.checkpoint import reached
     from pflbench.store import runs
 
     keys = [outcome.key for outcome in found.ended.values() if outcome.state == "interrupted"]
     newest = [runs.newest(results, key) for key in (*keys, *(spec.key for spec in found.under_way))]
-    kept = [(run.id, run.last_round or 0) for run in newest if run is not None and run.status == "interrupted"]
-    told = "" if found.ended else "Nothing had begun. "
+    left = [run for run in newest if run is not None and not run.ended]
+    reaches = {run.id: reached(run, results.url, how.checkpoints) for run in left}
+    kept = [f"run {run} up to {last}" for run, last in reaches.items() if last is not None]
+    lost = [f"{run}" for run, last in reaches.items() if last is None]
+    told = ["Interrupted."]
     if len(kept) == 1:
-        told = f"Run {kept[0][0]} keeps its rounds up to {kept[0][1]}. "
+        told.append(f"{kept[0].replace('run', 'Run').replace(' up', ' keeps its rounds up')}.")
     elif kept:
-        told = f"Rounds that are kept: {', '.join(f'run {run} up to {last}' for run, last in kept)}. "
-    message(f"Interrupted. {told}The same command goes on from there.")
-    raise typer.Exit(130)
+        told.append(f"Rounds that are kept: {', '.join(kept)}.")
+    if kept:
+        told.append("The same command goes on from there.")
+    if lost:
+        told.append(f"Without a checkpoint: run {', '.join(lost)}, which the same command begins anew.")
+    if not reaches:
+        told.append("The same command goes on." if found.ended else "Nothing had begun.")
+    message(" ".join(told))

@@ -234,7 +234,7 @@ def _fields(run: Run, partition: PartitionRecord | None) -> list[tuple[str, obje
         ("seed", run.seed),
         *((name, ", ".join(f"{k}={v}" for k, v in values.items()) or "-") for name, values in settings.items()),
         ("content of the data", labels.recorded_content(run.environment) or "not recorded"),
-        *((name, value) for name, value in run.environment.items() if name not in ("notes", "data")),
+        *((name, value) for name, value in run.environment.items() if name not in ("notes", "data", "forced")),
         *(("note", text) for text in run.environment.get("notes", {}).values()),
         ("created", run.created_at),
         ("finished", run.finished_at or "-"),

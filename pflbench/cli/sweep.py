@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from pflbench import interrupts
 from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, message, print_json, print_table
@@ -327,7 +328,7 @@ def _make(
     keep_going: bool,
     limit: int | None,
 ) -> None:
-    """The runs that are left. Exit code 2 if one failed or diverged, 130 after Ctrl-C."""
+    """The runs that are left. Exit code 2 if one did not finish, that of the signal after Ctrl-C and the like."""
     from dataclasses import replace
 
     from pflbench.store import sweeps
@@ -355,8 +356,8 @@ def _make(
     _report(sweep.name, found, as_json)
     if not whole:
         message(f"Interrupted. Go on with: pflbench sweep resume {sweep.name}")
-        raise typer.Exit(130)
-    if found.count("failed") or found.count("diverged") or found.stopped:
+        raise typer.Exit(interrupts.exit_code())
+    if found.count("failed") or found.count("diverged") or found.count("interrupted") or found.stopped:
         raise typer.Exit(2)
 
 

@@ -246,4 +246,7 @@ def _without_main() -> Iterator[None]:
 def _ignore_interrupt() -> None:
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from pflbench.interrupts import SIGNALS
+
+    for number in SIGNALS:  # whoever has started it ends it
+        signal.signal(number, signal.SIG_IGN)

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import URL
+
 from pflbench.errors import UserError
-from pflbench.run.places import Storage
+from pflbench.run.places import Folder, Storage, name_of, place_of
+from pflbench.store.runs import Run
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +30,32 @@ class Snapshot:
     state: Any  # the method's frozen dataclass of tensors
     buffers: dict[str, Tensor]
     carried: dict[str, Any]
+
+
+def owner(run: Run) -> str:
+    """What tells a run's checkpoint from that of another run which had the same number before it was removed."""
+    return f"{run.key}/{run.attempt}/{run.created_at}"
+
+
+def reached(run: Run, database: URL, wished: str | None = None) -> int | None:
+    """The round after which a run would go on; None if it has no checkpoint, or one that is not its own or cannot be read.
+
+    wished: where checkpoints are wished to be.
+    """
+    import torch
+
+    place, name = place_of(database, wished), f"{name_of(run, database, wished)}.pt"
+    try:
+        file = place.read(name)
+        if file is None:
+            return None
+        with file:  # of one that lies in a folder, nothing large is read
+            local = isinstance(place, Folder)
+            content = torch.load(place.local / name if local else file, map_location="cpu", weights_only=True, mmap=local)
+    except Exception:  # whatever is wrong with the file: the run would begin anew
+        return None
+    t = int(content["t"])
+    return t if content["owner"] == owner(run) and t <= (run.last_round or 0) else None
 
 
 def tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -48,7 +77,7 @@ def _filled(like: Any, values: Mapping[str, Tensor], prefix: str = "") -> Any:
 
 
 class Checkpoints:
-    """The checkpoint of one run. `owner` tells it from that of another run which had the same number before it was removed.
+    """The checkpoint of one run. owner: as `owner` gives it.
 
     name: of its file, without the suffix. every: seconds between two. last: the last whole round, which `keep` saves.
     """

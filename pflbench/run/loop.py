@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import sqlalchemy
 
-from pflbench import environment, methods
+from pflbench import environment, interrupts, methods
 from pflbench.engine import devices, memory
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Executor
 from pflbench.errors import Diverged, Occupied, Unreachable, UserError
 from pflbench.run import record
-from pflbench.run.checkpoint import Checkpoints, Snapshot
+from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
 from pflbench.run.evaluation import require_global_model
 from pflbench.run.execution import Execution, clients, exact_arithmetic, federation, find_device, initial_model, memory_errors
 from pflbench.run.places import name_of, place_of
@@ -65,7 +65,7 @@ def execute_on(
     """As `execute`, on an executor that is there, or else one of its own. Arithmetic and memory errors are the caller's."""
     with locks.locked(store, spec.key) as hold:
         place = place_of(store.url, how.checkpoints)
-        found = None if force else patiently(lambda: _found(store, spec, hold, how))
+        found = goes_on(patiently(lambda: _found(store, spec, hold, how)), spec, how, force)
         if found:
             _refuse_changed_file(found, spec)
         if found and found.status == "finished":
@@ -82,10 +82,9 @@ def execute_on(
         try:
             if setting.central is not None:
                 require_global_model(spec.method.name, methods.make(spec.method), fed)
-            row = found or _created(spec, store, fed)
-            owner = f"{row.key}/{row.attempt}/{row.created_at}"
+            row = found or _created(spec, store, fed, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
-            checkpoints = Checkpoints(place, name, owner, how.checkpoint_every)
+            checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
             account = Account(store, row, fed, hold, place.local / f"{name}.spool")
             belief = believed(spec, fed.device, how)
             account.begin(spec, setting, how, belief)
@@ -205,15 +204,31 @@ def _found(store: sqlalchemy.Engine, spec: RunSpec, hold: locks.Hold, how: Execu
     return runs.newest(store, spec.key) if outbox.deliver_left(store, found, hold, left) else found
 
 
-def _created(spec: RunSpec, store: sqlalchemy.Engine, fed: Federation) -> Run:
-    """The row of a new run. What does not go with the model is refused before there is one."""
+def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Run | None:
+    """The newest attempt, which the command goes on with or finds finished; None where it begins one.
+
+    force: one that such a command has begun and was interrupted at, if it keeps the same arrays and the method is still the same.
+    """
+    if found is None or not force:
+        return found
+    own = not found.ended and found.environment.get("forced") == _kept(how) and not _has_changed(found, spec)
+    return found if own else None
+
+
+def _kept(how: Execution) -> dict[str, Any]:
+    """Which arrays a run keeps, in JSON's types."""
+    return {"observe_every": how.observe_every, "follow": None if how.follow is None else list(vars(how.follow).values())}
+
+
+def _created(spec: RunSpec, store: sqlalchemy.Engine, fed: Federation, more: dict[str, Any]) -> Run:
+    """The row of a new run. What does not go with the model is refused before there is one. more: of its record."""
     methods.make(spec.method).init(fed.at(0))
     before = patiently(lambda: runs.newest(store, spec.key))
 
     def create() -> Run:
         row = runs.newest(store, spec.key)
         if row is None or row == before:  # else it was made, and only the server's answer was lost
-            write.create_run(store, spec, environment.describe())
+            write.create_run(store, spec, environment.describe() | more)
             row = runs.newest(store, spec.key)
         assert row is not None
         return row
@@ -223,12 +238,16 @@ def _created(spec: RunSpec, store: sqlalchemy.Engine, fed: Federation) -> Run:
 
 def _refuse_changed_file(found: Run, spec: RunSpec) -> None:
     """A plug-in's author may forget to raise its version: other code must neither go on with a run nor pass for what made it."""
-    before, present = found.environment.get("plugin", {}).get("sha256"), methods.record(spec.method.name).get("sha256")
-    if before is not None and before != present:
+    if _has_changed(found, spec):
         raise UserError(
             f"The file of method '{spec.method.name}' has changed since run {found.id} was made with it, its version has not.",
             "Raise `version` in the class if results change; --force runs it anew.",
         )
+
+
+def _has_changed(found: Run, spec: RunSpec) -> bool:
+    before, present = found.environment.get("plugin", {}).get("sha256"), methods.record(spec.method.name).get("sha256")
+    return before is not None and before != present
 
 
 @contextmanager
@@ -247,7 +266,7 @@ def _marked(spec: RunSpec, account: Account, checkpoints: Checkpoints) -> Iterat
     except Occupied:  # the run is another's now
         raise
     except Unreachable:
-        with suppress(OSError, RuntimeError, UserError):
+        with interrupts.held(), suppress(OSError, RuntimeError, UserError):
             checkpoints.keep()
         raise
     except Exception as error:
@@ -257,8 +276,9 @@ def _marked(spec: RunSpec, account: Account, checkpoints: Checkpoints) -> Iterat
 
 
 def _stop(account: Account, checkpoints: Checkpoints, status: str, message: str | None) -> None:
-    # The first error is the one to tell: where the disk is full, these steps may fail as well.
-    with suppress(OSError, RuntimeError, UserError):
-        checkpoints.keep()
-    with suppress(UserError, sqlalchemy.exc.SQLAlchemyError):
-        account.end(status, message)
+    with interrupts.held():
+        # The first error is the one to tell: where the disk is full, these steps may fail as well.
+        with suppress(OSError, RuntimeError, UserError):
+            checkpoints.keep()
+        with suppress(UserError, sqlalchemy.exc.SQLAlchemyError):
+            account.end(status, message)

@@ -19,7 +19,7 @@ from pflbench.engine.requests import Executor
 from pflbench.errors import Diverged, UserError
 from pflbench.run.execution import Execution, exact_arithmetic, executor, find_device, initial_model, memory_errors
 from pflbench.run.footprint import Footprint, footprint
-from pflbench.run.loop import Progress, execute, execute_on
+from pflbench.run.loop import Progress, execute, execute_on, goes_on
 from pflbench.run.record import as_begun
 from pflbench.run.setting import load_setting
 from pflbench.run.verdict import believed
@@ -93,7 +93,7 @@ def execute_pack(
             yield 0, told
         return
     device = find_device(how.device)
-    begun = None if force else next(filter(None, (runs.newest(store, spec.key) for spec in specs)), None)
+    begun = next(filter(None, (goes_on(runs.newest(store, spec.key), spec, how, force) for spec in specs)), None)
     with (
         exact_arithmetic(device, specs[0].train.dtype, how.deterministic),
         memory_errors(how, device),

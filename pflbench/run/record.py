@@ -51,6 +51,7 @@ class Account:
         self._outbox = Outbox(store, row.id, hold, spool, mark_of(self._row))
         self._environment: dict[str, Any] = {}
         self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
+        self._forced: dict[str, Any] | None = row.environment.get("forced")
         self._untold: list[str] = []
         # When memory did not suffice so far, with the round under way; of the executor's, so many are in it, and were told.
         self._shortages: list[dict[str, Any]] = row.environment.get("chunk", {}).get("out_of_memory", [])
@@ -76,6 +77,7 @@ class Account:
             "plugin": methods.record(spec.method.name),
             "model": models.record(spec.model, spec.own_model),
             "notes": dict(self._notes),
+            "forced": self._forced,
             "gpu_check": belief.told,
             "deterministic": how.deterministic and self._always_deterministic,
         }

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from sqlalchemy import Engine
 
+from pflbench import interrupts
 from pflbench.errors import Unreachable, UserError
 from pflbench.spec import RunSpec
 from pflbench.store import sweeps
@@ -81,12 +82,13 @@ def conduct(
                 _take_back(at_work)
             yield found
     except (KeyboardInterrupt, GeneratorExit, UserError):
-        workers.stop()
-        _take_back(at_work)
-        wait(at_work)
-        with suppress(UserError):
-            if at_work:
-                _stand(found, at_work, order)
+        with interrupts.held():
+            workers.stop()
+            _take_back(at_work)
+            wait(at_work)
+            with suppress(UserError):
+                if at_work:
+                    _stand(found, at_work, order)
         raise
 
 

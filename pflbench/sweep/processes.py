@@ -10,11 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from queue import SimpleQueue
 from types import FrameType
 
 from pflbench import environment
+from pflbench.interrupts import SIGNALS
 from pflbench.sweep.jobs import Job, RunOutcome, make, placed
 
 KILLED = "Its process was killed, as by the system when memory runs out; fewer jobs at a time may help (--jobs)."
@@ -71,6 +72,8 @@ class _Process:
                 outcomes = [RunOutcome(spec.key, "failed", KILLED) for spec in job.specs]
             except BaseException as error:
                 outcomes = [RunOutcome(spec.key, "failed", f"{type(error).__name__}: {error}") for spec in job.specs]
+            if any(outcome.state == "interrupted" for outcome in outcomes):
+                self._pool = None  # it ends by itself, and takes no other job
             then()
             answer.set_result(outcomes)
 
@@ -93,8 +96,9 @@ class _Process:
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin)
+            resource_tracker.ensure_running()  # else it is started with the process, and unblocks signals
             # Until it can tell what it is asked, a Ctrl-C in the terminal waits for it instead of ending it.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
                 self._number = self._pool.submit(os.getpid)
             finally:
@@ -109,9 +113,10 @@ _asked = threading.Event()  # to stop
 
 
 def _begin() -> None:
-    """Ctrl-C reaches all processes of a terminal: one at a job is interrupted, once, and none begins another."""
-    signal.signal(signal.SIGINT, _interrupted)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    """Ctrl-C reaches all processes of a terminal, SIGTERM all of a job: each is interrupted, once, and begins nothing else."""
+    for number in SIGNALS:
+        signal.signal(number, _interrupted)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pflbench import interrupts
 from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Shortage
@@ -50,7 +51,8 @@ class Pack:
                 if self._waiting:
                     self._make(self._next())
         finally:
-            self._stop()
+            with interrupts.held():  # each keeps a checkpoint
+                self._stop()
 
     def _until_it_asks(self, run: int) -> Iterator[tuple[int, Any]]:
         """Only then, or when it has ended, does another go on."""

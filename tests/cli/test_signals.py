@@ -1,0 +1,194 @@
+"""Ctrl-C, SIGTERM and SIGHUP: what a command keeps, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.command import PROGRAM, Shell, environment, finish, start
+
+from pflbench.engine.federation import Federation
+from pflbench.errors import UserError
+from pflbench.methods.fedavg import FedAvg
+from pflbench.run.checkpoint import Checkpoints
+
+RUN = ("run", "-m", "fedavg", "-d", "digits", "--clients", "4", "--rounds", "6")
+LONG = (*RUN[:-1], "3000")
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ignored, where the tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(folder / "pflbench.db") as connection:
+        found = connection.execute(query).fetchall()
+    connection.close()
+    return found
+
+
+def interrupted_in(monkeypatch: pytest.MonkeyPatch, *rounds: int) -> None:
+    """Ctrl-C comes when a command makes one of these rounds, in each of them once."""
+    whole, left = FedAvg.update, list(rounds)
+
+    def update(self: FedAvg, fed: Federation, s: Any, S: torch.Tensor) -> Any:
+        if fed.t in left:
+            left.remove(fed.t)
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(self, fed, s, S)
+
+    monkeypatch.setattr(FedAvg, "update", update)
+
+
+def test_a_second_ctrl_c_leaves_the_first_its_checkpoint(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Checkpoints.save
+
+    def save(self: Checkpoints, snapshot: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        whole(self, snapshot)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupted_in(monkeypatch, 4)
+    monkeypatch.setattr(Checkpoints, "save", save)
+    done = shell(*RUN)
+    assert (done.code, "Run 1 keeps its rounds up to 3. The same command goes on from there." in done.err) == (130, True)
+    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
+    monkeypatch.setattr(Checkpoints, "save", whole)
+    assert "resumed after round 3" in shell(*RUN).err
+
+
+def test_from_there_is_said_only_where_a_checkpoint_lies(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Checkpoints, snapshot: Any) -> None:
+        raise UserError("The disk is full.")
+
+    whole = Checkpoints.save
+    interrupted_in(monkeypatch, 4)
+    monkeypatch.setattr(Checkpoints, "save", full)
+    done = shell(*RUN)
+    assert "Without a checkpoint: run 1, which the same command begins anew." in done.err
+    assert "goes on" not in done.err
+    assert rows(tmp_path, "SELECT MAX(round) FROM round") == [(3,)]
+    monkeypatch.setattr(Checkpoints, "save", whole)
+    assert "run 1 started" in shell(*RUN).err
+
+
+def test_force_goes_on_with_the_attempt_that_it_began(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell(*RUN)
+    interrupted_in(monkeypatch, 2, 3, 5)
+    told = [shell(*RUN, "--force").err for _ in range(4)]
+    assert [re.findall(r"resumed after round (\d)", one) for one in told] == [[], ["1"], ["2"], ["4"]]
+    assert rows(tmp_path, "SELECT attempt, status FROM run") == [(1, "finished"), (2, "finished")]
+    first, second = (rows(tmp_path, f"SELECT round, accuracy, test_loss FROM round WHERE run_id = {run}") for run in (1, 2))
+    assert first == second
+    interrupted_in(monkeypatch, 2)
+    shell(*RUN, "--force")
+    assert "started" in shell(*RUN, "--force", "--observe-every", "1").err, "it keeps arrays, which the other did not"
+    assert rows(tmp_path, "SELECT status FROM run") == [("finished",)] * 2 + [("interrupted",), ("finished",)]
+
+
+def until(process: subprocess.Popen[str], said: str) -> None:
+    assert process.stderr is not None
+    while said not in process.stderr.readline():
+        assert process.poll() is None, "it never said so"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_schedulers_send_is_taken_as_ctrl_c(shell: Shell, tmp_path: Path, number: signal.Signals) -> None:
+    process = start(*LONG, folder=tmp_path)
+    until(process, "round 0/")
+    time.sleep(0.5)
+    process.send_signal(number)
+    done = finish(process)
+    assert done.code == CODES[number]
+    said = re.search(r"Interrupted. Run 1 keeps its rounds up to (\d+). The same command goes on from there.", done.err)
+    assert said is not None
+    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
+    assert rows(tmp_path, "SELECT MAX(round) FROM round")[0][0] >= int(said[1])
+    process = start(*LONG, folder=tmp_path)
+    until(process, f"resumed after round {said[1]}\n")
+    process.kill()
+    finish(process)
+
+
+@pytest.mark.slow
+def test_nohup_holds(tmp_path: Path) -> None:
+    ignoring = PROGRAM.replace("import signal, sys", "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    process = start(*RUN, folder=tmp_path, program=ignoring)
+    until(process, "round 0/")
+    process.send_signal(signal.SIGHUP)
+    assert finish(process).code == 0
+    assert rows(tmp_path, "SELECT status FROM run") == [("finished",)]
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
+    """The kernel sends SIGHUP; whatever is printed then fails."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{PROGRAM}", *LONG]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    seen, until = b"", time.monotonic() + 60
+    while b"s/round" not in seen and time.monotonic() < until:
+        if select.select([ours], [], [], 1)[0]:
+            seen += os.read(ours, 4096)
+    os.close(ours)
+    assert process.wait(30) == 129
+    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
+    assert len(list(tmp_path.glob("*.checkpoints/*.pt"))) == 1
+
+
+@pytest.mark.slow
+def test_serve_ends(shell: Shell, tmp_path: Path) -> None:
+    shell("db", "upgrade")
+    process = start("serve", "--port", "8797", folder=tmp_path)
+    assert process.stdout is not None
+    assert "http" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert (done.code, "Traceback" in done.err) == (143, False)
+
+
+def workers(process: subprocess.Popen[str]) -> list[int]:
+    return [int(line) for line in os.popen(f"pgrep -P {process.pid} -f spawn_main").read().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["the command", "all", "a worker"])
+def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str) -> None:
+    """Slurm sends SIGTERM to every process of a job; others to the command alone."""
+    rounds = "400" if whom == "a worker" else "3000"
+    command = (*RUN[:-1], rounds, "--seeds", "0-1", "--jobs", "2", "-q")
+    shell("db", "upgrade")
+    process = start(*command, folder=tmp_path)
+    reached = "SELECT COUNT(DISTINCT run_id) FROM round WHERE round > 2"
+    while rows(tmp_path, reached) != [(2,)]:
+        assert process.poll() is None
+        time.sleep(0.1)
+    for pid in {"the command": [process.pid], "all": [process.pid, *workers(process)], "a worker": workers(process)[:1]}[whom]:
+        os.kill(pid, signal.SIGTERM)
+    done = finish(process)
+    assert done.code == (2 if whom == "a worker" else 143)
+    kept = [("interrupted",)] * (1 if whom == "a worker" else 2)
+    assert rows(tmp_path, "SELECT status FROM run WHERE status <> 'finished'") == kept
+    assert len(list(tmp_path.glob("*.checkpoints/*.pt"))) == len(kept)
+    assert done.err.count(" up to ") == len(kept)
