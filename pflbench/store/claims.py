@@ -87,7 +87,7 @@ def claimed(engine: Engine, key: str) -> Iterator[Claim]:
         yield claim
     finally:
         over.set()
-        heart.join()
+        heart.join(timeout=2)  # it may be waiting for a server that does not answer
         with suppress(UserError, SQLAlchemyError):  # without it the claim ends by itself
             claim.release()
 
