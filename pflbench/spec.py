@@ -266,14 +266,22 @@ class RunSpec(Spec):
     @property
     def key(self) -> str:
         """16 hexadecimal digits of the SHA-256 of the canonical JSON."""
-        return _digest(self.canonical())
+        return key_of(self.canonical())
 
     @property
     def protocol(self) -> str:
         """As `key`, without method and seed: runs with the same protocol are comparable."""
-        shared = self.canonical()
-        del shared["method"], shared["seed"]
-        return _digest(shared)
+        return protocol_of(self.canonical())
+
+
+def key_of(plain: dict[str, Any]) -> str:
+    """The key of a specification as it was stored, which may lack what specifications have by now."""
+    return _digest(_without_paths(plain))
+
+
+def protocol_of(plain: dict[str, Any]) -> str:
+    """Its protocol."""
+    return _digest({name: part for name, part in _without_paths(plain).items() if name not in ("method", "seed")})
 
 
 def _without_paths(value: Any) -> Any:

@@ -28,7 +28,7 @@ from pflbench.cli import (
     table,
     track,
 )
-from pflbench.cli.console import error, remember
+from pflbench.cli.console import BROKEN_PIPE, error, flushed, prepare_streams, remember
 from pflbench.errors import UserError, why
 
 app = typer.Typer(
@@ -79,10 +79,12 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0, 2 for an error that the user can mend, 1 for a bug.
 
+    141 where whoever read stdout has seen enough, such as `head`: without a word, as other programs do.
     Ctrl-C, SIGTERM and SIGHUP end it with 130, 143 and 129. With PFLBENCH_DEBUG=1 exceptions pass, with their traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     remember(arguments)
+    prepare_streams()
     with interrupts.caught():
         code = _made(arguments)
         return interrupts.exit_code() if code and interrupts.arrived() else code
@@ -90,9 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _made(arguments: Sequence[str]) -> int:
     try:
-        return int(app(args=arguments, prog_name="pflbench", standalone_mode=False) or 0)
+        return flushed(int(app(args=arguments, prog_name="pflbench", standalone_mode=False) or 0))
     except KeyboardInterrupt:
         return interrupts.exit_code()
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):  # Click leaves so, with 1
+            return flushed(BROKEN_PIPE)
+        raise
     except Exception as raised:
         if os.environ.get("PFLBENCH_DEBUG") == "1":
             raise
@@ -100,7 +106,7 @@ def _made(arguments: Sequence[str]) -> int:
         if message:
             with suppress(OSError):  # the terminal may be gone
                 error(message, hint)
-        return code
+        return flushed(code)
 
 
 def _explain(raised: Exception) -> tuple[int, str, str]:
@@ -113,6 +119,9 @@ def _explain(raised: Exception) -> tuple[int, str, str]:
     if isinstance(raised, OSError):
         where = f": {raised.filename}" if raised.filename else ""
         return 2, f"{raised.strerror or raised}{where}.", ""
+    if isinstance(raised, UnicodeEncodeError) and "\ud800" <= raised.object[raised.start] <= "\udfff":
+        near = raised.object[max(0, raised.start - 60) : raised.end + 20]
+        return 2, f"The name of a file or folder is no text in UTF-8: {near}", "Rename it, or lead to it by a link."
     if "sqlalchemy" in sys.modules:
         from sqlalchemy.exc import OperationalError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,37 @@ from rich.text import Text
 
 # Piped output is read by programs: there a line must not be broken at a guessed width.
 _PIPED_WIDTH = 500
+
+
+BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
+
+
+def prepare_streams() -> None:
+    """What a stream's encoding lacks, and bytes of a file's name that are no text, are printed as escapes, not refused.
+
+    A stream that was closed before the program began takes everything and keeps nothing.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flushed(code: int) -> int:
+    """Writes what is left for stdout; returns the exit code, which is another one where that fails."""
+    try:
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        code = BROKEN_PIPE
+    except OSError as failed:
+        error(f"stdout: {failed.strerror}.")
+        code = 2
+    # Python would complain when it closes a stdout with something left in it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 def stdout() -> Console:
@@ -36,7 +68,8 @@ def error(text: str, hint: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"  # an escape of the stream's would be no JSON
+    print(json.dumps(value, indent=2, ensure_ascii=plain, default=str))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from pflbench.store.exchange.merge import Outcome
     from pflbench.store.references import ResultFile
 
-_BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
 _WORDS = {
     "new": "new",
     "attempt": "as the next attempt of a key",
@@ -138,13 +136,16 @@ def import_(
     ] = None,
     method: Annotated[str | None, typer.Option("--method", "-m", metavar="NAME", help=".h5: what the name does not say.")] = None,
     eval_gap: Annotated[
-        int | None, typer.Option(metavar="ROUNDS", min=1, help=".h5: PFLlib's eval_gap, rounds between evaluations. Default: 1.")
+        int | None,
+        typer.Option(metavar="ROUNDS", min=1, max=10**6, help=".h5: PFLlib's eval_gap, rounds between evaluations. Default: 1."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be imported; change nothing.")] = False,
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
     """Take in the runs of other databases, and PFLlib's results as reference series.
+
+    Every row of another database is checked first: one that is wrong is named, and nothing of that file is taken.
 
     Runs are the same if their keys are. One that is here is not copied; times, memory and observed arrays may differ. A conflict
     is one that is here with other numbers: it is named, and exit code 2 says so when all else is done.
@@ -193,17 +194,11 @@ def _folder_of(output: Path | None, format: str | None) -> Path:
 
 
 def _to_stdout(found: Rows, format: str) -> int:
-    """Writes the rows; a reader that has seen enough, such as `head`, ends the program without a word."""
     from pflbench.store.exchange import export as store
 
     out: IO[bytes] = sys.stdout.buffer
-    try:
-        count = store.write(found, format, out)
-        out.flush()
-    except BrokenPipeError:
-        # Python would complain when it closes a stdout with something left in it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(_BROKEN_PIPE) from None
+    count = store.write(found, format, out)
+    out.flush()
     return count
 
 

@@ -6,12 +6,13 @@ floating point is taken as is.
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Progress, Source
 from pflbench.data.hashing import sha256
 from pflbench.errors import UserError
 
+# What zipfile and NumPy raise for files that are cut off, foreign or damaged.
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, SyntaxError, RuntimeError, TypeError)
 LEAST_FOR_CNN = 16  # pixels: two 5x5 convolutions, each with a 2x2 pooling, leave 1 x 1 of 16 x 16
 
 
@@ -28,6 +31,7 @@ def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
         with zipfile.ZipFile(path) as file:
             held = [name.removesuffix(".npy") for name in file.namelist()]
         _require(path, held)
+        _require_whole(path)
         with np.load(path, allow_pickle=False) as file:
             x, y, names = file["x"], file["y"], file["classes"] if "classes" in held else None
     return checked(str(path), x, y, names)
@@ -50,10 +54,30 @@ def _readable(path: Path) -> Iterator[None]:
     """Turns what a truncated, foreign or pickled file raises into a UserError that names it."""
     try:
         yield
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as e:
+    except MemoryError as e:
+        raise UserError(f"{path} does not fit into memory: {e}.", "Make it smaller, or use a machine with more memory.") from e
+    except UNREADABLE as e:
         raise UserError(
             f"{path} cannot be read: {e}.", "Expected a whole .npz of plain arrays: numpy.savez(path, x=..., y=...)."
         ) from e
+
+
+def _require_whole(path: Path) -> None:
+    """Whether arrays have the bytes that their headers promise, before there is memory for them."""
+    with zipfile.ZipFile(path) as file:
+        for name in {f"{array}.npy" for array in ("x", "y", "classes")} & set(file.namelist()):
+            with file.open(name) as stream:
+                shape, dtype = _header(stream)
+                held = file.getinfo(name).file_size - stream.tell()
+            if not dtype.hasobject and math.prod(shape) * dtype.itemsize != held:
+                raise ValueError(f"{name} promises {shape} numbers of {dtype} and holds {held:,} bytes")
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    return shape, dtype
 
 
 def _require(path: Path, held: list[str]) -> None:
@@ -73,9 +97,12 @@ def _samples(place: str, x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | npt.NDA
         x = x.transpose(0, 3, 1, 2)
     if x.dtype == np.uint8:
         return np.ascontiguousarray(x) if x.ndim == 4 else x.astype(np.float32) / np.float32(127.5) - 1
-    if not np.isfinite(x).all():
-        raise UserError(f"{place}: x holds values that are not finite.", "Remove or replace NaN and infinity.")
-    return np.ascontiguousarray(x, np.float32)
+    with np.errstate(over="ignore"):
+        plain = np.ascontiguousarray(x, np.float32)
+    if not np.isfinite(plain).all():
+        what = "values that are not finite" if not np.isfinite(x).all() else "values beyond what float32 holds"
+        raise UserError(f"{place}: the data hold NaN or infinity: x has {what}.", "Remove or replace them, or scale the data.")
+    return plain
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
@@ -109,9 +136,7 @@ def defaults_of(shape: tuple[int, ...]) -> Defaults:
 def _shape(path: Path) -> tuple[int, ...]:
     """Of x, from its header alone."""
     with _readable(path), zipfile.ZipFile(path) as file, file.open("x.npy") as x:
-        version = np.lib.format.read_magic(x)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        return read(x)[0]
+        return _header(x)[0]
 
 
 def _content(path: Path, root: Path, progress: Progress | None) -> str:

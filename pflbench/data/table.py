@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,8 +55,8 @@ def _read(path: Path) -> text.Labelled:
 
 
 def _by_number(label: str) -> tuple[int, int, str]:
-    """Sorts numbers by value before everything else."""
-    return (0, int(label), "") if label.lstrip("-").isdecimal() else (1, 0, label)
+    """Sorts numbers by value before everything else. What is too long for a number that anybody counts with is text."""
+    return (0, int(label), "") if re.fullmatch(r"-?\d{1,18}", label) else (1, 0, label)
 
 
 def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:

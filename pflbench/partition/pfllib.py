@@ -17,6 +17,7 @@ from pflbench.partition import pickled
 from pflbench.partition.core import Partition
 from pflbench.spec import Pfllib
 
+LARGEST_LABEL = 10**6  # no dataset has so many classes
 _KINDS: dict[str, Literal["dirichlet", "pathological"]] = {"dir": "dirichlet", "pat": "pathological"}
 
 
@@ -34,7 +35,7 @@ def describe(path: Path) -> Pfllib:
         content=_content(path, config["num_clients"]),
         clients=config["num_clients"],
         kind=kind,
-        beta=alpha if kind == "dirichlet" and isinstance(alpha, int | float) else None,
+        beta=alpha if kind == "dirichlet" and isinstance(alpha, int | float) and abs(alpha) < 10**9 else None,
         classes_per_client=_classes_per_client(config) if kind == "pathological" else None,
     )
 
@@ -100,7 +101,7 @@ def _config(path: Path) -> dict[str, Any]:
             f"{path} is not a folder of PFLlib: {file} is missing.",
             "Expected config.json, train/0.npz, test/0.npz, train/1.npz, ...",
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read: {error}.", "Copy it again.") from error
     clients = config.get("num_clients") if isinstance(config, dict) else None
     if not isinstance(clients, int) or clients < 1:
@@ -129,8 +130,9 @@ def _content(path: Path, clients: int) -> str:
 
 
 def _classes_per_client(config: dict[str, Any]) -> int | None:
-    held = config.get("Size of samples for labels in clients") or [[]]
-    return max(len(client) for client in held) or None
+    held = config.get("Size of samples for labels in clients")
+    sizes = [len(client) for client in held if isinstance(client, list)] if isinstance(held, list) else []
+    return max(sizes, default=0) or None
 
 
 def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -149,8 +151,14 @@ def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
             f"it holds x {x.shape} of {x.dtype} and y {y.shape} of {y.dtype}.",
             "Generate the folder again with PFLlib.",
         )
-    if y.size and y.min() < 0:
-        raise UserError(f"{file} holds the label {y.min()}.", "Labels count from 0.")
+    if y.size and (y.min() < 0 or y.max() >= LARGEST_LABEL):
+        raise UserError(
+            f"{file} holds the label {y.min() if y.min() < 0 else y.max()}.", f"Labels count from 0, to {LARGEST_LABEL - 1}."
+        )
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise UserError(
+            f"{file}: the data hold NaN or infinity.", "Remove or replace these values, and generate the folder again."
+        )
     return x, y.astype(np.int64)
 
 

@@ -23,7 +23,7 @@ from pflbench.run.execution import Execution, clients, exact_arithmetic, federat
 from pflbench.run.places import name_of, place_of
 from pflbench.run.record import Account, as_begun
 from pflbench.run.round import RECEPTION, CommunicationRound
-from pflbench.run.setting import load_setting
+from pflbench.run.setting import Setting, load_setting
 from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
 from pflbench.store import locks, outbox, runs, write
@@ -75,6 +75,7 @@ def execute_on(
             raise Diverged(found.message or "The run diverged.", f"It is stored as run {found.id}; --force runs it anew.")
         environment.reset_peak_memory()
         setting = load_setting(spec, data_root)
+        _require_test_samples(spec, setting)
         if own is None:
             fed = federation(spec, setting, find_device(how.device), as_begun(how, found))
         else:
@@ -234,6 +235,15 @@ def _created(spec: RunSpec, store: sqlalchemy.Engine, fed: Federation, more: dic
         return row
 
     return patiently(create)
+
+
+def _require_test_samples(spec: RunSpec, setting: Setting) -> None:
+    """A run that can test nobody would train for nothing."""
+    if setting.central is None and not any(len(test) for test in setting.partition.test):
+        raise UserError(
+            f"No client of {spec.data.label}, {spec.partition.label}, has test samples: nothing could be said of the run.",
+            "Generate the partition anew with test samples.",
+        )
 
 
 def _refuse_changed_file(found: Run, spec: RunSpec) -> None:

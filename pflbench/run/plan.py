@@ -38,6 +38,7 @@ Parsed = dict[str, Any]
 
 MAX_SEEDS = 1000
 ADAMW_LR = 0.001  # torch.optim.AdamW's: the papers' rates are those of SGD
+LARGEST_FLOAT32 = 3.4028234e38
 
 # Option (as a field of Wish) -> field of the partition's specification. A scheme refuses the options it does not list.
 _COMMON = {"clients": "clients", "partition_seed": "seed", "test_share": "test_share", "central_test": "central_test"}
@@ -213,6 +214,8 @@ def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: Method
     lr = defaults.lr if own else data.default_lr(model, dataset.name)
     lr = ADAMW_LR if wish.optimizer == "adamw" else lr
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
+    if train.floats == "float32" and train.lr > LARGEST_FLOAT32:
+        raise UserError(f"--lr {train.lr:g} is larger than any number of {train.dtype}.", "Learning rates are mostly 0.001 to 1.")
     fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}
     return _make(RunSpec, {**fields, "own_model": own})
 

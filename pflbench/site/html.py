@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 import math
 import re
@@ -32,7 +33,25 @@ def document(page: Page, run_pages: Iterable[tuple[int, dict[str, Any]]] = ()) -
             style=Markup(_asset("style.css")),
             script=Markup(_asset("app.js")),
             plotly=Markup(_packed_plotly()),
+            policy=policy(live=page.live),
         )
+    )
+
+
+@cache
+def policy(*, live: bool) -> str:
+    """What a browser may do for the page (Content-Security-Policy): run its two scripts, ask nobody but a live page's server.
+
+    Whatever else came to stand in it, out of a database, is no script to the browser.
+    """
+    from plotly.offline import get_plotlyjs
+
+    digests = (hashlib.sha256(text.encode()).digest() for text in (_asset("app.js"), get_plotlyjs()))
+    scripts = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    asked = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; connect-src {asked}; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 

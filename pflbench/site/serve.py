@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, Engine
@@ -17,8 +19,10 @@ from pflbench.site import html, runs
 from pflbench.site.page import Page
 
 HOST = "127.0.0.1"
+OWN_NAMES = (HOST, "localhost", "[::1]")  # the last where a tunnel or proxy of this machine leads here
 # Between two makings of a page, so many times as long as one took: it must not slow down the runs that it shows.
 REST = 10.0
+PATIENCE = 30.0  # seconds that a connection may say nothing
 
 
 class Editions:
@@ -82,6 +86,11 @@ class Server(ThreadingHTTPServer):
     def address(self) -> str:
         return f"http://{HOST}:{self.server_address[1]}/"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever asked and did not wait for the answer is no error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
     def server_close(self) -> None:
         super().server_close()
         self.editions.close()
@@ -96,13 +105,18 @@ def _refused(port: int, error: OSError) -> UserError:
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+    timeout = PATIENCE  # of the socket: a connection that begins a request and never ends it is closed
 
     def do_GET(self) -> None:
         if not self._is_for_us():
             # Another site's name that leads to this machine: its scripts would read what is shown here.
             self._send(403, "text/plain", "Ask for 127.0.0.1 or localhost.\n")
             return
-        path = urlsplit(self.path).path
+        try:
+            path = urlsplit(self.path).path
+        except ValueError:  # "//[": the beginning of an address that does not end
+            self._send(400, "text/plain", "That is no address.\n")
+            return
         try:
             status, kind, text = self._answer(path)
         except UserError as error:
@@ -140,8 +154,8 @@ class Handler(BaseHTTPRequestHandler):
             return 404, "text/plain", f"{error}\n"
 
     def _is_for_us(self) -> bool:
-        host = self.headers.get("Host", "")
-        return host.rpartition(":")[0] in (HOST, "localhost") if ":" in host else host in (HOST, "localhost")
+        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]*\]|[^:\[\]]*)(:\d*)?", self.headers.get("Host", ""))
+        return found is not None and found[1].lower() in OWN_NAMES
 
     def _send(self, status: int, kind: str, text: str, **headers: str) -> None:
         body = text.encode()
@@ -151,6 +165,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("X-Frame-Options", "DENY")
+        self.send_header("Content-Security-Policy", f"{html.policy(live=True)}; frame-ancestors 'none'")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         for name, value in headers.items():
             self.send_header(name, value)

@@ -95,7 +95,8 @@ def merge(engine: Engine, other: Engine, *, dry_run: bool = False) -> list[str]:
         with reading(other) as there:
             rows = [dict(row) for row in there.execute(query).mappings()]
         with writing(engine) as c:
-            _insert_rows(c, file, rows)
+            if c.scalar(select(ReferenceRunRow.id).where(ReferenceRunRow.hash == file["hash"])) is None:
+                _insert_rows(c, file, rows)
     return [file["file"] for file in new]
 
 

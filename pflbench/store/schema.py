@@ -24,6 +24,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from pflbench.spec import RunSpec
+
 STATUSES = ("queued", "running", "finished", "failed", "diverged", "interrupted")
 
 
@@ -107,6 +109,21 @@ class RunRow(Base):
     created_at: Mapped[str] = mapped_column(text(20), default=now)
     started_at: Mapped[str | None] = mapped_column(text(20))
     finished_at: Mapped[str | None] = mapped_column(text(20))
+
+
+def copies(spec: RunSpec) -> dict[str, Any]:
+    """The columns of `run` that are copies out of its specification."""
+    return {
+        "dataset": spec.data.label,
+        "model": spec.model,
+        "scheme": spec.partition.scheme,
+        "partition_label": spec.partition.label,
+        "clients": spec.partition.clients,
+        "join_ratio": spec.train.join_ratio,
+        "rounds": spec.train.rounds,
+        "method": spec.method.name,
+        "seed": spec.seed,
+    }
 
 
 class RoundRow(Base):

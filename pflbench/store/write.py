@@ -14,7 +14,7 @@ from pflbench.errors import UserError
 from pflbench.spec import RunSpec
 from pflbench.store import arrays
 from pflbench.store.database import again_if_there, inserted, writing
-from pflbench.store.schema import STATUSES, ArtifactRow, Base, ClientRoundRow, RoundRow, RunRow, SeriesRow
+from pflbench.store.schema import STATUSES, ArtifactRow, Base, ClientRoundRow, RoundRow, RunRow, SeriesRow, copies
 
 _MESSAGE_LENGTH = 1000
 _FIXED = {"id", "key", "attempt", "protocol", "spec"}
@@ -68,15 +68,7 @@ def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any]) -> in
         "protocol": spec.protocol,
         "spec": spec.model_dump(mode="json"),
         "environment": environment,
-        "dataset": spec.data.label,
-        "model": spec.model,
-        "scheme": spec.partition.scheme,
-        "partition_label": spec.partition.label,
-        "clients": spec.partition.clients,
-        "join_ratio": spec.train.join_ratio,
-        "rounds": spec.train.rounds,
-        "method": spec.method.name,
-        "seed": spec.seed,
+        **copies(spec),
     }
 
     def add() -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import csv
+import gzip
+import hashlib
 import io
 import json
 import re
@@ -314,6 +316,44 @@ def test_serve_answers_this_machine_alone_and_takes_nothing(server: serve.Server
     assert {status("GET", path, "localhost") for path in ("/run/99", "/run/x", "/../etc/passwd")} == {404}
     with pytest.raises(UserError, match=f"Port {port} is taken"):
         serve.Server(server.engine, lambda: None, port)  # type: ignore[arg-type,return-value]
+
+
+def test_serve_answers_what_is_hardly_a_request(server: serve.Server) -> None:
+    port = server.server_address[1]
+
+    def status(line: str, host: str) -> str:
+        with socket.create_connection(server.server_address[:2]) as connection:
+            connection.sendall(f"GET {line} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            return connection.recv(1000).decode().split()[1]
+
+    assert status(f"http://[::1]:{port}/version", f"[::1]:{port}") == "200"
+    assert status("/version", "[::1]") == "200"
+    assert {status("/version", host) for host in ("[::2]", "[::1", "::1", "[localhost]", "localhost:80:80")} == {"403"}
+    assert {status(line, "localhost") for line in ("http://[::1/", "http://[/version")} == {"400"}
+
+
+def test_serve_leaves_a_connection_that_says_nothing(server: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve.Handler, "timeout", 0.3)
+    with socket.create_connection(server.server_address[:2], timeout=20) as connection:
+        connection.sendall(b"GET / HT")
+        assert connection.recv(1) == b""
+
+
+def test_a_browser_runs_the_two_scripts_of_the_page_alone(server: serve.Server, whole: tuple[Page, str]) -> None:
+    """What it compares is the SHA-256 of a script's text."""
+    (own,) = re.findall(r"<script>(.*?)</script>", whole[1], re.DOTALL)
+    packed = re.search(r'id="plotly">(.*?)</script>', whole[1])
+    assert packed is not None
+    scripts = (own.encode(), gzip.decompress(base64.b64decode(packed[1])))
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'" for script in scripts]
+    with urllib.request.urlopen(server.address) as answer:
+        sent = answer.headers["Content-Security-Policy"]
+    written = re.search(r'Content-Security-Policy" content="([^"]*)"', whole[1])
+    assert written is not None
+    for policy, asked in ((sent, "'self'"), (written[1], "'none'")):
+        said = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+        assert (said["default-src"], said["script-src"].split(), said["connect-src"]) == ("'none'", hashes, asked)
+    assert "frame-ancestors 'none'" in sent
 
 
 def test_what_serve_opens_cannot_be_written_to(server: serve.Server) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from sqlalchemy import Engine
@@ -36,7 +37,8 @@ def connect(path: Path | str) -> Engine:
 def add_run(engine: Engine, spec: Any, rounds: int, status: str = "finished", **last: Any) -> int:
     """A run with records 0 ... rounds; `last` are columns of the last one. Each has a series and an array."""
     run = write.create_run(engine, spec, {"commit": "abc"})
-    write.update_run(engine, run, status=status, partition_id=partitions.save(engine, make_partition()))
+    partition = make_partition(train=np.full((4, 2), 3), test=np.full((4, 2), 10))
+    write.update_run(engine, run, status=status, partition_id=partitions.save(engine, partition))
     for t in range(rounds + 1):
         more = {"series": {"global": (0.5, t / 8)}, "artifacts": {"traffic": make_record(t).total}}
         write.write_round(engine, run, make_record(t, **more, **(last if t == rounds else {})))
@@ -290,7 +292,11 @@ def test_a_conflict_is_named_and_does_not_stop_the_others(mine: Engine, other: E
         ),
         ("DELETE FROM client_round WHERE round = 2 AND client = 3", "round 2, in correct of client 3: none there, 5 here"),
         ("UPDATE series SET accuracy = 0.25 WHERE round = 0", "round 0, in accuracy of global: 0.25 there, 0.5 here"),
-        ("DELETE FROM round WHERE round = 3", "round 3, in accuracy: none there, 0.18 here"),
+        (
+            "UPDATE run SET status = 'diverged'; DELETE FROM artifact WHERE round = 3; DELETE FROM series WHERE round = 3; "
+            "DELETE FROM client_round WHERE round = 3; DELETE FROM round WHERE round = 3",
+            "round 3, in accuracy: none there, 0.18 here",
+        ),
         ("UPDATE round SET params_up = 7 WHERE round = 1", "round 1, in params up: 7 there, none here"),
     ],
 )
@@ -299,7 +305,7 @@ def test_the_first_difference_is_found_wherever_it_is(
 ) -> None:
     add_run(other, make_spec(), 3)
     later = "UPDATE round SET accuracy = 0.99 WHERE round = 3"
-    change("other.db", later, statement)
+    change("other.db", later, *statement.split("; "))
     assert told in shell("import", "other.db").err
 
 
@@ -342,7 +348,7 @@ def test_a_running_run_arrives_as_interrupted(mine: Engine, other: Engine, shell
 
 
 def test_an_older_schema_is_upgraded_in_a_copy(mine: Engine, other: Engine, shell: Shell) -> None:
-    add_run(other, make_spec(seed=1), 2)
+    add_run(other, make_spec(seed=1), 3)
     with db.migrating(other) as connection:
         command.downgrade(db.alembic_config(connection), "0001")
     other.dispose()
@@ -362,7 +368,7 @@ def test_a_newer_schema_is_refused(mine: Engine, other: Engine, shell: Shell) ->
 
 def test_a_dry_run_changes_nothing(mine: Engine, other: Engine, shell: Shell) -> None:
     add_run(other, make_spec(), 3, accuracy=0.5)
-    add_run(other, make_spec(seed=1), 1)
+    add_run(other, make_spec(seed=1), 3)
     before = content("pflbench.db")
     done = shell("import", "other.db", "--dry-run", "--on-conflict", "attempt")
     assert done.out == "other.db (dry run): 1 run new, 1 run as the next attempt of a key\n"
@@ -372,7 +378,7 @@ def test_a_dry_run_changes_nothing(mine: Engine, other: Engine, shell: Shell) ->
 
 
 def test_a_bad_file_is_named_and_the_others_are_taken(mine: Engine, other: Engine, shell: Shell) -> None:
-    add_run(other, make_spec(seed=1), 1)
+    add_run(other, make_spec(seed=1), 3)
     Path("text.db").write_text("no database\n" * 100)
     sqlite3.connect("empty.db").execute("VACUUM").connection.close()
     change("foreign.db", "CREATE TABLE song (name)")

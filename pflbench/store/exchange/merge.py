@@ -7,7 +7,7 @@ was sent, of every round and client. Times, memory and observed arrays may diffe
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -16,9 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Engine, Table, func, insert, select
+from sqlalchemy.exc import IntegrityError
 
 from pflbench.errors import UserError
 from pflbench.store.database import connect_read_only, head, inserted, open_engine, reading, revision, to_url, upgrade, writing
+from pflbench.store.exchange import foreign
 from pflbench.store.failures import friendly, sqlite_path
 from pflbench.store.runs import ALL, Run, attempts, stored
 from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, PartitionRow, RoundRow, RunRow, SeriesRow
@@ -76,15 +78,17 @@ def opened(path: Path, engine: Engine) -> Iterator[Other]:
     """The database at `path`; one with an older schema is read from a copy that was upgraded.
 
     Raises:
-        UserError: no pflbench database, a newer schema, damaged, or the database of `engine` itself.
+        UserError: no pflbench database, a newer schema, damaged, the database of `engine` itself, or a row that is wrong.
     """
     _require_database(path, sqlite_path(engine.url))
     url = to_url(str(path))
     with TemporaryDirectory() as folder:
-        if _is_old(url):
+        if _is_old(url, path.name):
             url = _upgraded(path, Path(folder) / path.name)
         other = connect_read_only(url)
         try:
+            foreign.require_tables(other, path.name, whole=True)
+            foreign.require_sound(other, path.name)
             yield Other(other, path.name, tuple(stored(other, ALL)))
         finally:
             other.dispose()
@@ -95,16 +99,26 @@ def runs(engine: Engine, other: Other, *, on_conflict: str = "skip", dry_run: bo
 
     on_conflict="attempt" copies a run with other numbers, too, as the next attempt of its key. dry_run copies nothing.
     """
-    before: dict[str, list[Run]] = {}
+    copied: set[int] = set()  # attempts of a key in the other are compared with what was here before, not with one another
     for run in other.runs:
-        if run.key not in before:
-            before[run.key] = attempts(engine, [run.key]).get(run.key, [])
-        outcome = _decide(engine, other, run, before[run.key])
+        outcome = _taken(engine, other, run, copied, on_conflict, dry_run)
+        if outcome.here is not None:
+            copied.add(outcome.here)
+        yield outcome
+
+
+def _taken(engine: Engine, other: Other, run: Run, copied: Collection[int], on_conflict: str, dry_run: bool) -> Outcome:
+    """Decides about a run and copies it, if that is decided; anew where another process was faster with this key."""
+    while True:
+        present = [mine for mine in attempts(engine, [run.key]).get(run.key, []) if mine.id not in copied]
+        outcome = _decide(engine, other, run, present)
         if outcome.what == "conflict" and on_conflict == "attempt":
             outcome = replace(outcome, what="attempt")
-        if outcome.what in ("new", "attempt") and not dry_run:
-            outcome = replace(outcome, here=_copy(engine, other, run))
-        yield outcome
+        if outcome.what not in ("new", "attempt") or dry_run:
+            return outcome
+        here = _copy(engine, other, run, {(mine.id, mine.status) for mine in present}, copied)
+        if here is not None:
+            return replace(outcome, here=here)
 
 
 def _require_database(path: Path, here: Path | None) -> None:
@@ -117,10 +131,12 @@ def _require_database(path: Path, here: Path | None) -> None:
         raise UserError(f"{path} is the database to import into.", "--db names the one to import into; PATH the other.")
 
 
-def _is_old(url: str) -> bool:
+def _is_old(url: str, name: str) -> bool:
     """Whether the database needs an upgrade; an empty, newer or another program's database is a UserError."""
     engine = open_engine(url, read_only=True)
     try:
+        with friendly(url):
+            foreign.require_tables(engine, name, whole=False)
         with friendly(url), engine.connect() as connection:
             found = revision(connection)
     finally:
@@ -138,6 +154,7 @@ def _upgraded(path: Path, copy: Path) -> str:
         target = sqlite3.connect(copy)
         try:
             source.backup(target)
+            foreign.drop_programs(target)
         finally:
             source.close()
             target.close()
@@ -193,21 +210,40 @@ def _described(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None, more: Seque
     return Difference(first[0], values[at].replace("_", " ") + of, ours[at], theirs[at])
 
 
-def _copy(engine: Engine, other: Other, run: Run) -> int:
-    """The run with all its rows as the next attempt of its key; returns its new number. One that was running is not, here."""
-    row = _row(other, RunRow, run.id)
-    partition = None if row["partition_id"] is None else _row(other, PartitionRow, row["partition_id"])
+def _copy(engine: Engine, other: Other, run: Run, decided: Collection[tuple[int, str]], copied: Collection[int]) -> int | None:
+    """The run with all its rows as the next attempt of its key; returns its new number. One that was running is not, here.
+
+    decided: the attempts (number, status) that were here when it was decided. None, and nothing is copied, where others are.
+    """
+
+    def present(here: Connection) -> set[tuple[int, str]]:
+        found = here.execute(select(RunRow.id, RunRow.status).where(RunRow.key == run.key))
+        return {(id, status) for id, status in found if id not in copied}
+
+    try:
+        with reading(other.engine) as there, writing(engine) as here:
+            return _copied(here, there, other.name, run) if present(here) == decided else None
+    except IntegrityError as error:
+        with reading(engine) as here:
+            if present(here) != decided:  # a database without SQLite's single writer
+                return None
+        raise UserError(f"{other.name}: run {run.id} contradicts itself: {error.orig}.", "It was left out.") from None
+
+
+def _copied(here: Connection, there: Connection, name: str, run: Run) -> int:
+    """Both are transactions: what is copied is the run as it was at one moment."""
+    row = _row(there, RunRow, run.id)
+    partition = None if row["partition_id"] is None else _row(there, PartitionRow, row["partition_id"])
     attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == run.key).scalar_subquery()
-    with writing(engine) as here:
-        row |= {
-            "attempt": attempt,
-            "partition_id": None if partition is None else _kept_partition(here, partition),
-            "environment": {**row["environment"], "imported_from": f"{other.name}, run {run.id}"},
-            "status": "interrupted" if run.status in ("queued", "running") else run.status,
-        }
-        copied = inserted(here, insert(RunRow).values(row))
-        for model, at_once in _COPIED.items():
-            _copy_rows(here, other, model, run.id, copied, at_once)
+    row |= {
+        "attempt": attempt,
+        "partition_id": None if partition is None else _kept_partition(here, partition),
+        "environment": {**row["environment"], "imported_from": f"{name}, run {run.id}"},
+        "status": "interrupted" if run.status in ("queued", "running") else run.status,
+    }
+    copied = inserted(here, insert(RunRow).values(row))
+    for model, at_once in _COPIED.items():
+        _copy_rows(here, there, model, run, copied, at_once)
     return copied
 
 
@@ -216,10 +252,10 @@ def _last(run: Run) -> int:
     return -1 if run.last_round is None else run.last_round
 
 
-def _row(other: Other, model: type[Base], number: int) -> dict[str, Any]:
+def _row(there: Connection, model: type[Base], number: int) -> dict[str, Any]:
     """A row without its number."""
     columns = [column for column in model.__table__.columns if column.name != "id"]
-    with reading(other.engine) as there:
+    with friendly(there.engine.url):
         return dict(there.execute(select(*columns).where(model.__table__.c.id == number)).mappings().one())
 
 
@@ -229,15 +265,16 @@ def _kept_partition(here: Connection, row: dict[str, Any]) -> int:
     return known if known is not None else inserted(here, insert(PartitionRow).values(row))
 
 
-def _copy_rows(here: Connection, other: Other, model: type[Base], run: int, copied: int, at_once: int) -> None:
+def _copy_rows(here: Connection, there: Connection, model: type[Base], run: Run, copied: int, at_once: int) -> None:
+    """Those that were looked at: a run under way may have others by now."""
     columns = [column for column in model.__table__.columns if column.name not in ("id", "run_id")]
     statement = insert(model.__table__)  # type: ignore[arg-type]
-    query = select(*columns).where(model.__table__.c.run_id == run)
-    for chunk in _chunks(other, query, at_once):
+    query = select(*columns).where(model.__table__.c.run_id == run.id, model.__table__.c.round <= _last(run))
+    for chunk in _chunks(there, query, at_once):
         here.execute(statement, [{**row, "run_id": copied} for row in chunk])
 
 
-def _chunks(other: Other, query: Any, at_once: int) -> Iterator[Sequence[Any]]:
-    """A connection of its own: what fails in here is the other database, and is called so."""
-    with reading(other.engine) as there:
+def _chunks(there: Connection, query: Any, at_once: int) -> Iterator[Sequence[Any]]:
+    """What fails in here is the other database, and is called so."""
+    with friendly(there.engine.url):
         yield from there.execute(query).mappings().partitions(at_once)

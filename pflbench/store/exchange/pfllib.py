@@ -21,6 +21,7 @@ from pflbench.store.references import ResultFile
 ACCURACY, AUC, LOSS = "rs_test_acc", "rs_test_auc", "rs_train_loss"
 EXPECTED = f"Expected: a result file of PFLlib with {ACCURACY}, {AUC} and {LOSS}, one number per evaluation."
 LONGEST = 10**6  # evaluations in a file: some 500 times those of the paper's runs
+LONGEST_PART = 64  # characters of a part of its name
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 
 # Names in small letters and digits alone -> ours, where these are others.
@@ -47,6 +48,7 @@ def load(path: Path, *, dataset: str | None = None, method: str | None = None, e
     written_dataset, algorithm, goal, times = _named(path, dataset, method)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+    _require_storable(path, written_dataset, algorithm, goal, times)
     return ResultFile(
         file=path.name,
         hash=digest,
@@ -78,8 +80,20 @@ def _named(path: Path, dataset: str | None, method: str | None) -> tuple[str, st
     return dataset, method, "", 0
 
 
+def _require_storable(path: Path, dataset: str, algorithm: str, goal: str, times: int) -> None:
+    """Whether there is room for what the name says, and it is text at all."""
+    parts = {"dataset": dataset, "algorithm": algorithm, "goal": goal}
+    long = [what for what, part in parts.items() if len(part) > LONGEST_PART]
+    if long or times >= 2**31:
+        raise UserError(f"{path}: the {(*long, 'number')[0]} in its name is too long.", f"At most {LONGEST_PART} characters.")
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: its name is no UTF-8.", "Rename it.") from None
+
+
 def _arrays(path: Path) -> dict[str, Floats]:
-    """The three series, of one length; NaN in place of an AUC or loss that is not there."""
+    """The three series, of one length; NaN in place of an AUC or loss that is not there, and of an infinite loss."""
     import h5py
 
     try:
@@ -94,6 +108,10 @@ def _arrays(path: Path) -> dict[str, Floats]:
     accuracy = arrays[ACCURACY]
     if accuracy.ndim != 1 or not len(accuracy) or not ((accuracy >= 0) & (accuracy <= 1)).all():
         raise UserError(f"{path}: {ACCURACY} is no series of accuracies between 0 and 1.", EXPECTED)
+    if AUC in arrays and ((arrays[AUC] < 0) | (arrays[AUC] > 1)).any():
+        raise UserError(f"{path}: {AUC} holds values that are not between 0 and 1.", EXPECTED)
+    if LOSS in arrays:
+        arrays[LOSS] = np.where(np.isfinite(arrays[LOSS]), arrays[LOSS], np.nan)
     for name in (AUC, LOSS):
         if name not in arrays or not arrays[name].size:
             arrays[name] = np.full(len(accuracy), np.nan)

@@ -1,0 +1,60 @@
+"""What commands print where it cannot be printed: streams that are closed, full, or of an encoding without these characters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.command import PROGRAM, Shell, environment
+
+FULL = Path("/dev/full")
+
+
+def printed(folder: Path, redirected: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Of a command in a shell of its own, its stdout redirected."""
+    line = f'"$0" -c "$@" {redirected}'
+    command = ["sh", "-c", line, sys.executable, PROGRAM, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(**variables), capture_output=True, check=False, timeout=120)
+
+
+def test_a_reader_that_has_gone(tmp_path: Path) -> None:
+    done = printed(tmp_path, "| true; exec 3>&1", "methods", "list")
+    assert done.stderr == b""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-c", PROGRAM, "methods", "list"]
+    process = subprocess.run(command, env=environment(), stdout=write, stderr=subprocess.PIPE, check=False, timeout=120)
+    os.close(write)
+    assert (process.returncode, process.stderr) == (141, b"")
+
+
+def test_a_stdout_that_was_closed(tmp_path: Path) -> None:
+    done = printed(tmp_path, ">&-", "methods", "list")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full on this system")
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    done = printed(tmp_path, ">/dev/full", "methods", "list")
+    assert (done.returncode, done.stderr) == (2, b"Error: No space left on device.\n")
+
+
+def test_an_encoding_that_lacks_a_character(tmp_path: Path) -> None:
+    """In JSON its escape is one of JSON's."""
+    done = printed(tmp_path, "", "import", "gr\u00fcn.db", "--json", PYTHONIOENCODING="ascii")
+    assert json.loads(done.stdout)[0]["error"] == "There is no file gr\u00fcn.db."
+    assert b"There is no file gr\\xfcn.db." in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_name_that_is_no_text(shell: Shell) -> None:
+    assert "There is no file \\udcff.db" in shell.refused("import", "\udcff.db")
+    assert "\\udcff.db" in shell.refused("runs", "list", "--db", "\udcff.db")
+    np.savez("plain.npz", x=np.zeros((40, 4), np.float32), y=np.arange(40) % 2)
+    Path("plain.npz").rename("\udcff.npz")
+    assert "\\udcff.npz" in shell.refused("run", "-m", "fedavg", "-d", "npz:\udcff.npz", "-r", "1", "--clients", "2", "-q")

@@ -1,0 +1,98 @@
+"""Own data from anywhere: what declares more than it holds, numbers that are none, labels that are no class."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command import Shell
+
+from pflbench import data
+from pflbench.data import table
+from pflbench.errors import UserError
+from pflbench.partition import pfllib
+
+X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+Y = np.arange(40) % 2
+
+
+def header(shape: tuple[int, ...], dtype: str) -> bytes:
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return out.getvalue()
+
+
+def folder(path: Path, x: Any, y: Any, *, tests: bool = True, **config: object) -> Path:
+    """As PFLlib writes it, of two clients with the same samples."""
+    for side in ("train", "test"):
+        (path / side).mkdir(parents=True)
+        for client in range(2):
+            held = {"x": x, "y": y} if tests or side == "train" else {"x": np.array([]), "y": np.array([])}
+            np.savez(path / side / f"{client}.npz", data=np.array(held, dtype=object))
+    (path / "config.json").write_text(json.dumps({"num_clients": 2, **config}))
+    return path
+
+
+def test_an_npz_that_promises_more_than_it_holds(tmp_path: Path) -> None:
+    """10^12 numbers in a file of 500 bytes; refused before there is memory for them."""
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("x.npy", header((10**12, 4), "<f4"))
+        file.writestr("y.npy", header((10**12,), "<i8"))
+    with pytest.raises(UserError, match=r"promises \(1000000000000.*holds 0 bytes"):
+        data.load(data.parse(f"npz:{tmp_path}/a.npz", tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_data_that_are_not_finite_are_called_so(tmp_path: Path, value: float) -> None:
+    x = X.astype(np.float64)
+    x[3, 2] = value
+    np.savez(tmp_path / "a.npz", x=x, y=Y)
+    with pytest.raises(UserError, match="the data hold NaN or infinity"):
+        data.load(data.parse(f"npz:{tmp_path}/a.npz", tmp_path), tmp_path)
+    if abs(value) != 1e300:
+        with pytest.raises(UserError, match=r"train/0.npz: the data hold NaN or infinity"):
+            pfllib.read(folder(tmp_path / "pf", x, Y))
+
+
+def test_labels_that_no_data_set_has(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds the label 1099511627777"):
+        pfllib.read(folder(tmp_path / "pf", X, Y + 2**40))
+
+
+@pytest.mark.parametrize("text", ['{"num_clients": ' + "[" * 100_000, "[1]", '{"num_clients": 1e400}', "\udcff"])
+def test_a_config_that_is_none(tmp_path: Path, text: str) -> None:
+    path = folder(tmp_path / "pf", X, Y)
+    (path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=r"config\.json"):
+        pfllib.describe(path)
+
+
+@pytest.mark.parametrize("sizes", [5, [3, None], {"a": 1}, [[[0, 1]], 7]])
+def test_a_config_whose_sizes_are_something_else(tmp_path: Path, sizes: object) -> None:
+    config: dict[str, object] = {"Size of samples for labels in clients": sizes, "partition": "pat"}
+    assert pfllib.describe(folder(tmp_path / "pf", X, Y, **config)).kind == "pathological"
+
+
+def test_labels_of_6000_digits_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"label,text\n{'9' * 6000},a b\n10,c\n9,d\n--5,e\n-3,f\n")
+    assert table._read(path).classes == ("-3", "9", "10", "--5", "9" * 6000)
+
+
+def test_a_run_without_test_samples_is_refused_before_it_is_stored(shell: Shell, tmp_path: Path) -> None:
+    folder(tmp_path / "pf", np.zeros((20, 1, 28, 28), np.float32), np.arange(20) % 10, tests=False)
+    path = json.loads((tmp_path / "pf" / "config.json").read_text()) | {"num_classes": 10}
+    (tmp_path / "pf" / "config.json").write_text(json.dumps(path))
+    command = ("run", "-m", "fedavg", "-d", "mnist", "-p", f"pfllib:{tmp_path}/pf", "--model", "mlp", "-r", "1", "-q")
+    assert "has test samples: nothing could be said of the run" in shell.refused(*command)
+    assert json.loads(shell("runs", "list", "--json").out) == []
+
+
+def test_a_learning_rate_beyond_float32(shell: Shell) -> None:
+    told = shell.refused("run", "-m", "fedavg", "-d", "digits", "--lr", "1e308", "-r", "1", "-q")
+    assert "--lr 1e+308 is larger than any number of float32." in told
