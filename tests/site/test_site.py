@@ -366,7 +366,7 @@ def test_serve_command_refuses_what_it_cannot_show(shell: Shell, engine: Engine,
         port = str(taken.getsockname()[1])
         assert f"--port {int(port) + 1}" in shell.refused("serve", "--db", "results.db", "--port", port)
     assert "no database at" in shell.refused("serve", "--db", "none.db")
-    assert "no SQLite file" in shell.refused("serve", "--db", "sqlite://")
+    assert "cannot be opened read-only" in shell.refused("serve", "--db", "sqlite://")
     with sqlite3.connect(tmp_path / "results.db") as connection:
         connection.execute(f"UPDATE {db.VERSION_TABLE} SET version_num = '0001'")
     assert "pflbench db upgrade" in shell.refused("serve", "--db", "results.db")
