@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from pflbench.cli import options as o
+from pflbench.cli.making import runs_at_a_time
 
 PANEL = "Executors"
 
@@ -39,8 +40,9 @@ EXECUTORS = o.group(
         typer.Option(
             "--jobs",
             "-j",
-            min=1,
-            help="Runs, or packs, at a time. Default: one for each core, or each GPU, as memory allows; on a cluster as many as "
+            metavar="auto|N",
+            parser=runs_at_a_time,
+            help="Runs, or packs, at a time. auto (default): one for each core, or each GPU, as memory allows; on a cluster as many as "
             "there is room for.",
         ),
     ),

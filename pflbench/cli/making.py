@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pflbench.sweep.jobs import Job, Steps, Workers
 
 
-def _number(text: str | int) -> int | None:
+def runs_at_a_time(text: str | int) -> int | None:
     if text == "auto":
         return None
     if not str(text).isdecimal() or int(text) < 1:
@@ -36,7 +36,7 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         metavar="auto|N",
-        parser=_number,
+        parser=runs_at_a_time,
         help="Runs at a time. auto: one for each core, or each GPU, as memory allows. 1: one after another.",
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -147,12 +148,15 @@ def _connected(address: str | None) -> Any:
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not named:
         settings["include_dashboard"] = False
+    told = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **settings)
     except Exception as error:  # Ray has many, some without a name of their own
         raise UserError(
             f"Ray: {str(error).strip().splitlines()[0]}", f"--ray-address and {VARIABLE} name a cluster that is there."
         ) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, told)  # Ray has one of its own, which would end the command at once
     return ray
 
 
