@@ -42,8 +42,8 @@ EXECUTORS = o.group(
             "-j",
             metavar="auto|N",
             parser=runs_at_a_time,
-            help="Runs, or packs, at a time. auto (default): one for each core, or each GPU, as memory allows; on a cluster as many "
-            "as there is room for.",
+            help="Runs, or packs, at a time. auto (default): one for each core, or each GPU, as memory allows; on a cluster as "
+            "many as there is room for.",
         ),
     ),
     cpus_per_job=(
