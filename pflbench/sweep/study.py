@@ -57,6 +57,8 @@ def read(path: Path) -> Study:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{path}{_at(error.problem_mark)}: {error.problem or 'no YAML'}.") from None
+    except (yaml.YAMLError, RecursionError) as error:  # a character that YAML does not know; brackets in brackets without end
+        raise UserError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}.") from None
     if root is None:
         raise UserError(f"{path} is empty.", "It needs at least: method: [fedavg, fedala]")
     return _Reader(path).study(root)

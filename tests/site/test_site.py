@@ -333,6 +333,7 @@ def test_serve_answers_what_is_hardly_a_request(server: serve.Server) -> None:
 
 
 def test_serve_leaves_a_connection_that_says_nothing(server: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serve.Handler.timeout == 30
     monkeypatch.setattr(serve.Handler, "timeout", 0.3)
     with socket.create_connection(server.server_address[:2], timeout=20) as connection:
         connection.sendall(b"GET / HT")
