@@ -17,8 +17,8 @@ from pflbench import __version__
 PACKAGES = ("torch", "torchvision", "numpy", "sqlalchemy", "scikit-learn")
 
 
-def describe() -> dict[str, Any]:
-    """Versions, commit and machine, as plain JSON types."""
+def describe(host: bool = False) -> dict[str, Any]:
+    """Versions, commit and machine, as plain JSON types. host: with its name, which may tell whose it is."""
     return {
         "pflbench": __version__,
         "commit": commit(),
@@ -27,7 +27,7 @@ def describe() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
-        "host": platform.node(),
+        **({"host": platform.node()} if host else {}),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -53,8 +54,13 @@ class DataSpec(Spec):
     @property
     def label(self) -> str:
         if self.path is not None:
-            return f"{self.name}:{self.path}"
+            return f"{self.name}:{PurePath(self.path).name}"
         return f"{self.named}{OTHER_CONTENT}{self.content[:6]}" if self.content else self.named
+
+    @property
+    def place(self) -> str:
+        """As `label`, with where own data lie."""
+        return self.label if self.path is None else f"{self.name}:{self.path}"
 
     @property
     def named(self) -> str:

@@ -19,7 +19,7 @@ from pflbench.store.measurements import Arm, Measurement
 LEVEL = 0.95
 # With fewer, an interval from resampling them is too narrow: of two samples of one distribution, more than 5 % would differ.
 FEWEST = 5
-MACHINE = ("processor", "cores", "torch_threads", "host")
+MACHINE = ("processor", "cores", "torch_threads")
 DRIFT = 0.1  # by more than that share the ceilings differ only if the machine itself was not equally fast
 _RESAMPLES = 9999
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -18,6 +19,7 @@ from pflbench.run.execution import exact_arithmetic
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 from pflbench.store.measurements import Arm, Measurement
+from pflbench.store.paths import in_spec
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,7 +77,14 @@ class _Running:
 
     def record(self, of_phases: dict[str, floor.Floor]) -> Arm:
         floors = {phase: asdict(floor.times(found, self.way.runs)) for phase, found in of_phases.items()}
-        return Arm(self.method, self.way.name, self.spec.model_dump(mode="json"), dict(self.seconds), floors, self.peak)
+        return Arm(
+            self.method,
+            self.way.name,
+            in_spec(self.spec.model_dump(mode="json"), lambda path: Path(path).name),
+            dict(self.seconds),
+            floors,
+            self.peak,
+        )
 
     def close(self) -> None:
         self.arm.close()

@@ -28,7 +28,7 @@ from pflbench.cli import (
     table,
     track,
 )
-from pflbench.cli.console import BROKEN_PIPE, error, flushed, prepare_streams, remember
+from pflbench.cli.console import BROKEN_PIPE, error, flushed, prepare_streams, remember, say
 from pflbench.errors import UserError, why
 
 app = typer.Typer(
@@ -63,7 +63,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"pflbench {__version__}")
+        say(f"pflbench {__version__}")
         raise typer.Exit
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pflbench.cli.console import duration, message, print_json, print_table
+from pflbench.cli.console import duration, message, print_json, print_table, say
 from pflbench.cli.progress import data_view
 from pflbench.errors import UserError
 
@@ -45,7 +45,7 @@ def checkup(name: str, as_json: bool) -> None:
         print_json({**about, "checks": checks, "fast_paths": paths, "speed": speed and asdict(speed), "seconds": seconds})
     else:
         print_table(("check", *FLOATS), _rows(found))
-        print(*_summary(paths, speed), sep="\n")
+        say(*_summary(paths, speed), sep="\n")
         message(f"{len(found)} checks in {duration(seconds)}, {len(failed)} failed.")
     if problem:
         message(f"Note: {problem}")

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from pflbench.plain import in_json, printable, private_command
 
 # Piped output is read by programs: there a line must not be broken at a guessed width.
 _PIPED_WIDTH = 500
@@ -48,12 +51,25 @@ def flushed(code: int) -> int:
     return code
 
 
+class _SafeConsole(Console):
+    """Colours and bars are Rich's; whatever code stands in a text itself, which may be anybody's, does not reach the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
 def stdout() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+    return _SafeConsole(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
 
 
 def stderr() -> Console:
-    return Console(stderr=True, highlight=False)
+    return _SafeConsole(stderr=True, highlight=False)
+
+
+def say(*parts: object, sep: str = " ", end: str = "\n", flush: bool = False) -> None:
+    """As `print`, which would print control codes, too."""
+    print(printable(sep.join(map(str, parts))), end=end, flush=flush)
 
 
 def message(text: str, style: str | None = None) -> None:
@@ -69,7 +85,7 @@ def error(text: str, hint: str = "") -> None:
 
 def print_json(value: Any) -> None:
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"  # an escape of the stream's would be no JSON
-    print(json.dumps(value, indent=2, ensure_ascii=plain, default=str))
+    print(in_json(json.dumps(value, indent=2, ensure_ascii=plain, default=str)))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:
@@ -114,7 +130,7 @@ def duration(seconds: float) -> str:
 
 def _print(table: Table, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
-    console = Console(width=None if stream.isatty() else _PIPED_WIDTH, highlight=False, stderr=err)
+    console = _SafeConsole(width=None if stream.isatty() else _PIPED_WIDTH, highlight=False, stderr=err)
     if stream.isatty():
         console.print(table)
         return
@@ -135,8 +151,12 @@ def remember(arguments: Sequence[str]) -> None:
     _typed[:] = arguments
 
 
-def command_line() -> str:
-    """The command as it was typed, without passwords: it is recorded with every run and in every file that is written."""
+def command_line(whole: bool = False) -> str:
+    """The command, without passwords: it is recorded with every run and in every file that is written.
+
+    whole: as it was typed; else without the user's folders and hosts.
+    """
     from pflbench.store.failures import without_password
 
-    return shlex.join(["pflbench", *(without_password(word) for word in _typed)])
+    words = ["pflbench", *(without_password(word) for word in _typed)]
+    return shlex.join(words) if whole else private_command(words)

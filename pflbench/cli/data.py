@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import message, print_json, print_table
+from pflbench.cli.console import message, print_json, print_table, say
 from pflbench.cli.progress import data_view
 from pflbench.errors import UserError
 
@@ -46,9 +46,9 @@ def list_(as_json: o.Json = False) -> None:
     columns = ("name", "title", "samples", "classes", "download", "variants", "model", "lr")
     print_table(columns, [[row[c] or None for c in columns] for row in rows])
     if packaged:
-        print()
+        say()
         print_table(("name", "from"), [tuple(row.values()) for row in packaged])
-    print()
+    say()
     own_data = [(f"{source.name}:PATH", source.title) for source in SOURCES.values() if source is not own.PYTHON]
     print_table(("own data", ""), [*own_data, ("FILE.py:NAME", own.PYTHON.title)])
 

@@ -10,7 +10,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.checkup import checkup
-from pflbench.cli.console import message, print_fields, print_json
+from pflbench.cli.console import message, print_fields, print_json, say
 from pflbench.cli.progress import data_view
 from pflbench.errors import NothingYet
 
@@ -64,9 +64,9 @@ def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     if as_json:
         print_json({"from": before, "to": after})
     elif before == after:
-        print(f"The schema is at {after}; there was nothing to do.")
+        say(f"The schema is at {after}; there was nothing to do.")
     else:
-        print(f"The schema went from {before or 'nothing'} to {after}.")
+        say(f"The schema went from {before or 'nothing'} to {after}.")
 
 
 @app.command()
@@ -82,7 +82,7 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     if as_json:
         print_json({"ok": not problems, "problems": problems})
     else:
-        print("\n".join(problems) if problems else "No problems found.")
+        say("\n".join(problems) if problems else "No problems found.")
     if problems:
         message(f"{len(problems)} problem(s) in {without_password(db)}; a copy of it is the best start of any repair.")
         raise typer.Exit(2)

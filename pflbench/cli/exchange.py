@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import error, message, print_json
+from pflbench.cli.console import error, message, print_json, say
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter, StatusFilter, found_runs
@@ -168,7 +168,7 @@ def import_(
                 results.append({"path": str(path), "error": refused.message})
                 continue
             if not as_json:
-                print(_summary(results[-1], dry_run), flush=True)
+                say(_summary(results[-1], dry_run), flush=True)
     if as_json:
         print_json(results)
     if any("error" in result or result.get("conflict") for result in results):

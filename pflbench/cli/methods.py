@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import message, print_fields, print_json, print_table
+from pflbench.cli.console import message, print_fields, print_json, print_table, say
 
 app = typer.Typer(help="List the methods, show their hyperparameters, write and test new ones.", no_args_is_help=True)
 
@@ -61,7 +61,7 @@ def show(
         return
     print_fields(facts.items())
     if hypers:
-        print()
+        say()
         rows = [(h.name, h.type, str(h.default), h.help, ", ".join(map(str, h.search))) for h in hypers]
         print_table(("hyperparameter", "type", "default", "meaning", "searched by the FedALA paper"), rows)
 
@@ -75,8 +75,8 @@ def new(
     from pflbench.contract import template
 
     method, test = template.write(name, folder)
-    print(method)
-    print(test)
+    say(method)
+    say(test)
     message(f"Next: edit both, then pflbench methods test {name} --plugin {method}")
 
 

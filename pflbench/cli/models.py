@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import print_fields, print_json, print_table
+from pflbench.cli.console import print_fields, print_json, print_table, say
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def show(name: Name, dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DA
         print_json({**about, "blocks": blocks})
         return
     print_fields(about.items())
-    print()
+    say()
     print_table(tuple(blocks[0]), [tuple(block.values()) for block in blocks])
 
 

@@ -384,6 +384,11 @@ EXECUTION = group(
         metavar="CLIENT:FROM-TO",
         help="Keep this client's models at the start and end of these rounds, for `plot trajectory`: very large.",
     ),
+    record_host=(
+        bool,
+        False,
+        typer.Option("--record-host", help="Store the name of this machine, and paths in full, with the runs. Never passwords."),
+    ),
     force=(bool, False, typer.Option("--force", help="Run anew what is finished; the old run is kept.")),
 )
 ALL = {**MAIN, **PARTITION, **TRAINING, **EXECUTION}

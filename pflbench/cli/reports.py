@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import command_line, duration, message, stdout
+from pflbench.cli.console import command_line, duration, message, say, stdout
 from pflbench.cli.db import opened_if_there
 from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.store.files import write_text
@@ -186,7 +186,7 @@ def write_table(found: Grid, format: str, output: Path | None) -> None:
     from pflbench.report.tables.grid import render
 
     if output is None:
-        print(render(found, format, width=stdout().width if sys.stdout.isatty() else None), end="")
+        say(render(found, format, width=stdout().width if sys.stdout.isatty() else None), end="")
         return
     found = replace(found, notes=(*found.notes, provenance(found.runs)))
     write_text(output, render(found, format, width=None))
@@ -198,4 +198,4 @@ def write_figure(drawing: Drawing, target: Path) -> None:
     drawing.save(target, provenance(drawing.runs))
     for line in (drawing.caption, *drawing.notes):
         message(line)
-    print(target)
+    say(target)

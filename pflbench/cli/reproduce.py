@@ -12,7 +12,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
-from pflbench.cli.console import command_line, duration, error, message, print_json, print_table
+from pflbench.cli.console import command_line, duration, error, message, print_json, print_table, say
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.making import Jobs, KeepGoing, Limit, at_a_time, make_all
 from pflbench.cli.progress import Series, data_view, followed, named, series_view
@@ -124,7 +124,8 @@ def reproduce(
         _overview(scale, db, data_dir, as_json)
         return
     asked = goals(name, scale, methods=methods, datasets=datasets, partitions=partitions)
-    how = replace(execution(executed), command=command_line())
+    how = execution(executed)
+    how = replace(how, command=command_line(how.record_host))
     form = "json" if as_json and not dry_run else format
     if len(asked) > 1:
         one_at_a_time(name, papermap.resolve(name), form, output)
@@ -229,9 +230,9 @@ def _list(outlooks: Sequence[Outlook], as_json: bool) -> None:
         print_json(documents if len(documents) > 1 else documents[0])
         return
     for outlook, own in zip(outlooks, commands, strict=True):
-        _tell(outlook, print, err=False)
+        _tell(outlook, say, err=False)
         if own:
-            print("The same by hand:", *own, sep="\n  ")
+            say("The same by hand:", *own, sep="\n  ")
 
 
 def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
-from pflbench.cli.console import command_line, duration, message, print_json
+from pflbench.cli.console import command_line, duration, message, print_json, say
 from pflbench.cli.db import opened
 from pflbench.cli.making import Jobs, KeepGoing, at_a_time, make_all
 from pflbench.cli.progress import apart, data_view, followed, named, run_view
@@ -69,7 +69,7 @@ def run(
     prepare(specs, data_dir, quiet)
     trajectory, force = executed["trajectory"], executed["force"]
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
-    how = replace(how, follow=client, command=command_line())
+    how = replace(how, follow=client, command=command_line(how.record_host))
     check_first(specs, how, quiet)
     names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
     done: dict[str, dict[str, Any]] = {}
@@ -93,7 +93,7 @@ def run(
                     if key in there:
                         message(f"{names[key]}: run {row['run']} is finished already; --force runs it anew.")
                     if not as_json:
-                        print(_line(row), flush=True)
+                        say(_line(row), flush=True)
 
             plugins = tuple(path.absolute() for path in asked["plugins"])
             waiting = jobs_of(specs, results, data_dir, how, plugins, force=force)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import message, print_fields, print_json, print_table
+from pflbench.cli.console import message, print_fields, print_json, print_table, say
 from pflbench.cli.db import opened
 from pflbench.errors import UserError
 from pflbench.store.files import write_array
@@ -127,7 +127,7 @@ def show(
     )
     rows = [[row["round"], *(None if row[c] is None else f"{row[c]:.4g}" for c in columns)] for row in newest]
     if rows:
-        print()
+        say()
         print_table(("round", *(c.replace("_", " ") for c in columns)), rows)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import command_line, message
+from pflbench.cli.console import command_line, message, say
 from pflbench.cli.db import opened
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, uncollected
 from pflbench.errors import UserError
@@ -34,12 +34,12 @@ def _made(url: str) -> Made:
     from pflbench import __version__
     from pflbench.environment import commit
     from pflbench.site.page import Made
-    from pflbench.store.failures import place, sqlite_path
+    from pflbench.store.failures import sqlite_path
     from pflbench.store.schema import now
 
     target = make_url(url)
     file = sqlite_path(target)
-    return Made(file.name if file else place(target), now(), __version__, commit(), command_line())
+    return Made(file.name if file else str(target.database), now(), __version__, commit(), command_line())
 
 
 @uncollected()
@@ -73,7 +73,7 @@ def report(
     message(
         f"{len(built.tables)} tables, {len(built.figures)} figures, {len(built.pages)} of {len(built.runs)} runs with a page."
     )
-    print(output)
+    say(output)
 
 
 def _write(output: Path, text: str) -> None:
@@ -102,7 +102,7 @@ def serve(
         engine = connect_read_only(url)
         try:
             server = Server(engine, lambda: page.build(engine, replace(made, at=now()), Filters(), "all", live=True), port)
-            print(server.address, flush=True)
+            say(server.address, flush=True)
             message(f"{without_password(db)}, read-only. Ctrl-C ends it.")
             try:
                 server.serve_forever()

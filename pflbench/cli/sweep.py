@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from pflbench import interrupts
 from pflbench.cli import options as o
 from pflbench.cli.checkup import check_first
-from pflbench.cli.console import command_line, duration, message, print_json, print_table
+from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.executors import EXECUTORS
 from pflbench.cli.making import KeepGoing, Limit, made, tell_checkpoints, tell_errors
@@ -107,7 +107,7 @@ def run(
         _outlook(study.name, specs, db, data_dir, how, hiring, as_json)
         return
     environment = {
-        "command": command_line(),
+        "command": command_line(how.record_host),
         "execution": executed,
         "workers": hiring.plain(),
         "data_dir": str(data_dir.absolute()),
@@ -296,23 +296,23 @@ def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: 
         cell[0] += 1
         cell[1] += stands.states[spec.key] in ("finished", "diverged", "failed")
     print_table(("method", "dataset", "partition", "runs", "there"), [(*names, *counts) for names, counts in rows.items()])
-    print(f"{name}: {_counted(stands.counts)}")
+    say(f"{name}: {_counted(stands.counts)}")
     for label, reason in without.items():
         waiting = sum(spec.data.label == label for spec in ahead)
-        print(f"{reason.message} {counted(waiting, 'run')} cannot begin. {reason.hint}")
+        say(f"{reason.message} {counted(waiting, 'run')} cannot begin. {reason.hint}")
     if not ahead:
-        print("Nothing is left to run.")
+        say("Nothing is left to run.")
         return
     if not here:
-        print(f"To run: {len(ahead)}. Time: unknown without the data.")
+        say(f"To run: {len(ahead)}. Time: unknown without the data.")
         return
     begin = f"To run: {len(here)}, {f'{together} at a time' if together else 'as many at a time as the cluster has room for'}."
     if found is None:
-        print(f"{begin} Time: a few minutes at most.")
+        say(f"{begin} Time: a few minutes at most.")
         return
     time = "unknown" if seconds is None else f"about {duration(seconds)}{'' if together else ' one after another'}"
     needs = "" if memory is None else f" Memory: {memory / 1e9:.2g} GB{'' if together else ' each'}."
-    print(f"{begin} Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{needs}")
+    say(f"{begin} Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{needs}")
 
 
 def _make(
@@ -343,7 +343,7 @@ def _make(
         if hiring.executor == "local":  # a cluster's nodes check their own
             check_first(found.ahead, how, quiet)
         tell_checkpoints(results, how)
-        how = replace(how, command=command_line())
+        how = replace(how, command=command_line(how.record_host))
         plugins = tuple(Path(path) for path in sweep.environment["plugins"])
         waiting = jobs_of(found.ahead, results, data_dir, how, plugins)
         workers = hire(hiring, sweep.name, found.ahead, results, data_dir, how)

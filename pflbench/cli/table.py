@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import error
+from pflbench.cli.console import error, say
 from pflbench.cli.db import opened
 from pflbench.cli.reports import (
     ClientsFilter,
@@ -164,7 +164,7 @@ def table(
     if not made:
         raise next((found for found in refused if isinstance(found, NothingYet)), refused[0])
     for k, found in enumerate(made):
-        print(end="\n" * (k > 0))
+        say(end="\n" * (k > 0))
         write_table(found, written, None)
     if missing := [found for found in refused if isinstance(found, NothingYet)]:
         for nothing in missing:

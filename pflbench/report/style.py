@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import unknown
+from pflbench.plain import printable
 from pflbench.report import layout, scales
 from pflbench.report.layout import PrintPage
 from pflbench.store.files import replacing, write_text
@@ -70,7 +71,11 @@ class Drawing:
         fixed: dict[str, Any] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[suffix]
         # Compressing harder takes longer than everything else and saves a tenth.
         fast: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if suffix == ".png" else {}
-        metadata = {entry: f"{self.caption} {provenance}".strip(), **fixed}
+        metadata = {entry: printable(f"{self.caption} {provenance}".strip()), **fixed}
+        from matplotlib.text import Text
+
+        for text in self.figure.findobj(Text):
+            text.set_text(printable(text.get_text()))  # type: ignore[attr-defined]
         with layout.on(self.page), context(), replacing(path) as out:
             self.figure.savefig(out, format=suffix[1:], metadata=metadata, **fast)
         said = (self.caption, self.protocol, *self.notes, provenance)

@@ -55,6 +55,7 @@ class Execution:
     checkpoint_every: float = 30.0  # seconds between checkpoints
     checkpoints: str | None = None  # where they lie: run.places
     command: str = ""  # as the user gave it
+    record_host: bool = False  # whether the machine's name, and paths in full, are recorded
     scale: str | None = None  # of the reproduction that a run is made for, if it is
 
     def engine_on(self, device: str) -> Literal["loop", "batched"]:

@@ -83,7 +83,7 @@ def execute_on(
         try:
             if setting.central is not None:
                 require_global_model(spec.method.name, methods.make(spec.method), fed)
-            row = found or _created(spec, store, fed, {"forced": _kept(how)} if force else {})
+            row = found or _created(spec, store, fed, how, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
             account = Account(store, row, fed, hold, place.local / f"{name}.spool")
@@ -221,7 +221,7 @@ def _kept(how: Execution) -> dict[str, Any]:
     return {"observe_every": how.observe_every, "follow": None if how.follow is None else list(vars(how.follow).values())}
 
 
-def _created(spec: RunSpec, store: sqlalchemy.Engine, fed: Federation, more: dict[str, Any]) -> Run:
+def _created(spec: RunSpec, store: sqlalchemy.Engine, fed: Federation, how: Execution, more: dict[str, Any]) -> Run:
     """The row of a new run. What does not go with the model is refused before there is one. more: of its record."""
     methods.make(spec.method).init(fed.at(0))
     before = patiently(lambda: runs.newest(store, spec.key))
@@ -229,7 +229,7 @@ def _created(spec: RunSpec, store: sqlalchemy.Engine, fed: Federation, more: dic
     def create() -> Run:
         row = runs.newest(store, spec.key)
         if row is None or row == before:  # else it was made, and only the server's answer was lost
-            write.create_run(store, spec, environment.describe() | more)
+            write.create_run(store, spec, environment.describe(how.record_host) | more, whole=how.record_host)
             row = runs.newest(store, spec.key)
         assert row is not None
         return row

@@ -11,7 +11,7 @@ import numpy as np
 import sqlalchemy
 import torch
 
-from pflbench import environment, methods, models
+from pflbench import environment, methods, models, plain
 from pflbench.engine import devices
 from pflbench.engine.batched.layers import CONVOLUTIONS
 from pflbench.engine.evaluation import Scores
@@ -50,6 +50,7 @@ class Account:
         self._row = replace(row, started_at=now())
         self._outbox = Outbox(store, row.id, hold, spool, mark_of(self._row))
         self._environment: dict[str, Any] = {}
+        self._whole = False
         self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
         self._forced: dict[str, Any] | None = row.environment.get("forced")
         self._untold: list[str] = []
@@ -67,7 +68,7 @@ class Account:
         self._untold += belief.notes
         fed = self._fed
         described = {
-            **environment.describe(),
+            **environment.describe(how.record_host),
             "command": how.command,
             "torch_threads": torch.get_num_threads(),
             "data": setting.content,
@@ -81,8 +82,9 @@ class Account:
             "gpu_check": belief.told,
             "deterministic": how.deterministic and self._always_deterministic,
         }
-        self._environment = described | {name: value for name, value in known.items() if value} | devices.software(fed.device)
-        self._environment |= self._executed()
+        self._whole = how.record_host
+        told = described | {name: value for name, value in known.items() if value} | devices.software(fed.device)
+        self._environment = self._told(told | self._executed())
         columns = {
             "status": "running",
             "message": None,
@@ -119,7 +121,7 @@ class Account:
     def end(self, status: str, message: str | None = None) -> None:
         """Writes how the run ended, and how it was packed. Of one that is over the server must get it all, or Unreachable."""
         self._keep_environment(last=True)
-        self._outbox.change(status=status, message=message, finished_at=now())
+        self._outbox.change(status=status, message=self._told(message), finished_at=now())
         if status in ("finished", "diverged"):
             self._outbox.settle()
 
@@ -134,12 +136,16 @@ class Account:
         return (*told, *(FALLBACK.format(reason=reason.removeprefix("not captured: ")) for reason in sorted(apart)))
 
     def _keep_environment(self, last: bool = False) -> None:
-        known = {**self._environment, **self._executed(last)}
+        known = {**self._environment, **self._told(self._executed(last))}
         if self._notes:
-            known["notes"] = dict(self._notes)
+            known["notes"] = self._told(dict(self._notes))
         if known != self._environment:
             self._environment = known
             self._outbox.change(environment=known)
+
+    def _told(self, value: Any) -> Any:
+        """As it is recorded: with what tells of the user's machine only where that was asked for."""
+        return value if self._whole else plain.privately(value)
 
     def _executed(self, last: bool = False) -> dict[str, Any]:
         """What the executor tells; of the pack at last alone."""

@@ -17,6 +17,7 @@ from pflbench.partition import Partition, make, pfllib
 from pflbench.partition.core import Indices
 from pflbench.spec import DataSpec, PartitionSpec, Pfllib, RunSpec
 from pflbench.store.partitions import PartitionRecord
+from pflbench.store.paths import in_spec
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Pa
         scheme=spec.scheme,
         label=spec.label,
         dataset=source.label,
-        spec=spec.model_dump(mode="json"),
+        spec=in_spec(spec.model_dump(mode="json"), lambda path: Path(path).name),
         classes=arrays.classes,
         train=train,
         test=test,
@@ -112,5 +113,5 @@ def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Pa
 
 def _identity(source: DataSpec, arrays: Arrays, partition: Partition) -> str:
     """Of the index lists, the labels behind them and what these labels are called."""
-    named = [partition.hash(arrays.y), source.label, *arrays.classes]
+    named = [partition.hash(arrays.y), source.place, *arrays.classes]
     return hashlib.sha256("\0".join(named).encode()).hexdigest()

@@ -18,7 +18,7 @@ from pflbench.errors import UserError
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
-from pflbench.store import runs
+from pflbench.store import paths, runs
 
 
 def losses(
@@ -33,7 +33,8 @@ def losses(
 
     Raises UserError for a model with BatchNorm, of which parameters are no whole model.
     """
-    spec, place = RunSpec.model_validate(runs.find(store, run).spec), find_device(device)
+    stored = paths.in_spec(runs.find(store, run).spec, lambda path: paths.found(path, store.url))
+    spec, place = RunSpec.model_validate(stored), find_device(device)
     with exact_arithmetic(place, spec.train.dtype):
         fed = federation(spec, load_setting(spec, data_root), place, Execution())
         try:

@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from pflbench.plain import in_json, printable, private
 from pflbench.site.page import Page
 
 _COMMAND = re.compile(r"`([^`]+)`|(?<=: )(pflbench .+)$")
@@ -24,7 +25,7 @@ _COMMAND = re.compile(r"`([^`]+)`|(?<=: )(pflbench .+)$")
 
 def document(page: Page, run_pages: Iterable[tuple[int, dict[str, Any]]] = ()) -> str:
     """The whole file. run_pages: those that it holds, by run; a live page asks for them."""
-    return (
+    return printable(
         _environment()
         .get_template("page.html.j2")
         .render(
@@ -57,12 +58,12 @@ def policy(*, live: bool) -> str:
 
 def content(page: Page) -> str:
     """The part of it that changes with the database."""
-    return _environment().get_template("content.html.j2").render(page=page)
+    return printable(_environment().get_template("content.html.j2").render(page=page))
 
 
 def to_json(value: Any) -> str:
     """JSON as a browser reads it: numbers that are not finite become null, arrays lists."""
-    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return in_json(json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def ranges(runs: Iterable[int]) -> str:
@@ -100,7 +101,7 @@ def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("pflbench.site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"script_json": _script_json, "code": _code, "ranges": ranges}
+    made.filters |= {"script_json": _script_json, "code": _code, "ranges": ranges, "private": private}
     return made
 
 

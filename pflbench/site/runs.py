@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
+from pflbench.plain import privately
 from pflbench.report import labels
 from pflbench.report.figures import run as run_figures
 from pflbench.report.tables.overhead import TOLERANCE
@@ -96,11 +97,11 @@ def _page(engine: Engine, line: RunLine, series: Sequence[str], kept: Sequence[K
         "id": line.info.id,
         "title": line.title,
         "status": line.info.status,
-        "message": line.info.message,
-        "facts": [[name, value] for name, value in _facts(line, series, cost) if value is not None],
+        "message": privately(line.info.message),
+        "facts": [[name, privately(value)] for name, value in _facts(line, series, cost) if value is not None],
         "alike": [run for run in line.alike if run != line.info.id],
-        "spec": line.info.spec,
-        "environment": line.info.environment,
+        "spec": privately(line.info.spec),
+        "environment": privately({name: value for name, value in line.info.environment.items() if name != "host"}),
         "artifacts": [asdict(one) for one in kept],
         "clients": _clients(engine, line.info.id),
         "figures": [asdict(figure) for figure in run_figures.pages(engine, line.info.id)],

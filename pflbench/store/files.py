@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pflbench.errors import UserError
+from pflbench.plain import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,9 +55,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Raises UserError if it cannot be written."""
+    """Without control codes. Raises UserError if it cannot be written."""
     with replacing(path) as out:
-        out.write(text.encode())
+        out.write(printable(text).encode())
 
 
 def write_array(path: Path, array: np.ndarray[Any, np.dtype[Any]]) -> None:

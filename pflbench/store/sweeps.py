@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from sqlalchemy import Engine, delete, insert, select, update
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
+from pflbench.store import paths
 from pflbench.store.database import again_if_there, inserted, reading, writing
 from pflbench.store.locks import presence
 from pflbench.store.runs import Run, attempts
@@ -46,7 +47,11 @@ class Standing:
 
 def save(engine: Engine, name: str, specs: Sequence[RunSpec], environment: Mapping[str, Any]) -> StoredSweep:
     """Stores a sweep. One of that name is replaced: its runs stay what they are. It is no longer cancelled."""
-    values = {"name": name, "specs": [spec.model_dump(mode="json") for spec in specs], "environment": dict(environment)}
+    values = {
+        "name": name,
+        "specs": [paths.in_spec(spec.model_dump(mode="json"), lambda path: paths.kept(path, engine.url)) for spec in specs],
+        "environment": _located(environment, lambda path: paths.kept(path, engine.url)),
+    }
 
     def put() -> None:
         with writing(engine) as connection:
@@ -122,4 +127,19 @@ def _read(engine: Engine, *where: Any) -> list[StoredSweep]:
     query = select(SweepRow.__table__).where(*where).order_by(SweepRow.id)
     with reading(engine) as connection:
         rows = connection.execute(query).mappings().all()
-    return [StoredSweep(**{**row, "specs": tuple(RunSpec.model_validate(spec) for spec in row["specs"])}) for row in rows]
+    return [_restored(engine, row) for row in rows]
+
+
+def _restored(engine: Engine, row: Mapping[Any, Any]) -> StoredSweep:
+    def found(path: str) -> str:
+        return paths.found(path, engine.url)
+
+    specs = tuple(RunSpec.model_validate(paths.in_spec(spec, found)) for spec in row["specs"])
+    return StoredSweep(**{**row, "specs": specs, "environment": _located(row["environment"], found)})
+
+
+def _located(environment: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """With the paths changed that going on with the sweep needs."""
+    plugins = [change(path) for path in environment.get("plugins", [])]
+    located = {"data_dir": change(environment["data_dir"])} if "data_dir" in environment else {}
+    return {**environment, **located, **({"plugins": plugins} if plugins else {})}

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
-from pflbench.store import arrays
+from pflbench.store import arrays, paths
 from pflbench.store.database import again_if_there, inserted, writing
 from pflbench.store.schema import STATUSES, ArtifactRow, Base, ClientRoundRow, RoundRow, RunRow, SeriesRow, copies
 
@@ -59,14 +59,15 @@ class RoundRecord:
     artifacts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
-def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any]) -> int:
-    """Stores a run as "queued", as the next attempt of its key; returns its id."""
+def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any], *, whole: bool = False) -> int:
+    """Stores a run as "queued", as the next attempt of its key; returns its id. whole: with its paths as they are."""
     attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == spec.key).scalar_subquery()
+    plain = spec.model_dump(mode="json")
     values = {
         "key": spec.key,
         "attempt": attempt,
         "protocol": spec.protocol,
-        "spec": spec.model_dump(mode="json"),
+        "spec": plain if whole else paths.in_spec(plain, lambda path: paths.kept_or_named(path, engine.url)),
         "environment": environment,
         **copies(spec),
     }

@@ -8,10 +8,12 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import IO, Any
 
 from sqlalchemy import JSON, Double, Engine, func, select, type_coerce
 
+from pflbench.plain import privately
 from pflbench.store.database import reading
 from pflbench.store.schema import ClientRoundRow, PartitionRow, RoundRow, RunRow
 
@@ -126,7 +128,17 @@ def _clients() -> Any:
 def _chunks(engine: Engine, query: Any, size: int) -> Iterator[list[Values]]:
     with reading(engine) as c:
         for part in c.execution_options(yield_per=size).execute(query).partitions():
-            yield [tuple(row) for row in part]
+            yield [tuple(_shown(value) if isinstance(value, str | dict) else value for value in row) for row in part]
+
+
+def _shown(value: Any) -> Any:
+    """Nothing of the machine where a run was made leaves with it."""
+    return _shown_text(value) if isinstance(value, str) else privately(value)
+
+
+@lru_cache(1000)
+def _shown_text(text: str) -> str:
+    return str(privately(text))
 
 
 def _csv(found: Rows, out: IO[bytes]) -> None:

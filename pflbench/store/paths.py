@@ -1,0 +1,45 @@
+"""Paths as the database keeps them: without the home, the user and the machine where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL
+
+from pflbench.store.failures import sqlite_path
+
+
+def kept(path: str, database: URL) -> str:
+    """From the database's folder as "./..." where it leads there, else from the home as "~/...", else as it is."""
+    for start, before in ((_folder(database), "./"), (Path.home(), "~/")):
+        if start is not None and Path(path).is_relative_to(start):
+            return f"{before}{Path(path).relative_to(start)}"
+    return path
+
+
+def kept_or_named(path: str, database: URL) -> str:
+    """As `kept`, and what lies elsewhere by its last part."""
+    short = kept(path, database)
+    return Path(path).name if short == path else short
+
+
+def found(path: str, database: URL) -> str:
+    """The inverse of `kept`. Absolute paths, as older rows have them, stay, and so do names of installed datasets."""
+    folder = _folder(database)
+    if folder is not None and path.startswith("./"):
+        return str(folder / path)
+    return str(Path(path).expanduser()) if path.startswith("~/") else path
+
+
+def in_spec(value: Any, change: Callable[[str], str]) -> Any:
+    """The JSON form of a specification with its paths changed."""
+    if isinstance(value, dict):
+        return {k: change(v) if k == "path" and isinstance(v, str) else in_spec(v, change) for k, v in value.items()}
+    return value
+
+
+def _folder(database: URL) -> Path | None:
+    file = sqlite_path(database)
+    return None if file is None else file.absolute().parent
