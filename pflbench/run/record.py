@@ -45,7 +45,7 @@ class Account:
     def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation, hold: Hold, spool: Path) -> None:
         """spool: the file of what is written while the database's server is away."""
         self.run_id = row.id
-        self.rounds_stored = 0 if row.last_round is None else row.last_round + 1
+        self.rounds_stored = patiently(lambda: write.whole_rounds(store, row.id))
         self._store, self._fed = store, fed
         self._row = replace(row, started_at=now())
         self._outbox = Outbox(store, row.id, hold, spool, mark_of(self._row))

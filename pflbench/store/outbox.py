@@ -148,6 +148,8 @@ def _write(engine: Engine, run_id: int, hold: Hold, entry: Entry, *, again: bool
     with writing(engine) as connection:
         hold.require(connection)
         if "change" in entry:
+            if entry["change"].get("status") == "finished":
+                write.require_whole(connection, run_id)
             write.update_row(connection, run_id, entry["change"])
         elif not (again and write.has_round(connection, run_id, entry["round"])):
             write.insert_rows(connection, entry["rows"])

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
 from pflbench.store import arrays, paths
-from pflbench.store.database import again_if_there, inserted, writing
+from pflbench.store.database import again_if_there, inserted, reading, writing
 from pflbench.store.schema import STATUSES, ArtifactRow, Base, ClientRoundRow, RoundRow, RunRow, SeriesRow, copies
 
 _MESSAGE_LENGTH = 1000
@@ -139,6 +139,25 @@ def insert_rows(connection: Connection, rows: Rows) -> None:
     for table, of_table in rows.items():
         if of_table:
             connection.execute(_INSERT[table], of_table)
+
+
+def require_whole(connection: Connection, run_id: int) -> None:
+    """Raises UserError unless all rounds of a run are there, from 0 on: another process may have removed some."""
+    query = select(RunRow.rounds, func.count(RoundRow.round), func.max(RoundRow.round))
+    query = query.join(RoundRow, RoundRow.run_id == RunRow.id, isouter=True).where(RunRow.id == run_id).group_by(RunRow.rounds)
+    for rounds, count, last in connection.execute(query):
+        if count != rounds + 1 or last != rounds:
+            raise UserError(
+                f"Run {run_id} is not whole: {count} of its {rounds + 1} rounds, with round 0, are in the database.",
+                "It is not marked as finished. The same command makes it anew.",
+            )
+
+
+def whole_rounds(engine: Engine, run_id: int) -> int:
+    """How many rounds of a run are there before the first that is missing."""
+    with reading(engine) as connection:
+        found = connection.scalars(select(RoundRow.round).where(RoundRow.run_id == run_id).order_by(RoundRow.round)).all()
+    return next((t for t, round in enumerate(found) if t != round), len(found))
 
 
 def has_round(connection: Connection, run_id: int, round: int) -> bool:
