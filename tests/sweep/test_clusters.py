@@ -155,6 +155,9 @@ def test_slurm_requeues_a_job_which_goes_on(tmp_path):
         time.sleep(0.1)
         begun = ids_under_way(database) if database.exists() else []
     slurm("scontrol", "requeue", begun[0])
+    while slurm("squeue", "--noheader", f"--jobs={begun[0]}", "--format=%T").strip() != "PENDING":
+        time.sleep(0.1)
+    slurm("scontrol", "update", f"JobId={begun[0]}", "StartTime=now")  # Slurm would wait for two minutes
     process.send_signal(signal.SIGKILL)  # what is in the queue is taken over by the next command
     process.communicate()
     done = finish(start("sweep", "resume", "small", "--json", folder=tmp_path))
