@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
@@ -291,16 +292,16 @@ class LoopExecutor(Direct):
         plan = asked.plan
         # Where samples do not see one another, larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(FEATURES_AT_ONCE)
-        features: list[Tensor] = [torch.empty(0)] * len(plan)
+        features: list[list[Tensor]] = [[] for _ in plan.order]
 
         def task(worker: Worker, i: int) -> None:
             worker.load(asked.rows[i], asked.buffers[i])
             worker.module.train()
             below: Any = worker.module.features
-            features[i] = torch.cat([below(worker.batch(index)[0]) for index in worker.batches(batches, i)])
+            features[i] = [below(worker.batch(index)[0]) for index in worker.batches(batches, i)]
 
         self._each(plan, task)
-        samples = self.samples.replaced(torch.cat(features), np.concatenate(plan.order))
+        samples = self.samples.replaced(torch.cat(list(chain(*features))), np.concatenate(plan.order))
         return HeadAlone(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
     def _evaluate(self, asked: Evaluate) -> Evaluated:

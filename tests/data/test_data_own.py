@@ -82,7 +82,7 @@ def test_defaults_follow_the_samples(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ("np.full((8, 3), np.nan), np.arange(8) % 2", "x holds values that are not finite"),
+        ("np.full((8, 3), np.nan), np.arange(8) % 2", "x has values that are not finite"),
         ("np.zeros((8, 3)), np.arange(7) % 2", "x has 8 samples, y has 7 labels"),
         ("np.zeros((8, 3)), np.arange(8) % 3, ['a', 'b']", "labels that `classes`, of length 2, does not name"),
         ("np.zeros((8, 3)), np.zeros(8, int)", "has 1 classes"),
