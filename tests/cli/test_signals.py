@@ -130,7 +130,7 @@ def test_what_schedulers_send_is_taken_as_ctrl_c(shell: Shell, tmp_path: Path, n
 
 @pytest.mark.slow
 def test_nohup_holds(tmp_path: Path) -> None:
-    ignoring = PROGRAM.replace("import signal, sys", "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    ignoring = PROGRAM.replace("SIG_DFL", "SIG_IGN")
     process = start(*RUN, folder=tmp_path, program=ignoring)
     until(process, "round 0/")
     process.send_signal(signal.SIGHUP)
@@ -152,7 +152,10 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
         if select.select([ours], [], [], 1)[0]:
             seen += os.read(ours, 4096)
     os.close(ours)
-    assert process.wait(30) == 129
+    try:
+        assert process.wait(30) == 129
+    finally:
+        process.kill()
     assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
     assert len(list(tmp_path.glob("*.checkpoints/*.pt"))) == 1
 

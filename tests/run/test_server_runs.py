@@ -210,5 +210,5 @@ def test_no_password_is_stored_or_shown(shared, tmp_path, monkeypatch, capsys):
     assert "checkpoints" in told[0].err
     assert PASSWORD not in "".join(done.out + done.err for done in told)
     stored = str(rows(shared, "SELECT environment FROM run")) + str(rows(shared, "SELECT environment FROM sweep"))
-    assert "127.0.0.1" in stored
+    assert "postgresql://.../" in stored
     assert PASSWORD not in stored

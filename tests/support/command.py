@@ -14,10 +14,11 @@ from pflbench.cli import main
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-# A test run that was itself started in the background has SIGINT ignored, and its processes would inherit that.
+# A test run that was itself started in the background, or by nohup, ignores signals, and its processes would inherit that.
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.argv[0] = "pflbench"
 from pflbench.cli import main
 sys.exit(main())
@@ -45,7 +46,10 @@ def start(*arguments: str, folder: Path, program: str = PROGRAM, **variables: st
 
 
 def finish(process: subprocess.Popen[str]) -> Done:
-    out, err = process.communicate(timeout=120)
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
     return Done(process.returncode, out, err)
 
 
