@@ -75,7 +75,7 @@ class Drawing:
         from matplotlib.text import Text
 
         for text in self.figure.findobj(Text):
-            text.set_text(printable(text.get_text()))  # type: ignore[attr-defined]
+            text.set_text(printable(text.get_text()))
         with layout.on(self.page), context(), replacing(path) as out:
             self.figure.savefig(out, format=suffix[1:], metadata=metadata, **fast)
         said = (self.caption, self.protocol, *self.notes, provenance)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ from pflbench.store.runs import Run
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+PARTS = {"t", "state", "buffers", "carried", "owner"}  # of the file, beside their SHA-256
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,14 @@ class Checkpoints:
     """The checkpoint of one run. owner: as `owner` gives it.
 
     name: of its file, without the suffix. every: seconds between two. last: the last whole round, which `keep` saves.
+    damaged: that `load` has found one which is not what was saved.
     """
 
     def __init__(self, place: Storage, name: str, owner: str, every: float = 30.0) -> None:
         self.place, self.name = place, f"{name}.pt"
         self.owner, self.every = owner, every
         self.last: Snapshot | None = None
+        self.damaged = False
         self.seconds = 0.0  # that the last one took
         self._saved_at = time.monotonic()
 
@@ -104,14 +111,20 @@ class Checkpoints:
             self._saved_at = time.monotonic()
 
     def save(self, snapshot: Snapshot) -> None:
-        """Writes the checkpoint whole or not at all. A full disk is a UserError."""
+        """Writes the checkpoint whole or not at all: the last one stays until this one was read again.
+
+        A full disk is a UserError.
+        """
         import torch
 
         begun = time.perf_counter()
         content = {**vars(snapshot), "state": tensors(snapshot.state), "owner": self.owner}
         try:
             with self.place.write(self.name) as out:
-                torch.save(content, out)
+                torch.save({**content, "sha256": _digest(content)}, out)
+                out.flush()
+                if not _whole(torch.load(out.name, map_location="cpu", weights_only=True, mmap=True)):
+                    raise OSError("other bytes are read than were written")
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
             raise UserError(
                 f"The checkpoint {self.name} could not be written to {self.place}: {str(error).splitlines()[0]}.",
@@ -129,8 +142,12 @@ class Checkpoints:
                 return None
             with file:
                 content = torch.load(file, map_location=device, weights_only=True)
+            self.damaged = not _whole(content)
         except Exception:  # whatever is wrong with the file: without it the run begins anew
+            self.damaged = True
+        if self.damaged:
             return None
+        content.pop("sha256", None)
         shapes = {name: value.shape for name, value in tensors(like).items()}
         if content.pop("owner") != self.owner or {k: v.shape for k, v in content["state"].items()} != shapes:
             return None
@@ -138,3 +155,26 @@ class Checkpoints:
 
     def remove(self) -> None:
         self.place.remove(self.name)
+
+
+def _whole(content: dict[str, Any]) -> bool:
+    """Whether this is what was saved; of those before there were hashes, whether nothing is missing."""
+    rest = content.keys() - PARTS
+    return content.keys() >= PARTS and (not rest or (rest == {"sha256"} and content["sha256"] == _digest(content)))
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 of all that a checkpoint says. PyTorch's own format lets changed bytes pass."""
+    plain = [content["t"], content["owner"], content["carried"]]
+    found = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for part in ("state", "buffers"):
+        for name, value in sorted(content[part].items()):
+            found.update(f"{part} {name} {value.dtype} {tuple(value.shape)}".encode())
+            found.update(_bytes(value))
+    return found.hexdigest()
+
+
+def _bytes(value: Tensor) -> Any:
+    import torch
+
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -31,6 +31,8 @@ from pflbench.store.failures import patiently
 from pflbench.store.runs import Run
 from pflbench.store.write import RoundRecord
 
+DAMAGED = "its checkpoint is damaged: the run begins anew."
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -123,6 +125,8 @@ class _Loop:
 
     def run(self) -> Iterator[Progress]:
         snapshot = self.checkpoints.load(self.state, self.fed.device)
+        if self.checkpoints.damaged:
+            self.account.note({"checkpoint": DAMAGED})
         if snapshot and snapshot.t >= self.account.rounds_stored:
             # A power failure can take the database's last commits and leave a later checkpoint: its rounds would be missing.
             snapshot = None

@@ -25,8 +25,11 @@ PATIENCE = 0.5  # seconds: `presence` holds a lock for a moment, and a process t
 
 
 def folder(database: Path | None) -> Path:
-    """Where locks of a database's runs lie, and checkpoints: beside an SQLite file, else in the working directory."""
-    return Path(f"{database}.checkpoints") if database else Path("pflbench.checkpoints")
+    """Where locks of a database's runs lie, and checkpoints: beside an SQLite file, else in the working directory.
+
+    Beside the file itself: a link to it is another name of the same database.
+    """
+    return Path(f"{database.resolve()}.checkpoints") if database else Path("pflbench.checkpoints")
 
 
 class Hold(Protocol):

@@ -138,6 +138,7 @@ class RayTasks:
 def _connected(address: str | None) -> Any:
     """The module, connected to a cluster. Raises UserError where that is not possible."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a thread that still waits after `close` would start a cluster of its own
     try:
         import ray
     except ModuleNotFoundError:

@@ -15,11 +15,13 @@ from support.cases import rest_slow
 from support.command import ROOT, TESTS
 from support.runs import numbers, rows, run, short
 
-from pflbench.errors import UserError
+from pflbench.errors import Occupied, UserError
 from pflbench.methods import METHODS
 from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
+from pflbench.store import database as db
 from pflbench.store import runs, write
+from pflbench.store.failures import sqlite_path
 
 
 @pytest.mark.parametrize("name", rest_slow(METHODS, "fedavg", "fedala", "ditto", "apple", "fedphp", "per-fedavg"))
@@ -132,8 +134,24 @@ def test_a_damaged_checkpoint_costs_time_and_no_more(store, tmp_path):
     steps.close()
     (checkpoint,) = tmp_path.glob("*.checkpoints/*.pt")
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    assert run(short(), store)[0].kind == "started"
+    told = run(short(), store)
+    assert told[0].kind == "started"
+    assert [text for step in told for text in step.news] == ["its checkpoint is damaged: the run begins anew."]
     assert rows(store, "SELECT MIN(round), MAX(round), COUNT(*) FROM round") == [(0, 4, 5)]
+
+
+def test_a_database_by_two_names_is_one(store, tmp_path):
+    """A symbolic link to it: the same lock, and the same checkpoint."""
+    link = tmp_path / "link.db"
+    link.symlink_to(sqlite_path(store.url))
+    other = db.connect(db.to_url(str(link)))
+    steps = execute(short(), store, Path("data"), Execution(workers=1))
+    next(steps), next(steps), next(steps)
+    with pytest.raises(Occupied):
+        next(execute(short(), other, Path("data"), Execution(workers=1)))
+    steps.close()
+    assert [(step.kind, step.round) for step in run(short(), other)[:1]] == [("resumed", 1)]
+    other.dispose()
 
 
 def test_a_checkpoint_is_never_taken_over_by_another_run(store, tmp_path):

@@ -1,0 +1,108 @@
+"""A checkpoint is what was saved, or it is none."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pflbench.errors import UserError
+from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
+from pflbench.run.places import Folder
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class State:
+    w: Tensor
+    seen: Tensor
+    step: Tensor
+
+
+def snapshot(t: int = 3) -> Snapshot:
+    state = State(torch.linspace(-1, 1, 35, dtype=torch.float64).view(7, 5) * t, torch.tensor([True, False]), torch.tensor(t))
+    return Snapshot(
+        t, state, {"model": torch.arange(6.0).view(3, 2), "none": torch.zeros(3, 0)}, {"best": 0.25, "traffic": [[1, 2]]}
+    )
+
+
+def saved(folder: Path) -> tuple[Checkpoints, Path]:
+    checkpoints = Checkpoints(Folder(folder), "1", owner="me")
+    checkpoints.save(snapshot())
+    return checkpoints, folder / "1.pt"
+
+
+def plain(found: Snapshot) -> tuple[Any, ...]:
+    parts = [{k: v.tolist() for k, v in part.items()} for part in (tensors(found.state), found.buffers)]
+    return found.t, found.carried, parts
+
+
+def test_one_that_is_whole(tmp_path: Path) -> None:
+    checkpoints, _ = saved(tmp_path)
+    found = checkpoints.load(snapshot(0).state, CPU)
+    assert found is not None
+    assert (plain(found), checkpoints.damaged) == (plain(snapshot()), False)
+
+
+def test_no_flipped_bit_is_taken_for_what_was_saved(tmp_path: Path) -> None:
+    """200 of them, one at a time. Where the file does not say anything, a bit may flip."""
+    _, path = saved(tmp_path)
+    sound, draw, refused = path.read_bytes(), random.Random(0), 0
+    for _ in range(200):
+        at, bit = draw.randrange(len(sound)), draw.randrange(8)
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ 1 << bit]) + sound[at + 1 :])
+        checkpoints = Checkpoints(Folder(tmp_path), "1", owner="me")
+        found = checkpoints.load(snapshot(0).state, CPU)
+        refused += found is None
+        assert found is None or plain(found) == plain(snapshot())
+    assert refused > 50
+
+
+def test_every_number_counts(tmp_path: Path) -> None:
+    checkpoints, path = saved(tmp_path)
+    for change in ("t", "carried", "w", "model"):
+        content = torch.load(path, weights_only=True)
+        if change == "t":
+            content["t"] = 2
+        elif change == "carried":
+            content["carried"]["best"] = 0.5
+        else:
+            {**content["state"], **content["buffers"]}[change][-1, -1] += 1e-9 if change == "w" else 1
+        torch.save(content, tmp_path / "2.pt")
+        other = Checkpoints(Folder(tmp_path), "2", owner="me")
+        assert (other.load(snapshot(0).state, CPU), other.damaged) == (None, True), change
+    assert checkpoints.load(snapshot(0).state, CPU) is not None
+
+
+def test_one_of_before_there_were_hashes(tmp_path: Path) -> None:
+    checkpoints, path = saved(tmp_path)
+    content = torch.load(path, weights_only=True)
+    del content["sha256"]
+    torch.save(content, path)
+    found = checkpoints.load(snapshot(0).state, CPU)
+    assert found is not None
+    assert plain(found) == plain(snapshot())
+
+
+def test_the_last_one_stays_until_the_new_one_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, _ = saved(tmp_path)
+    whole = torch.save
+
+    def save(content: dict[str, Any], out: Any) -> None:
+        content["state"]["w"][0, 0] += 1  # as a disk that writes something else
+        whole(content, out)
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(UserError, match="other bytes are read than were written"):
+        checkpoints.save(snapshot(4))
+    monkeypatch.undo()
+    found = checkpoints.load(snapshot(0).state, CPU)
+    assert found is not None
+    assert plain(found) == plain(snapshot())
+    assert [path.name for path in tmp_path.iterdir()] == ["1.pt"]
