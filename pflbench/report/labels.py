@@ -90,6 +90,12 @@ def dataset_label(spec: dict[str, Any]) -> str:
     return f"{data['name']}:{rest}" if rest else str(data["name"])
 
 
+def without_folder(label: str) -> str:
+    """Own data as their runs are labelled, wherever they lie: 'npz:mine.npz'."""
+    kind, colon, rest = label.partition(":")
+    return f"{kind}:{PurePath(rest).name}" if colon else label
+
+
 def other_content(spec: dict[str, Any]) -> str:
     """', other content 1a2b3c' of a dataset with other content than the official one, else ''."""
     data = spec["data"]

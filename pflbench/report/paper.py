@@ -188,7 +188,8 @@ def is_at(spec: dict[str, Any], place: Place) -> bool:
     if spec["model"] != place.model:
         return False
     if place.stand_in:
-        return labels.dataset_label(spec) == place.stand_in and _partition(spec["partition"]) == place.partition
+        here, there = (labels.without_folder(text) for text in (labels.dataset_label(spec), place.stand_in))
+        return here == there and _partition(spec["partition"]) == place.partition
     label = labels.dataset_label(spec)
     if data.get("path") or place.dataset not in (label, data["name"]):
         return False

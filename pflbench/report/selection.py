@@ -92,6 +92,11 @@ class Filters:
         """The runs of any status. Raises UserError where there is none."""
         return self._matching(engine, self.among(engine), rule)
 
+    def _datasets(self, present: Iterable[str]) -> list[str]:
+        """Own data may be named by their whole path, as `run` takes it."""
+        known = {name.casefold() for label in present for name in labels.names(label)}
+        return [text if text.casefold() in known else labels.without_folder(text) for text in self.datasets]
+
     def _matching(self, engine: Engine, among: Among, rule: Select) -> list[Result]:
         present, told = runs.distinct(engine, among, "dataset"), runs.titles(engine, among)
         if not told:
@@ -108,7 +113,7 @@ class Filters:
             methods=_named(
                 "method", self.methods, {name: {name, labels.method_title(name, title)} for name, title in told.items()}
             ),
-            datasets=_named("dataset", self.datasets, {label: labels.names(label) for label in present}),
+            datasets=_named("dataset", self._datasets(present), {label: labels.names(label) for label in present}),
         )
         if labelled := _named("partition", self.partitions, {r.partition_label: {r.partition_label} for r in found}):
             found = [result for result in found if result.partition_label in labelled]

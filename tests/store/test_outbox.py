@@ -65,7 +65,7 @@ def test_what_is_written_while_the_server_is_away(server: Server, made: Made, st
     try:
         for record in records()[2:]:
             made.outbox.round(record)
-        made.outbox.change(status="finished", message="ü")
+        made.outbox.change(status="failed", message="ü")
         with pytest.raises(Unreachable, match=r"4 of its rounds are kept in .*run\.spool") as told:
             made.outbox.settle()
         assert "s3cret" not in str(told.value)
@@ -79,7 +79,7 @@ def test_what_is_written_while_the_server_is_away(server: Server, made: Made, st
     assert "cannot be reached" in lost
     assert "4 rounds were delivered" in back
     found = runs.find(made.engine, made.id)
-    assert (found.status, found.message, found.last_round) == ("finished", "ü", 5)
+    assert (found.status, found.message, found.last_round) == ("failed", "ü", 5)
 
     assert write.create_run(store, make_spec(), {}) == made.id
     for record in records():

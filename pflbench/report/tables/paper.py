@@ -147,7 +147,9 @@ def _collected(
 ) -> tuple[Arranged, list[str]]:
     """The runs that belong to the table, arranged, and what was left out, in words."""
     methods = _present(engine, among, "method", {cell.line.method for cell in declared.needed})
-    datasets = _present(engine, among, "dataset", {place.data for place in declared.places})
+    # Of own data older runs are labelled by the whole path.
+    places = {name for place in declared.places for name in (place.data, labels.without_folder(place.data))}
+    datasets = _present(engine, among, "dataset", places)
     if not methods or not datasets:
         raise _nothing(name, declared)
     found = Filters(methods, datasets, status=status, only=among.runs, smoke=among.smoke).select(engine, rule)
