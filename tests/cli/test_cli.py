@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.command import ROOT, Done, Shell, environment, finish, start
+from support.command import ROOT, Shell, environment, finish, parsed, start
 
 from pflbench import __version__
 from pflbench.cli import app, main
@@ -32,11 +32,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(shell: Shell, made: Path, tmp_path: Path) -> Shell:
     shutil.copy(made, tmp_path / "pflbench.db")
     return shell
-
-
-def parsed(done: Done) -> object:
-    assert done.code == 0, done.err
-    return json.loads(done.out)
 
 
 def test_version_and_help(shell: Shell) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -16,14 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.command import Done, Shell, assert_refused, finish, start
+from support.command import Shell, assert_refused, finish, parsed, start
 
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
-
-
-def parsed(done: Done) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = json.loads(done.out)
-    return found
 
 
 def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
@@ -127,12 +121,12 @@ def test_a_diverged_run_is_reported_and_the_others_go_on(shell: Shell, tmp_path:
     assert told[at].startswith("Error: fedprox, seed 0: client")
     assert "in round 1" in told[at]
     assert told[at + 2].startswith("fedavg"), "two lines, and the next run"
-    assert [(row["method"], row["status"]) for row in parsed(done)] == [("fedprox", "diverged"), ("fedavg", "finished")]
+    assert [(row["method"], row["status"]) for row in parsed(done, 2)] == [("fedprox", "diverged"), ("fedavg", "finished")]
     reached = rows(tmp_path, "SELECT method, MAX(round) FROM run JOIN round ON id = run_id GROUP BY id")
     assert reached == [("fedprox", 0), ("fedavg", 2)]
     again = shell(*command)
     assert (again.code, "--force" in again.err) == (2, True)
-    assert [row["status"] for row in parsed(again)] == ["diverged", "finished"]
+    assert [row["status"] for row in parsed(again, 2)] == ["diverged", "finished"]
 
 
 WITHOUT = """

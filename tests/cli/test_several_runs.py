@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sqlite3
@@ -13,16 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.command import PROGRAM, environment, finish, start
+from support.command import PROGRAM, environment, finish, parsed, start
 
 from pflbench.methods.local import Local
 
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
 CAPPED = ("--set", "fedala.max_init_epochs=2", "--set", "fedala.threshold=1e-9")  # each run of FedALA notes the same
-
-
-def parsed(done):
-    return json.loads(done.out)
 
 
 def rows(query, database="pflbench.db"):
@@ -73,7 +68,7 @@ def test_a_run_that_fails_ends_the_command_unless_it_keeps_going(shell, monkeypa
     done = shell(*command, "--json")
     assert done.code == (2 if keep_going else 1)
     assert "Error: RuntimeError: broken" in done.err
-    assert [one["method"] for one in parsed(done)] == (["fedavg"] if keep_going else [])
+    assert [one["method"] for one in parsed(done, done.code)] == (["fedavg"] if keep_going else [])
     assert rows("SELECT method, status FROM run") == [("local", "failed"), *([("fedavg", "finished")] if keep_going else [])]
 
 

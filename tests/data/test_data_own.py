@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command import Shell
+from support.command import Shell, write
 
 from pflbench import data
 from pflbench.data import own
@@ -32,12 +32,6 @@ def of_folder(root):
     with np.load(root / "own.npz") as file:
         return {"x": file["x"], "y": file["y"], "train_size": 30}
 """
-
-
-def write(path: str, text: str) -> str:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text)
-    return path
 
 
 def loaded(text: str, root: Path = Path("data")) -> data.Arrays:

@@ -12,7 +12,6 @@ from support.gpu import faultless
 from support.gpu.trial import compare
 from support.twins import Twin, close, rows
 from torch import nn
-from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from pflbench import methods
@@ -69,16 +68,7 @@ class OptimTwin(Twin):
         module, optimizer = self.own[which]
         self.load(module, start)
         optimizer.param_groups[0]["lr"] = self.rate(t)
-        module.train()
-        for index in plan.batches(i):
-            x, y = self.data(index)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(module(x), y)
-            if anchor is not None:
-                pairs = zip(module.parameters(), anchor.parameters(), strict=True)
-                loss = loss + strength / 2 * sum((p - a.detach()).pow(2).sum() for p, a in pairs)
-            loss.backward()
-            optimizer.step()
+        self.sgd(module, plan, i, anchor, strength, optimizer)
         return module
 
 

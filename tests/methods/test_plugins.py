@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command import Done, Shell
+from support.command import Shell, parsed, write
 
 from pflbench import methods
 from pflbench.contract import template
@@ -46,17 +45,6 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(tmp_path)
     with outside.plugged_in([]):
         yield Shell(capsys)
-
-
-def write(path: str, text: str) -> str:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text)
-    return path
-
-
-def parsed(done: Done) -> object:
-    assert done.code == 0, done.err
-    return json.loads(done.out)
 
 
 def test_a_plugin_is_run_listed_and_shown(shell: Shell, tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from support.command import Done, Shell
+from support.command import Shell, parsed, write
 from torch import nn
 from torch.nn import functional as F
 
@@ -45,17 +44,6 @@ class Net(nn.Module):
 def layers(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
 '''
-
-
-def write(path: str, text: str) -> str:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text)
-    return path
-
-
-def parsed(done: Done) -> object:
-    assert done.code == 0, done.err
-    return json.loads(done.out)
 
 
 def built(text: str, shape: tuple[int, ...] = DIGITS, classes: int = 10, vocabulary: int | None = None) -> models.Backbone:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import typer
 from sqlalchemy import Engine
-from support.command import Done, Shell
+from support.command import Shell, parsed
 from support.report_database import add_run
 from support.report_database import spec as measured
 
@@ -50,11 +50,6 @@ def rows(query: str) -> list[tuple[Any, ...]]:
         found = connection.execute(query).fetchall()
     connection.close()
     return found
-
-
-def parsed(done: Done) -> Any:
-    assert done.code == 0, done
-    return json.loads(done.out)
 
 
 def goal(name: str, scale: str = "full", **filters: Any) -> Goal:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,3 +79,16 @@ def assert_refused(done: Done) -> None:
     assert done.code == 2, done
     assert 1 <= len(told.splitlines()) <= 2, done
     assert "Traceback" not in done.err
+
+
+def parsed(done: Done, code: int = 0) -> Any:
+    """What a command printed as JSON, which ended with this code."""
+    assert done.code == code, done.err
+    return json.loads(done.out)
+
+
+def write(path: str, text: str) -> str:
+    """A file of the user's, in folders that it makes."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+    return path

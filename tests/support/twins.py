@@ -31,9 +31,9 @@ class Twin:
     def data(self, index):
         return self.samples.batch(torch.from_numpy(index))
 
-    def sgd(self, module, plan, i, anchor=None, strength=0.0):
-        """Plain SGD along the plan; with an anchor, its squared distance is part of the loss."""
-        optimiser = torch.optim.SGD(module.parameters(), lr=self.fed.train.lr)
+    def sgd(self, module, plan, i, anchor=None, strength=0.0, optimiser=None):
+        """Plain SGD along the plan, or another optimiser; with an anchor, its squared distance is part of the loss."""
+        optimiser = optimiser or torch.optim.SGD(module.parameters(), lr=self.fed.train.lr)
         module.train()
         for index in plan.batches(i):
             x, y = self.data(index)
