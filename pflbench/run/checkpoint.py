@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL
 
+from pflbench.engine import memory
 from pflbench.errors import UserError
 from pflbench.run.places import Folder, Storage, name_of, place_of
 from pflbench.store.runs import Run
@@ -111,7 +112,7 @@ class Checkpoints:
             self._saved_at = time.monotonic()
 
     def save(self, snapshot: Snapshot) -> None:
-        """Writes the checkpoint whole or not at all: the last one stays until this one was read again.
+        """Writes the checkpoint whole or not at all: the last one stays until what was written here was read again.
 
         A full disk is a UserError.
         """
@@ -133,7 +134,10 @@ class Checkpoints:
         self.seconds = time.perf_counter() - begun
 
     def load(self, like: Any, device: torch.device) -> Snapshot | None:
-        """The snapshot, with a state of the type of `like`; None if there is none, or none of this run, or a damaged one."""
+        """The snapshot, with a state of the type of `like`; None if there is none, or none of this run, or a damaged one.
+
+        Raises UserError where it cannot be read now: a run that begins anew would take its place.
+        """
         import torch
 
         try:
@@ -143,7 +147,14 @@ class Checkpoints:
             with file:
                 content = torch.load(file, map_location=device, weights_only=True)
             self.damaged = not _whole(content)
-        except Exception:  # whatever is wrong with the file: without it the run begins anew
+        except OSError as error:
+            raise UserError(
+                f"The checkpoint {self.name} cannot be read from {self.place}: {error.strerror or error}.",
+                "Nothing of the run is lost: the same command goes on once it can be read. Without that file it begins anew.",
+            ) from error
+        except Exception as error:  # whatever is wrong with the file: without it the run begins anew
+            if memory.ran_out(error) or isinstance(error, MemoryError):
+                raise
             self.damaged = True
         if self.damaged:
             return None

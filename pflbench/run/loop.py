@@ -127,6 +127,10 @@ class _Loop:
         snapshot = self.checkpoints.load(self.state, self.fed.device)
         if self.checkpoints.damaged:
             self.account.note({"checkpoint": DAMAGED})
+        elif snapshot is None and self.account.rounds_stored > 1:
+            self.account.note(
+                {"no checkpoint": f"there is no checkpoint of it in {self.checkpoints.place}: the run begins anew."}
+            )
         if snapshot and snapshot.t >= self.account.rounds_stored:
             # A power failure can take the database's last commits and leave a later checkpoint: its rounds would be missing.
             snapshot = None

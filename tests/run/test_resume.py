@@ -19,6 +19,7 @@ from pflbench.errors import Occupied, UserError
 from pflbench.methods import METHODS
 from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
+from pflbench.run.places import Folder
 from pflbench.store import database as db
 from pflbench.store import runs, write
 from pflbench.store.failures import sqlite_path
@@ -138,6 +139,36 @@ def test_a_damaged_checkpoint_costs_time_and_no_more(store, tmp_path):
     assert told[0].kind == "started"
     assert [text for step in told for text in step.news] == ["its checkpoint is damaged: the run begins anew."]
     assert rows(store, "SELECT MIN(round), MAX(round), COUNT(*) FROM round") == [(0, 4, 5)]
+
+
+def test_a_checkpoint_that_cannot_be_read_now_costs_nothing(store, monkeypatch):
+    """As a network that is away: to begin anew would take the rounds that are there."""
+    steps = execute(short(), store, Path("data"), Execution(workers=1))
+    while next(steps).round < 2:
+        pass
+    steps.close()
+
+    def away(self, name):
+        raise OSError(5, "the network is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "read", away)
+        with pytest.raises(UserError, match=r"cannot be read from .*: the network is away"):
+            run(short(), store)
+    assert rows(store, "SELECT COUNT(*) FROM round") == [(3,)]
+    resumed = run(short(), store)
+    assert (resumed[0].kind, resumed[0].round) == ("resumed", 2)
+
+
+def test_a_checkpoint_that_is_not_there_is_told(store, tmp_path):
+    steps = execute(short(), store, Path("data"), Execution(workers=1))
+    while next(steps).round < 2:
+        pass
+    steps.close()
+    (checkpoint,) = tmp_path.glob("*.checkpoints/*.pt")
+    checkpoint.unlink()
+    told = [text for step in run(short(), store) for text in step.news]
+    assert told == [f"there is no checkpoint of it in {checkpoint.parent}: the run begins anew."]
 
 
 def test_a_database_by_two_names_is_one(store, tmp_path):
