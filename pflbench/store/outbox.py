@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +109,17 @@ class Outbox:
         self._next_look, self._pause, self.kept = 0.0, _PAUSES[0], 0
 
     def _append(self, entry: Entry) -> None:
+        before = self._file.stat().st_size if self._file.exists() else 0
+        lines = [] if before else [{"mark": self._mark}]
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as out:
-                if out.tell() == 0:
-                    out.write(json.dumps({"mark": self._mark}) + "\n")
-                out.write(json.dumps(entry, default=_plain) + "\n")
+            with self._file.open("ab") as out:
+                out.write("".join(json.dumps(line, default=_plain) + "\n" for line in (*lines, entry)).encode())
                 out.flush()
                 os.fsync(out.fileno())
         except OSError as error:
+            with suppress(OSError):  # half a line, with the next one behind it, could not be read
+                os.truncate(self._file, before)
             raise UserError(
                 f"The database cannot be reached, and {self._file} not be written: {error.strerror}.",
                 "All rounds before are kept. Is the disk full?",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,34 @@ def test_what_is_written_while_the_server_is_away(server: Server, made: Made, st
     for record in records():
         write.write_round(store, 1, record)
     assert content(made.engine) == content(store)
+
+
+def test_a_disk_that_is_full_leaves_no_half_line(server: Server, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written behind it would make all of the file unreadable."""
+    made.outbox.round(records()[0])
+    server.stop("immediate")
+    try:
+        made.outbox.round(records()[1])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full_behind(made.file))
+            with pytest.raises(UserError, match="Is the disk full"):
+                made.outbox.round(records()[2])
+        made.outbox.change(status="failed", message="x")
+    finally:
+        server.start()
+    made.outbox.settle()
+    found = runs.find(made.engine, made.id)
+    assert (found.status, found.last_round) == ("failed", 1)
+
+
+def full_behind(file: Path) -> Callable[[int], None]:
+    """In place of os.fsync: some of what was written last is there, and the rest found no room."""
+
+    def fsync(_: int) -> None:
+        os.truncate(file, file.stat().st_size - 20)
+        raise OSError(28, "No space left on device")
+
+    return fsync
 
 
 def spooled(made: Made, of: list[Any]) -> str:
