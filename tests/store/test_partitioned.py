@@ -88,6 +88,16 @@ def test_an_older_export_is_replaced_as_a_whole(shell_with_runs: Shell) -> None:
     assert "." not in {path.name for path in Path("rounds").iterdir()}
 
 
+@pytest.mark.parametrize("name", ["precious.parquet", "sub/y.parquet", "method=fedala/mine.parquet", "part-0.parquet"])
+def test_parquet_of_others_stays(shell_with_runs: Shell, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "rounds" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"precious")
+    told = shell_with_runs.refused("export", "rounds", "--partition-by", "method", "-o", "rounds")
+    assert f"rounds has other files, such as {file.name}" in told
+    assert file.read_bytes() == b"precious"
+
+
 def test_what_is_refused(shell_with_runs: Shell) -> None:
     shell = shell_with_runs
     assert "Unknown column to partition by 'accuracy'" in shell.refused(

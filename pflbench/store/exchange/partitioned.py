@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,12 @@ def _require_ours(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file.", "With --partition-by a folder is written: name one with -o.")
     if folder.is_dir():
-        others = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"]
+        others = [path for path in folder.rglob("*") if not path.is_dir() and not _is_ours(path.relative_to(folder))]
         if others:
             raise UserError(f"{folder} has other files, such as {others[0].name}.", "Name a new folder with -o.")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a folder that was exported has such a file: "method=fedala/part-0.parquet"."""
+    *folders, name = path.parts
+    return bool(folders) and all("=" in part for part in folders) and fnmatch(name, "part-*.parquet")
