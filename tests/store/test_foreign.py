@@ -104,7 +104,7 @@ PLANTED: list[tuple[str, Any, str]] = [
     (f"UPDATE client_round SET loss = ? WHERE {AT} AND client = 3", float("inf"), CLIENT + "loss is inf; expected a finite"),
     (f"UPDATE series SET accuracy = ? WHERE {AT}", 50, "table series, run_id 2, name 'global', round 1: accuracy is 50"),
     (f"UPDATE series SET round = ? WHERE {AT}", 99, "round is 99; expected a round that the table 'round' has"),
-    (f"UPDATE series SET name = CAST(? AS TEXT) WHERE {AT}", b"\xff\xfe", "expected a text of at most 32 characters in UTF-8"),
+    (f"UPDATE series SET name = CAST(? AS TEXT) WHERE {AT}", b"\xff\xfe", "expected a text of at most 1000 characters in UTF-8"),
     (f"UPDATE artifact SET dtype = ? WHERE {AT}", "object", "dtype is 'object'; expected a type of numbers"),
     (f"UPDATE artifact SET dtype = ? WHERE {AT}", "int64, int64", "dtype is 'int64, int64'; expected a type of numbers"),
     (f"UPDATE artifact SET shape = ? WHERE {AT}", "[1000000000000]", "shape is '[1000000000000]'; expected an array of at"),

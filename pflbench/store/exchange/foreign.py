@@ -42,6 +42,7 @@ READ: tuple[type[Base], ...] = (
     PartitionRow, RunRow, RoundRow, ClientRoundRow, SeriesRow, ArtifactRow, ReferenceRunRow, ReferenceRoundRow,
 )  # fmt: skip
 LONGEST_JSON = 2**26  # bytes: the counts of 100,000 clients with 100 classes each
+LONGEST_TEXT = 1000  # characters of a name or a message
 LARGEST = 2**29  # bytes of an array, packed or unpacked
 _KINDS_OF_NUMBERS = "biuf"
 _SHOWN = 40  # characters of a value that is wrong
@@ -200,7 +201,7 @@ def _condition(table: str, column: Column[Any]) -> tuple[str, str]:
     if isinstance(column.type, LargeBinary):
         return f"typeof({x}) = 'blob' AND length({x}) <= {LARGEST}", f"binary data of at most {LARGEST >> 20} MiB"
     if isinstance(column.type, String):
-        length = column.type.length or 0
+        length = max(column.type.length or 0, LONGEST_TEXT)  # SQLite keeps no text to its column's length
         text = f"typeof({x}) = 'text' AND length({x}) <= {length} AND instr({x}, char(0)) = 0 AND is_utf8(CAST({x} AS BLOB))"
         return text, f"a text of at most {length} characters in UTF-8"
     number = f"typeof({x}) IN ('integer', 'real')"
