@@ -71,15 +71,17 @@ class MessagePassing(Method):
         if train.optimizer == "adamw":  # its steps do not grow with the penalty
             return
         # Of w - u, a step of the penalty leaves 1 - pull. Momentum bears 1 + momentum times as much.
-        pull = train.lr * self.lam / self.step_size(train.rounds) / (1 + (train.momentum or 0))
+        of_round = {t: train.lr_of(t) * self.lam / self.step_size(t) for t in range(1, train.rounds + 1)}
+        t = max(of_round, key=lambda t: (of_round[t], t))
+        pull = of_round[t] / (1 + (train.momentum or 0))
         if pull >= 2:
             raise UserError(
-                f"{self.title} with lr * lam / alpha_k = {pull:.3g} in round {train.rounds} cannot converge: "
+                f"{self.title} with lr * lam / alpha_k = {pull:.3g} in round {t} cannot converge: "
                 "each step moves further beyond the cloud model.",
                 "Choose them so that it is at most 1" + (", or fewer rounds." if self.alpha_decay < 1 else "."),
             )
         if pull > 1:
-            yield f"lr * lam / alpha_k = {pull:.3g} is above 1 in round {train.rounds}: steps go beyond the cloud model"
+            yield f"lr * lam / alpha_k = {pull:.3g} is above 1 in round {t}: steps go beyond the cloud model"
 
     def init(self, fed: Federation) -> AMPState:
         w = fed.everyone(fed.initial())

@@ -275,6 +275,14 @@ def test_a_pull_beyond_the_cloud_is_refused_or_warned_of():
         said(61, alpha_k=1, alpha_decay=0.1)
 
 
+def test_a_pull_is_that_of_the_rate_of_the_same_round():
+    """Rates and alpha_k that fall together pull no more than in the first round."""
+    falling = TrainSpec(rounds=25, lr=0.1, lr_schedule="step", lr_step_every=5, lr_gamma=0.1)
+    assert list(HeurFedAMP(alpha_k=1, alpha_decay=0.1, alpha_every=10).check(falling)) == []
+    with pytest.raises(UserError, match="lr \\* lam / alpha_k = 10 in round 5 cannot converge"):
+        list(HeurFedAMP(alpha_k=0.01).check(falling))
+
+
 @pytest.mark.parametrize("options", [{}, {"self_term": "prev_cloud"}])
 def test_weights_that_are_no_convex_combination_are_noted(options):
     fed, pair = federation().at(2), torch.tensor([[0.0], [0.5], [50.0], [100.0]], dtype=torch.float64)
