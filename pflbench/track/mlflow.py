@@ -35,7 +35,6 @@ class MLflow:
     def __init__(self, uri: str | None, experiment: str) -> None:
         """uri: None for MLFLOW_TRACKING_URI. Raises UserError if there is no such place."""
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # a new database would be told of in ten lines
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # a new database would be told of in ten lines
         with _friendly():
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment)
