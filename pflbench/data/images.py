@@ -31,6 +31,7 @@ LARGEST = 4096 * 4096  # pixels of an image
 LARGEST_FILE = 256 * 2**20  # bytes of one: more than any such image takes uncompressed
 CHUNK = 250  # images a worker takes at a time
 FEW = 2000  # below this a pool of processes costs more than it saves
+REPLACE = "Replace this file by a whole one."
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
@@ -151,15 +152,17 @@ def _decode_chunk(job: tuple[Path, Sequence[str], tuple[int, ...], Path, int]) -
 
 def _decode(root: Path, name: str, shape: tuple[int, ...] | None = None) -> tuple[npt.NDArray[np.uint8], bool]:
     """One image as uint8 [3, h, w], and whether it is greyscale."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(_bytes(root, name)), formats=FORMATS) as image:
             _check_size(root / name, image.size, shape)
             mode = image.mode
             pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1) if mode in (*GREY, *COLOUR) else None
+    except UnidentifiedImageError as e:  # it names the buffer
+        raise UserError(f"{root / name} cannot be decoded: its content is none of {', '.join(FORMATS)}.", REPLACE) from e
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as e:
-        raise UserError(f"{root / name} cannot be decoded: {e}.", "Replace this file by a whole one.") from e
+        raise UserError(f"{root / name} cannot be decoded: {e}.", REPLACE) from e
     if pixels is None:
         raise UserError(f"{root / name} has pixels of type {mode}; expected an 8-bit grey or RGB image.")
     return pixels, mode in GREY

@@ -312,7 +312,7 @@ def test_a_file_is_decoded_only_by_the_formats_of_the_suffixes(tmp_path: Path, m
     put(tmp_path / "s" / "a" / "0.png", pixels(0))
     (tmp_path / "s" / "b").mkdir()
     (tmp_path / "s" / "b" / "0.png").write_bytes(EPS)
-    with pytest.raises(UserError, match=r"b/0\.png cannot be decoded"):
+    with pytest.raises(UserError, match=r"b/0\.png cannot be decoded: its content is none of JPEG, PNG"):
         load(tmp_path / "s", tmp_path)
     assert called == []
 
