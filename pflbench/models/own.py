@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 from collections.abc import Sequence
@@ -52,13 +53,22 @@ class Own(Backbone):
 
 
 def build(code: OwnCode, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> Own:
-    """The model for samples of a shape. Raises UserError for one that the engine could not train rightly."""
+    """The model for samples of a shape, on the default device, which may be "meta".
+
+    Raises UserError for one that the engine could not train rightly.
+    """
     about = (code.source.content, code.source.path, code.name, shape, classes, vocabulary)
     if about not in _checked:
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             _check(code, shape, classes, vocabulary)
         _checked.add(about)
-    return _made(code, shape, classes, vocabulary)
+    try:
+        return _made(code, shape, classes, vocabulary)
+    except UserError:  # its constructor reads values, as of torch.linspace(0, 1, depth): there are none on "meta"
+        if torch.get_default_device().type != "meta":
+            raise
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            return _without_data(_made(code, shape, classes, vocabulary))
 
 
 def inputs(shape: tuple[int, ...], vocabulary: int | None, count: int = BATCH) -> Tensor:
@@ -87,6 +97,13 @@ def _made(code: OwnCode, shape: tuple[int, ...], classes: int, vocabulary: int |
         raise UserError(f"{code.who} gives no torch.nn.Module, but {net!r:.50}.", "Return the module.")
     head = _head(code, net)
     return Own(net, head, _blocks(code, net, head))
+
+
+def _without_data(model: Own) -> Own:
+    """A copy on "meta". `Module.to` would make several parameters of one that layers share."""
+    kept: dict[int, Any] = {id(one): one.to("meta") for one in model.buffers()}
+    kept |= {id(one): nn.Parameter(one.detach().to("meta")) for one in model.parameters()}
+    return copy.deepcopy(model, kept)
 
 
 def _given(code: OwnCode, offered: dict[str, Any]) -> dict[str, Any]:

@@ -116,6 +116,29 @@ def test_initial_parameters_follow_from_the_seed_alone(shell: Shell) -> None:
     assert torch.equal(drawn[1], expected)
 
 
+def test_a_constructor_that_reads_values(shell: Shell) -> None:
+    """It is shown, estimated and run; without data it has the same parameters, shared ones once, and nothing is drawn."""
+    text = body(
+        "self.rates = [x.item() for x in torch.linspace(0, 1, 3)]; self.n = int(torch.tensor(input_shape).prod())\n"
+        "        self.hidden, self.again = nn.Linear(self.n, 64), nn.Linear(64, 64); self.again.weight = self.hidden.weight\n"
+        "        self.register_buffer('seen', torch.zeros(())); del self.fc; self.fc = nn.Linear(64, classes)",
+        "return self.fc(self.again(self.hidden(x.flatten(1))) * self.rates[1])",
+    )
+    file = write("own.py", text)
+    drawn = torch.get_rng_state()
+    with torch.device("meta"):
+        model = built(f"{file}:Own")
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
+    assert {name: p.shape for name, p in model.named_parameters()} == {
+        name: p.shape for name, p in built(f"{file}:Own").named_parameters()
+    }
+    assert parsed(shell("models", "show", f"{file}:Own", "--json"))["parameters"] == 64 * 64 + 64 + 64 + 64 * 10 + 10
+    command = ("run", "-d", "digits", "-r", "1", "-m", "fedavg", "--clients", "3", "--model", f"{file}:Own", "--engine", "loop")
+    assert parsed(shell(*command, "--dry-run"))[0]["memory"]["total"] > 0
+    assert parsed(shell(*command, "-q", "--json"))[0]["status"] == "finished"
+
+
 def test_lazy_layers_and_texts(shell: Shell) -> None:
     text = (
         NETS
