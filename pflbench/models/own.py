@@ -40,7 +40,11 @@ class Own(Backbone):
     def features(self, x: Tensor) -> Tensor:
         """What the head is given when the net sees x."""
         seen: list[Tensor] = []
-        hook = self.get_submodule(self.head).register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+
+        def see(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            seen.append((*given, *named.values())[0])
+
+        hook = self.get_submodule(self.head).register_forward_pre_hook(see, with_kwargs=True)
         try:
             self.net(x)
         finally:
@@ -100,8 +104,9 @@ def _made(code: OwnCode, shape: tuple[int, ...], classes: int, vocabulary: int |
 
 
 def _without_data(model: Own) -> Own:
-    """A copy on "meta". `Module.to` would make several parameters of one that layers share."""
-    kept: dict[int, Any] = {id(one): one.to("meta") for one in model.buffers()}
+    """A copy on "meta". `Module.to` would make several parameters of one that layers share, and leave other tensors here."""
+    plain = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    kept: dict[int, Any] = {id(one): one.to("meta") for one in (*model.buffers(), *plain)}
     kept |= {id(one): nn.Parameter(one.detach().to("meta")) for one in model.parameters()}
     return copy.deepcopy(model, kept)
 

@@ -101,6 +101,9 @@ def test_features_are_what_the_head_is_given(shell: Shell) -> None:
     assert features.shape == (3, 64)
     assert torch.equal(model.get_submodule(model.head)(features), model(x))
     assert not model.get_submodule(model.head)._forward_pre_hooks, "nothing is left behind"
+    by_name = built(f"{write('own.py', body('', 'return self.fc(input=self.hidden(x.flatten(1)))'))}:Own")
+    features = by_name.features(x)
+    assert torch.equal(by_name.get_submodule(by_name.head)(features), by_name(x))
 
 
 def test_initial_parameters_follow_from_the_seed_alone(shell: Shell) -> None:
@@ -119,10 +122,10 @@ def test_initial_parameters_follow_from_the_seed_alone(shell: Shell) -> None:
 def test_a_constructor_that_reads_values(shell: Shell) -> None:
     """It is shown, estimated and run; without data it has the same parameters, shared ones once, and nothing is drawn."""
     text = body(
-        "self.rates = [x.item() for x in torch.linspace(0, 1, 3)]; self.n = int(torch.tensor(input_shape).prod())\n"
-        "        self.hidden, self.again = nn.Linear(self.n, 64), nn.Linear(64, 64); self.again.weight = self.hidden.weight\n"
+        "self.grid = torch.linspace(0, 1, 3); self.rates = [x.item() for x in self.grid]\n"
+        "        self.n = int(torch.tensor(input_shape).prod()); self.hidden, self.again = nn.Linear(self.n, 64), nn.Linear(64, 64); self.again.weight = self.hidden.weight\n"
         "        self.register_buffer('seen', torch.zeros(())); del self.fc; self.fc = nn.Linear(64, classes)",
-        "return self.fc(self.again(self.hidden(x.flatten(1))) * self.rates[1])",
+        "return self.fc(self.again(self.hidden(x.flatten(1))) * self.rates[1] * self.grid[2])",
     )
     file = write("own.py", text)
     drawn = torch.get_rng_state()
