@@ -6,8 +6,10 @@ Nothing is imported before it is asked for. What a file or a package has to offe
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -19,6 +21,7 @@ from pflbench.errors import UserError
 
 TRACEBACK = "PFLBENCH_DEBUG=1 shows the traceback."
 
+_IN_FILE = re.compile(r"(?P<path>.+\.py)(:(?P<name>[^:]*))?")
 _executed: dict[tuple[Path, str], ModuleType] = {}
 
 
@@ -33,6 +36,28 @@ class PythonFile:
     def where(self, error: BaseException) -> str:
         """The line of this file that led to an error: ' (line 3)'; nothing where it is none of this file."""
         return _where(error, str(self.module.__file__))
+
+    def own(self, kind: Callable[[Any], bool]) -> list[str]:
+        """Names of what is defined in the file itself, of a kind such as inspect.isclass; not of what begins with _."""
+        return [
+            name
+            for name, value in vars(self.module).items()
+            if kind(value) and value.__module__ == self.module.__name__ and not value.__name__.startswith("_")
+        ]
+
+    def choose(self, name: str | None, kind: str, usual: Sequence[str], others: Sequence[str], like: str) -> tuple[str, Any]:
+        """What is asked for by name, else the only one of `usual`. others: what may be asked for as well.
+
+        kind, like: what it should be, such as "model", and what that is. Raises UserError.
+        """
+        offered = [f"{self.path}:{one}" for one in (*usual, *others)][:5]
+        offer = f"Write {' or '.join(offered)}." if offered else like
+        if not name and len(usual) != 1:
+            raise UserError(f"{self.path} does not say which of its {kind}s is meant.", offer)
+        name = name or usual[0]
+        if not hasattr(self.module, name):
+            raise UserError(f"{self.path} has no '{name}'.", offer)
+        return name, getattr(self.module, name)
 
 
 @dataclass(frozen=True)
@@ -58,6 +83,32 @@ class Installed:
             return self.point.load()
         except Exception as error:
             raise UserError(f"{self.who} cannot be imported: {in_a_line(error)}.", TRACEBACK) from error
+
+
+def in_file(text: str) -> tuple[Path, str | None] | None:
+    """Path and name of `FILE.py:NAME` or `FILE.py`; None of any other text."""
+    at = _IN_FILE.fullmatch(text)
+    return None if at is None else (Path(at["path"]).expanduser(), at["name"] or None)
+
+
+def asked_for(text: str, option: str) -> tuple[PythonFile, str | None] | None:
+    """As `in_file`, executed. option: by which it is given. Raises UserError for a file that is not there, too."""
+    at = in_file(text)
+    if at is None:
+        return None
+    if not at[0].exists():
+        raise UserError(f"There is no file {at[0]}.", f"Write {option} FILE.py:NAME, with the path of a Python file.")
+    return execute(at[0]), at[1]
+
+
+def refuse_several(kind: str, name: str, builtin: bool, others: Sequence[str]) -> None:
+    """Raises UserError for a name that more than one has. others: the packages and files that offer it."""
+    places = [*(["built into pflbench"] if builtin else []), *(f"of {place}" for place in others)]
+    if len(places) > 1:
+        raise UserError(
+            f"The name '{name}' stands for several {kind}s: {' and '.join(places)}.",
+            "Uninstall one of the packages, or rename it.",
+        )
 
 
 def content(path: Path) -> str:

@@ -40,7 +40,7 @@ def _npz(folder: Path) -> Path:
 
 def _npz_read(path: Path) -> None:
     spec = data.parse(f"npz:{path}", path.parent)
-    data.defaults(spec)
+    data.defaults(spec, path.parent)
     data.load(spec, path.parent)
 
 

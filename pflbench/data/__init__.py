@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pflbench import plugins
 from pflbench.data import own
 from pflbench.data.agnews import AGNEWS
 from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root, missing
@@ -178,9 +179,9 @@ def download(name: str, root: Path, variant: str | None = None, progress: Progre
         dataset.download(root, _variant(dataset, variant), progress)
 
 
-def defaults(spec: DataSpec) -> Defaults:
+def defaults(spec: DataSpec, root: Path) -> Defaults:
     """The paper's settings for a dataset; sensible ones for own data."""
-    return DATASETS[spec.name].defaults if spec.path is None else SOURCES[spec.name].defaults(Path(spec.path))
+    return DATASETS[spec.name].defaults if spec.path is None else SOURCES[spec.name].defaults(Path(spec.path), root)
 
 
 def default_lr(model: str, dataset: str) -> float:
@@ -229,13 +230,8 @@ def _variant(dataset: Dataset, variant: str | None) -> str | None:
 
 
 def _refuse_two(name: str) -> None:
-    places = [f"of {one.place}" for one in own.packaged() if one.name == name]
-    places += ["built into pflbench"] if name in DATASETS or name in SOURCES else []
-    if len(places) > 1:
-        raise UserError(
-            f"The name '{name}' stands for several datasets: {' and '.join(places)}.",
-            "Uninstall one of the packages, or rename it.",
-        )
+    builtin = name in DATASETS or name in SOURCES
+    plugins.refuse_several("dataset", name, builtin, [one.place for one in own.packaged() if one.name == name])
 
 
 def _own(source: Source, text: str, root: Path, progress: Progress | None) -> DataSpec:

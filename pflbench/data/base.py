@@ -98,7 +98,7 @@ class Source:
     title: str
     content: Callable[[Path, Path, Progress | None], str]
     load: Callable[[Path, Path, Progress | None], Arrays]
-    defaults: Callable[[Path], Defaults]
+    defaults: Callable[[Path, Path], Defaults]
 
 
 def default_root() -> Path:

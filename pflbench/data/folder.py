@@ -83,7 +83,7 @@ def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
     return images.load(listing(path), root, progress)
 
 
-def _defaults(path: Path) -> Defaults:
+def _defaults(path: Path, root: Path) -> Defaults:
     return Defaults("cnn", IMAGE_RATE, classes_per_client=2)
 
 

@@ -122,7 +122,7 @@ def labelled(place: str, y: npt.NDArray[Any], names: npt.NDArray[Any] | None) ->
     return y.astype(np.int64), tuple(map(str, names))
 
 
-def _defaults(path: Path) -> Defaults:
+def _defaults(path: Path, root: Path) -> Defaults:
     return defaults_of(_shape(path))
 
 

@@ -67,4 +67,4 @@ def _content(path: Path, root: Path, progress: Progress | None) -> str:
     return sha256(path)
 
 
-CSV = Source("csv", "own texts with labels", _content, _load, lambda path: text.DEFAULTS)
+CSV = Source("csv", "own texts with labels", _content, _load, lambda path, root: text.DEFAULTS)

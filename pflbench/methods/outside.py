@@ -90,13 +90,9 @@ def find(name: str) -> Packaged | Plugin | None:
     """The method from outside of that name. A name that stands for several methods is a UserError."""
     from pflbench.methods import METHODS
 
-    builtin = ["built into pflbench"] if name in METHODS else []
+    builtin = name in METHODS
     candidates = [method for method in (_packaged() if builtin else found()) if method.name == name]
-    if len(candidates) + len(builtin) > 1:
-        places = " and ".join([*builtin, *(f"of {method.place}" for method in candidates)])
-        raise UserError(
-            f"The name '{name}' stands for several methods: {places}.", "Uninstall one of the packages, or rename it."
-        )
+    plugins.refuse_several("method", name, builtin, [method.place for method in candidates])
     return candidates[0] if candidates else None
 
 

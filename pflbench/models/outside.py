@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pflbench import plugins
@@ -19,7 +17,6 @@ from pflbench.errors import UserError, unknown
 from pflbench.spec import OwnModel
 
 GROUP = "pflbench.models"
-_FILE = re.compile(r"(?P<path>.+\.py)(:(?P<name>[^:]*))?")
 _LIKE = "A model is a class of torch.nn.Module, or a function that gives one: see docs/own-model.md."
 
 
@@ -56,12 +53,10 @@ def find(text: str, builtin: Any) -> OwnCode | None:
 
     Raises UserError for what cannot be read or imported, is no model, or has a name that stands for several.
     """
-    if at := _FILE.fullmatch(text):
-        return _of_file(Path(at["path"]).expanduser(), at["name"], builtin)
+    if asked := plugins.asked_for(text, "--model"):
+        return _of_file(*asked, builtin)
     found = [one for one in packaged() if one.name == text]
-    if len(found) + (text in builtin) > 1:
-        places = " and ".join([*(["built into pflbench"] if text in builtin else []), *(f"of {one.place}" for one in found)])
-        raise UserError(f"The name '{text}' stands for several models: {places}.", "Uninstall one of the packages, or rename it.")
+    plugins.refuse_several("model", text, text in builtin, [one.place for one in found])
     if found:
         return _of_package(found[0])
     if text not in builtin:
@@ -76,7 +71,7 @@ def load(name: str, source: OwnModel) -> OwnCode:
         path = Path(source.path)
         if plugins.content(path) != source.content:
             raise _changed(str(path))
-        return _named(path, plugins.execute(path), name)
+        return _of_file(plugins.execute(path), name)
     for one in packaged():
         if one.name == name:
             found = _of_package(one)
@@ -93,25 +88,15 @@ def _changed(place: str) -> UserError:
     )
 
 
-def _of_file(path: Path, name: str | None, builtin: Any) -> OwnCode:
-    if not path.exists():
-        raise UserError(f"There is no file {path}.", "Write --model FILE.py:NAME, with the path of a Python file.")
-    file = plugins.execute(path)
-    name = name or _only(path, file.module)
+def _of_file(file: plugins.PythonFile, asked: str | None, builtin: Any = ()) -> OwnCode:
+    name, make = file.choose(asked, "model", file.own(_is_class), file.own(inspect.isfunction), _LIKE)
     if name in builtin:
         raise UserError(
-            f"{path} calls its model '{name}', as a model is called that is built in.", f"Rename it, for example my_{name}."
+            f"{file.path} calls its model '{name}', as a model is called that is built in.", f"Rename it, for example my_{name}."
         )
-    return _named(path, file, name)
-
-
-def _named(path: Path, file: plugins.PythonFile, name: str) -> OwnCode:
-    make = getattr(file.module, name, None)
-    if make is None:
-        raise UserError(f"{path} has no '{name}'.", _offer(path, file.module))
     if not _makes(make):
-        raise UserError(f"'{name}' of {path} is {_kind(make)}, no model.", _LIKE)
-    return OwnCode(name, str(path), make, OwnModel(path=str(path.absolute()), content=file.sha256), file)
+        raise UserError(f"'{name}' of {file.path} is {_kind(make)}, no model.", _LIKE)
+    return OwnCode(name, str(file.path), make, OwnModel(path=str(file.path.absolute()), content=file.sha256), file)
 
 
 def _of_package(one: plugins.Installed) -> OwnCode:
@@ -127,36 +112,16 @@ def _of_package(one: plugins.Installed) -> OwnCode:
     return OwnCode(one.name, one.place, make, OwnModel(content=content))
 
 
-def _only(path: Path, module: ModuleType) -> str:
-    """The model of a file that has one."""
-    names = _classes(module)
-    if len(names) == 1:
-        return names[0]
-    raise UserError(f"{path} does not say which of its models is meant.", _offer(path, module))
-
-
-def _offer(path: Path, module: ModuleType) -> str:
-    names = [*_classes(module), *(name for name, value in vars(module).items() if _is_own(module, value, inspect.isfunction))]
-    return f"Write {' or '.join(f'{path}:{name}' for name in names[:5])}." if names else _LIKE
-
-
-def _classes(module: ModuleType) -> list[str]:
-    from torch import nn
-
-    return [
-        name for name, value in vars(module).items() if _is_own(module, value, inspect.isclass) and issubclass(value, nn.Module)
-    ]
-
-
-def _is_own(module: ModuleType, value: Any, kind: Callable[[Any], bool]) -> bool:
-    """Whether it is defined in the module itself."""
-    return kind(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
-
-
 def _makes(value: Any) -> bool:
     from torch import nn
 
-    return issubclass(value, nn.Module) if inspect.isclass(value) else callable(value) and not isinstance(value, nn.Module)
+    return _is_class(value) if inspect.isclass(value) else callable(value) and not isinstance(value, nn.Module)
+
+
+def _is_class(value: Any) -> bool:
+    from torch import nn
+
+    return inspect.isclass(value) and issubclass(value, nn.Module)
 
 
 def _kind(value: Any) -> str:

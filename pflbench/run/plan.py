@@ -208,7 +208,7 @@ def _places(wish: Wish, parsed: Parsed) -> list[tuple[DataSpec, PartitionSpec]]:
 
 
 def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: MethodSpec, seed: int) -> RunSpec:
-    defaults = data.defaults(dataset)
+    defaults = data.defaults(dataset, wish.data_dir)
     model, own = models.find(wish.model or defaults.model)
     given = _given(wish, {name: name for name in TrainSpec.model_fields if hasattr(wish, name)})
     lr = defaults.lr if own else data.default_lr(model, dataset.name)
@@ -221,7 +221,7 @@ def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: Method
 
 
 def _partition(wish: Wish, scheme: str, dataset: DataSpec) -> PartitionSpec:
-    defaults = data.defaults(dataset)
+    defaults = data.defaults(dataset, wish.data_dir)
     own: dict[str, dict[str, Any]] = {
         "dirichlet": {"beta": defaults.beta},
         "pathological": {"classes_per_client": defaults.classes_per_client},

@@ -65,7 +65,7 @@ def test_labels_become_0_to_k_minus_1(tmp_path: Path) -> None:
      ((2, 8, 8), "mlp", 0.1), ((2, 784), "mlp", 0.1)],
 )  # fmt: skip
 def test_defaults_follow_the_shape(shape: tuple[int, ...], model: str, lr: float, tmp_path: Path) -> None:
-    chosen = data.defaults(data.parse(save(tmp_path, x=np.zeros(shape), y=[0, 1]), tmp_path))
+    chosen = data.defaults(data.parse(save(tmp_path, x=np.zeros(shape), y=[0, 1]), tmp_path), tmp_path)
     assert (chosen.model, chosen.lr) == (model, lr)
 
 

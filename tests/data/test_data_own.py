@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command import Shell, write
+from support.command import Shell, parsed, write
 
 from pflbench import data
 from pflbench.data import own
@@ -62,7 +62,7 @@ def test_what_lies_in_the_data_folder_and_texts(shell: Shell, tmp_path: Path) ->
     spec = data.parse(function("{'x': np.arange(60).reshape(20, 3), 'y': np.arange(20) % 2, 'vocabulary': 60}"), tmp_path)
     words = data.load(spec, tmp_path)
     assert (words.vocabulary, words.x.dtype) == (60, np.int64)
-    assert data.defaults(spec).model == "fasttext"
+    assert data.defaults(spec, tmp_path).model == "fasttext"
     more = data.parse(function("{'x': np.arange(60).reshape(20, 3), 'y': np.arange(20) % 2, 'vocabulary': 61}"), tmp_path)
     assert more.content != spec.content, "another vocabulary makes another model"
 
@@ -70,7 +70,7 @@ def test_what_lies_in_the_data_folder_and_texts(shell: Shell, tmp_path: Path) ->
 def test_defaults_follow_the_samples(shell: Shell) -> None:
     for shape, model in (((8, 20, 20), "cnn"), ((8, 8, 8), "mlp"), ((8, 5), "mlp")):
         spec = data.parse(function(f"np.zeros({shape}), np.arange(8) % 2"), Path("data"))
-        assert data.defaults(spec).model == model
+        assert data.defaults(spec, Path("data")).model == model
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,9 @@ def test_defaults_follow_the_samples(shell: Shell) -> None:
         ("3", "gives int, not x and y"),
         ("{'x': 1, 'label': 2}", "gives x, label, not x and y"),
         ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'train_size': 8}", "train_size is 8 of 8 samples"),
+        ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'train_size': 2.5}", "train_size is 2.5, no whole number"),
+        ("{'x': np.zeros((8, 3), int), 'y': np.arange(8) % 2, 'vocabulary': 8.5}", "vocabulary is 8.5, no whole number"),
+        ("{'x': np.zeros((8, 3), int), 'y': np.arange(8) % 2, 'vocabulary': '9'}", "vocabulary is '9', no whole number"),
         ("{'x': np.full((8, 3), 9), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x has tokens from 9 to 9"),
         ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x is float64 with the shape"),
         ("{'x': np.zeros((8, 3), int), 'y': np.arange(7) % 2, 'vocabulary': 9}", "x has 8 samples, y has 7 labels"),
@@ -114,6 +117,19 @@ def test_a_function_that_is_not_there(shell: Shell, dataset: str, words: str) ->
     write("sets.py", SETS)
     write("asks.py", "def own(n):\n    pass\n")
     assert words in " ".join(shell.refused("run", "-m", "fedavg", "-d", dataset).split())
+
+
+def test_each_data_folder_has_its_own(shell: Shell, tmp_path: Path) -> None:
+    """In one process, too; and what it holds decides the model, wherever PFLBENCH_DATA leads."""
+    file = write("sets.py", SETS)
+    for name, side in (("a", 20), ("b", 4)):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "own.npz", x=np.full((40, side, side), side, np.uint8), y=np.arange(40) % 2)
+    command = ("run", "-m", "fedavg", "-d", f"{file}:of_folder", "--dry-run", "--data-dir")
+    specs = [parsed(shell(*command, name))[0]["spec"] for name in "aba"]
+    assert [spec["model"] for spec in specs] == ["cnn", "mlp", "cnn"]
+    assert specs[0]["data"]["content"] == specs[2]["data"]["content"] != specs[1]["data"]["content"]
+    assert int(loaded(f"{file}:of_folder", tmp_path / "b").x[0, 0, 0, 0]) == 4
 
 
 def test_the_key_follows_the_data(shell: Shell) -> None:
@@ -165,5 +181,5 @@ def test_datasets_of_installed_packages(shell: Shell, package: None) -> None:
     assert spec.content == data.parse(f"{write('sets.py', SETS)}:blobs", Path("data")).content
     arrays = data.load(spec, Path("data"))
     assert data.record(spec, Path("data"), arrays)["code"] == "pfl-sets 1.2"
-    with pytest.raises(UserError, match=r"'mnist' stands for several datasets: of pfl-sets 1\.2 and built into pflbench"):
+    with pytest.raises(UserError, match=r"'mnist' stands for several datasets: built into pflbench and of pfl-sets 1\.2"):
         data.parse("mnist", Path("data"))
