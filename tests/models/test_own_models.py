@@ -123,7 +123,9 @@ def test_a_constructor_that_reads_values(shell: Shell) -> None:
     """It is shown, estimated and run; without data it has the same parameters, shared ones once, and nothing is drawn."""
     text = body(
         "self.grid = torch.linspace(0, 1, 3); self.rates = [x.item() for x in self.grid]\n"
-        "        self.n = int(torch.tensor(input_shape).prod()); self.hidden, self.again = nn.Linear(self.n, 64), nn.Linear(64, 64); self.again.weight = self.hidden.weight\n"
+        "        self.n = int(torch.tensor(input_shape).prod())\n"
+        "        self.hidden, self.again = nn.Linear(self.n, 64), nn.Linear(64, 64)\n"
+        "        self.again.weight = self.hidden.weight\n"
         "        self.register_buffer('seen', torch.zeros(())); del self.fc; self.fc = nn.Linear(64, classes)",
         "return self.fc(self.again(self.hidden(x.flatten(1))) * self.rates[1] * self.grid[2])",
     )
