@@ -21,6 +21,7 @@ from pflbench.errors import UserError
 from pflbench.run.execution import find_device
 from pflbench.sweep.away import make_away
 from pflbench.sweep.jobs import Job, RunOutcome, State
+from pflbench.sweep.room import ITSELF
 
 TRIES = 4  # of a job whose worker is killed
 LOST = f"Its worker was killed {TRIES} times, with its node or by the system when memory runs out."
@@ -46,13 +47,13 @@ class RayTasks:
         self.take()
 
     def take(self, cores: int = 1, gpus: float = 0, bytes: int = 0, places: int | None = None) -> None:
-        """What each job takes: cores, a share of a GPU, memory for each of its runs. places: jobs at a time; None: all that fit.
+        """What each job takes: cores, a share of a GPU. bytes: memory of a job of one run, with its process. places: jobs at a time;
+        None: all that fit.
 
         Raises UserError where no node has so much.
         """
-        self._cores, self._gpus, self._most = cores, gpus, places
-        self._bytes = min(bytes, int(max((node.get("memory", 0) for node in self._nodes()), default=0)))
-        if not any(self._fitting(node) for node in self._nodes()):
+        self._cores, self._gpus, self._bytes, self._most = cores, gpus, bytes, places
+        if not self._fitting():
             asked = f"{cores} core{'s' * (cores > 1)}" + (f" and {gpus:g} GPU" if gpus else "")
             raise UserError(f"No node of the Ray cluster has {asked} for a job.", "--cpus-per-job and --gpus-per-job say less.")
 
@@ -68,7 +69,7 @@ class RayTasks:
 
     @property
     def places(self) -> int:
-        return min(MOST, self._most or max(1, sum(self._fitting(node) for node in self._nodes())))
+        return min(MOST, self._most or max(1, self._fitting()))
 
     def submit(self, job: Job) -> Future[list[RunOutcome]]:
         return self._watchers.submit(self._watched, job)
@@ -110,7 +111,7 @@ class RayTasks:
         return _all(job, "failed", LOST)
 
     def _begun(self, job: Job, again: bool) -> Any:
-        share = {"num_cpus": self._cores, "num_gpus": self._gpus, "memory": self._bytes * len(job.specs)}
+        share = {"num_cpus": self._cores, "num_gpus": self._gpus, "memory": self._memory(len(job.specs))}
         ours = {name: value for name, value in os.environ.items() if name.startswith("PFLBENCH_")}
         if not self._gpus and job.how.device == "auto":
             job = replace(job, how=replace(job.how, device="cpu"))
@@ -122,10 +123,17 @@ class RayTasks:
             self._tasks.add(task)
             return task
 
-    def _fitting(self, node: Mapping[str, float]) -> int:
-        """Jobs at a time on a node of these resources."""
-        share = {"CPU": self._cores, "GPU": self._gpus, "memory": self._bytes}
-        return min(int(node.get(name, 0) / asked) for name, asked in share.items() if asked)
+    def _fitting(self) -> int:
+        """Jobs of one run that all nodes together have room for."""
+        share = {"CPU": self._cores, "GPU": self._gpus, "memory": self._memory(1)}
+        wanted = {name: asked for name, asked in share.items() if asked}
+        return sum(min(int(node.get(name, 0) / asked) for name, asked in wanted.items()) for node in self._nodes())
+
+    def _memory(self, runs: int) -> int:
+        """Bytes for a job of so many runs, which share a process. Never more than a node has: Ray would wait for one for ever."""
+        able = (node for node in self._nodes() if node.get("CPU", 0) >= self._cores and node.get("GPU", 0) >= self._gpus)
+        most = int(max((node.get("memory", 0) for node in able), default=0))
+        return min(most, ITSELF + runs * (self._bytes - ITSELF) if self._bytes else 0)
 
     def _nodes(self) -> list[Mapping[str, float]]:
         """What each node has that is alive now."""
