@@ -130,9 +130,9 @@ def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
 
 def tell_errors(found: Course, states: Collection[str]) -> None:
     """Why runs that ended in these states did, and those that something else than the user interrupted."""
-    for outcome in found.ended.values():
-        if outcome.state in states or (outcome.state == "interrupted" and outcome.message):
-            error(*outcome.message.split("\n", 1))
+    told = [one for one in found.ended.values() if one.state in states or (one.state == "interrupted" and one.message)]
+    for text in dict.fromkeys(outcome.message for outcome in told):  # what befell all of them, once
+        error(*text.split("\n", 1))
 
 
 def _tell_kept(found: Course, results: sqlalchemy.Engine, how: Execution) -> None:

@@ -49,8 +49,6 @@ class RunOutcome:
 class Workers(Protocol):
     """Who makes jobs: processes on this machine, or a cluster."""
 
-    name: str
-
     @property
     def places(self) -> int:
         """Jobs that are given to them at a time. It may change, as a cluster does."""
@@ -75,7 +73,6 @@ class Here:
     follow: sees the steps of a job as they come, and passes them on. Ctrl-C passes, and so does an error unless keep_going.
     """
 
-    name = "here"
     places = 1
 
     def __init__(self, store: Engine, follow: Callable[[Job, Steps], Steps], keep_going: bool = False) -> None:

@@ -29,12 +29,12 @@ MOST = 1024  # tasks at a time: each has a thread here that waits for it
 LOOK = 2.0  # seconds between two looks at the nodes
 ANSWER = 5.0  # seconds in which an address should answer
 VARIABLE = "RAY_ADDRESS"
+# What a job does not say itself. Others may hold passwords, and Ray writes these into its logs.
+TOLD = ("PFLBENCH_DB_WAIT", "PFLBENCH_GPU_CHECK", "PFLBENCH_GPU_VERDICTS", "PFLBENCH_PLUGINS")
 
 
 class RayTasks:
     """address: of the cluster; None: the one that Ray finds, or else one that is started here and ends with `close`."""
-
-    name = "ray"
 
     def __init__(self, address: str | None) -> None:
         self._ray = _connected(address)
@@ -47,8 +47,9 @@ class RayTasks:
         self.take()
 
     def take(self, cores: int = 1, gpus: float = 0, bytes: int = 0, places: int | None = None) -> None:
-        """What each job takes: cores, a share of a GPU. bytes: memory of a job of one run, with its process. places: jobs at a time;
-        None: all that fit.
+        """What each job takes: cores, a share of a GPU.
+
+        bytes: memory of a job of one run, with its process. places: jobs at a time; None: all that fit.
 
         Raises UserError where no node has so much.
         """
@@ -112,7 +113,7 @@ class RayTasks:
 
     def _begun(self, job: Job, again: bool) -> Any:
         share = {"num_cpus": self._cores, "num_gpus": self._gpus, "memory": self._memory(len(job.specs))}
-        ours = {name: value for name, value in os.environ.items() if name.startswith("PFLBENCH_")}
+        ours = {name: os.environ[name] for name in TOLD if name in os.environ}
         if not self._gpus and job.how.device == "auto":
             job = replace(job, how=replace(job.how, device="cpu"))
         make = self._ray.remote(_made).options(max_retries=0, runtime_env={"env_vars": ours}, **share)

@@ -23,8 +23,9 @@ from pflbench.sweep.jobs import Job, RunOutcome, State
 
 PAUSE = 1.0  # seconds between two looks at what has ended
 LOOK = 10.0  # seconds between two looks at the queue
-MISSED = 2  # of these in a row without a job: it has left the queue
+MISSED = 2  # of these in a row without a job: it has left the queue; without an answer: a command that was stopped ends
 ARRAY = 1000  # jobs at a time, which is what Slurm allows in an array where it is not told otherwise
+SILENT = "Slurm does not answer: what is in its queue stays there, and the next command for the same runs takes it over."
 AGAIN = "SLURM_RESTART_COUNT"  # how often Slurm has requeued a job, told to the job
 
 
@@ -57,8 +58,6 @@ class _Handed:
 class SlurmJobs:
     """executor: submitit's, with all that sbatch is told. cores: of each job. places: jobs in the queue at a time."""
 
-    name = "slurm"
-
     def __init__(self, executor: Any, queue: Queue, cores: int = 1, places: int | None = None) -> None:
         self.places = min(places or ARRAY, ARRAY)
         self._executor, self._queue, self._cores = executor, queue, cores
@@ -69,6 +68,8 @@ class SlurmJobs:
         self._left = self._left_there()
         self._lock = threading.Lock()
         self._stopped, self._looked = False, time.monotonic()
+        self._silent = 0  # times in a row that Slurm, or the folder, was asked in vain
+        self._broken: Exception | None = None  # a bug, which ended the watching
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._watched, daemon=True)
         self._watch.start()
@@ -76,7 +77,10 @@ class SlurmJobs:
     def submit(self, job: Job) -> Future[list[RunOutcome]]:
         future: Future[list[RunOutcome]] = Future()
         with self._lock:
-            self._waiting.append((job, future))
+            if self._broken:
+                future.set_exception(self._broken)
+            else:
+                self._waiting.append((job, future))
         return future
 
     def stop(self) -> None:
@@ -93,13 +97,37 @@ class SlurmJobs:
 
     def _watched(self) -> None:
         while not self._closed.wait(PAUSE):
-            with suppress(OSError), self._lock:  # a shared folder may be away for a moment
-                self._hand_in()
-                self._take_out()
-                self._collect()
-                if time.monotonic() > self._looked + (PAUSE if self._stopped else LOOK):
-                    self._look()
-                    self._looked = time.monotonic()
+            with self._lock:
+                try:
+                    self._watch_once()
+                except OSError:  # a shared folder may be away for a moment
+                    self._silent += 1
+                except Exception as error:
+                    self._broken = error
+                    self._leave(error)
+                    return
+                if self._stopped and self._silent >= MISSED:
+                    self._leave()
+
+    def _watch_once(self) -> None:
+        self._hand_in()
+        self._take_out()
+        self._collect()
+        if time.monotonic() > self._looked + (PAUSE if self._stopped else LOOK):
+            self._look()
+            self._looked = time.monotonic()
+
+    def _leave(self, error: Exception | None = None) -> None:
+        """Waits for no job any more, nor touches its files: those in the queue are taken over by the next command."""
+        left = [*self._waiting, *((handed.job, handed.future) for handed in self._handed.values())]
+        self._waiting, self._handed = [], {}
+        for job, future in left:
+            if not future.running() and (future.done() or not future.set_running_or_notify_cancel()):
+                continue
+            if error:
+                future.set_exception(error)
+            else:
+                future.set_result(_all(job, "interrupted", SILENT))
 
     def _hand_in(self) -> None:
         """All that was submitted since the last time, as one array."""
@@ -147,6 +175,7 @@ class SlurmJobs:
     def _look(self) -> None:
         """Which have begun, and which have left the queue without a result."""
         states = self._queue.states()
+        self._silent = self._silent + 1 if states is None else 0
         if states is None:
             return
         for id, handed in list(self._handed.items()):

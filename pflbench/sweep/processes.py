@@ -29,8 +29,6 @@ class Processes:
     A process that dies takes its own job with it, and no other.
     """
 
-    name = "local"
-
     def __init__(self, places: int, devices: tuple[str, ...], cores: int | None = None) -> None:
         self.places = places
         self._share = cores or max(1, environment.cores() // places)

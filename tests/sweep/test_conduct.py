@@ -27,8 +27,6 @@ class Threads:
     Those of `failing` fail. news: what each run tells. begun: their keys, in order.
     """
 
-    name = "threads"
-
     def __init__(self, failing=(), news=()):
         self.places, self.failing, self.news = 1, {one.key for one in failing}, news
         self.begun, self.stopped = [], 0

@@ -122,7 +122,6 @@ def test_a_run_that_a_killed_worker_holds_is_waited_for(monkeypatch):
 class Queue:
     """Takes all jobs at once and begins the first alone. broken: it takes none."""
 
-    name = "queue"
     places = 100
 
     def __init__(self, broken=False):
