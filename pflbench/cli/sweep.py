@@ -93,6 +93,7 @@ def run(
 
     An option holds where it has a meaning: beta for Dirichlet partitions, a hyperparameter for its method.
     """
+    from pflbench.run.places import place_of
     from pflbench.run.plan import warnings
     from pflbench.sweep.grid import specifications
     from pflbench.sweep.hire import asked_for
@@ -117,6 +118,7 @@ def run(
     with opened(db, create=True) as results:
         from pflbench.store import sweeps
 
+        place_of(results.url, how.checkpoints)  # what it refuses must not be stored
         sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
         _make(
             sweep, results, how, hiring, data_dir, quiet, as_json, retry_failed=retry_failed, keep_going=keep_going, limit=limit

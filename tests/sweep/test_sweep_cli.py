@@ -47,6 +47,15 @@ def test_dry_run_list_status_and_refusals(shell, tmp_path):
     assert "expected NAME=VALUE" in shell.refused("sweep", "-m", "fedavg", "--grid", "beta")
 
 
+def test_a_password_of_checkpoints_is_not_stored(shell):
+    """It is refused before the sweep is."""
+    Path("small.yaml").write_text(SHORT)
+    told = shell.refused("sweep", "small.yaml", "--checkpoints", "s3://me:secret@bucket/x")
+    assert "A password in the URL of the checkpoints" in told
+    assert json.loads(shell("sweep", "list", "--json").out) == []
+    assert b"secret" not in Path("pflbench.db").read_bytes()
+
+
 def test_a_gpu_is_checked_before_any_of_its_runs(shell, monkeypatch):
     def check(specs, how, quiet):
         raise UserError(f"{[(spec.method.name, spec.seed) for spec in specs]} on {how.device}")
