@@ -33,6 +33,11 @@ def found(path: str, database: URL) -> str:
     return str(Path(path).expanduser()) if path.startswith("~/") else path
 
 
+def moved(path: str, source: URL, target: URL, keep: Callable[[str, URL], str] = kept) -> str:
+    """What one database has as `path`, as another one has it: only what begins at the source's folder reads differently there."""
+    return keep(found(path, source), target) if path.startswith("./") else path
+
+
 def in_spec(value: Any, change: Callable[[str], str]) -> Any:
     """The JSON form of a specification with its paths changed."""
     if isinstance(value, dict):

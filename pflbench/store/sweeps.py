@@ -47,11 +47,10 @@ class Standing:
 
 def save(engine: Engine, name: str, specs: Sequence[RunSpec], environment: Mapping[str, Any]) -> StoredSweep:
     """Stores a sweep. One of that name is replaced: its runs stay what they are. It is no longer cancelled."""
-    values = {
-        "name": name,
-        "specs": [paths.in_spec(spec.model_dump(mode="json"), lambda path: paths.kept(path, engine.url)) for spec in specs],
-        "environment": _located(environment, lambda path: paths.kept(path, engine.url)),
-    }
+    values = located(
+        {"name": name, "specs": [spec.model_dump(mode="json") for spec in specs], "environment": environment},
+        lambda path: paths.kept(path, engine.url),
+    )
 
     def put() -> None:
         with writing(engine) as connection:
@@ -113,6 +112,16 @@ def standing(engine: Engine, specs: Sequence[RunSpec]) -> Standing:
     return Standing(runs, states)
 
 
+def located(row: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """A row of the table with its paths changed: of data and plug-ins, which going on with the sweep needs."""
+    environment = dict(row["environment"])
+    if environment.get("plugins"):
+        environment["plugins"] = [change(path) for path in environment["plugins"]]
+    if "data_dir" in environment:
+        environment["data_dir"] = change(environment["data_dir"])
+    return {**row, "specs": [paths.in_spec(spec, change) for spec in row["specs"]], "environment": environment}
+
+
 def _counting(found: Sequence[Run]) -> Run | None:
     finished = [run for run in found if run.status == "finished"]
     return next(reversed(finished or found), None)
@@ -131,15 +140,5 @@ def _read(engine: Engine, *where: Any) -> list[StoredSweep]:
 
 
 def _restored(engine: Engine, row: Mapping[Any, Any]) -> StoredSweep:
-    def found(path: str) -> str:
-        return paths.found(path, engine.url)
-
-    specs = tuple(RunSpec.model_validate(paths.in_spec(spec, found)) for spec in row["specs"])
-    return StoredSweep(**{**row, "specs": specs, "environment": _located(row["environment"], found)})
-
-
-def _located(environment: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """With the paths changed that going on with the sweep needs."""
-    plugins = [change(path) for path in environment.get("plugins", [])]
-    located = {"data_dir": change(environment["data_dir"])} if "data_dir" in environment else {}
-    return {**environment, **located, **({"plugins": plugins} if plugins else {})}
+    found = located(row, lambda path: paths.found(path, engine.url))
+    return StoredSweep(**{**found, "specs": tuple(RunSpec.model_validate(spec) for spec in found["specs"])})

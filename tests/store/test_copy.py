@@ -17,6 +17,7 @@ from support.command import ROOT, Shell
 from support.postgres import PASSWORD, Server
 from support.store_samples import make_partition, make_record, make_spec
 
+from pflbench.spec import DataSpec, RunSpec
 from pflbench.store import database as db
 from pflbench.store import inspection, partitions, sweeps, write
 from pflbench.store.schema import Base
@@ -90,6 +91,36 @@ def test_there_and_back(shell: Shell, empty: str, tmp_path: Path) -> None:
     engine = db.connect(empty)  # the next numbers come after those that were copied
     assert write.create_run(engine, make_spec(seed=9), {}) == 4
     assert partitions.save(engine, make_partition(hash="e" * 64)) == 2
+    engine.dispose()
+
+
+def own_data(path: Path) -> RunSpec:
+    return make_spec().model_copy(update={"data": DataSpec(name="npz", path=str(path), content="c" * 64)})
+
+
+@pytest.mark.parametrize("way", [("db", "copy", "there/r.db", "here/r.db"), ("import", "there/r.db", "--db", "here/r.db")])
+def test_own_data_lie_where_they_lay(shell: Shell, tmp_path: Path, way: tuple[str, ...]) -> None:
+    """Paths are kept from the database's folder, which is another one now. A run has none that tells of the machine."""
+    for name in ("here", "there/data"):
+        (tmp_path / name).mkdir(parents=True)
+    beside, within = own_data(tmp_path / "there" / "x.npz"), own_data(tmp_path / "here" / "x.npz")
+    engine = db.connect(db.to_url("there/r.db"))
+    for seed, spec in enumerate((beside, within, within)):
+        write.create_run(engine, spec.model_copy(update={"seed": seed}), {}, whole=seed == 2)
+    sweeps.save(engine, "own", [beside, within], {"data_dir": str(tmp_path / "there" / "data"), "plugins": ["/p.py"]})
+    engine.dispose()
+    assert shell(*way).code == 0
+    engine = db.connect(db.to_url("here/r.db"))
+    stored = [json.loads(shell("runs", "show", str(run), "--json", "--db", "here/r.db").out)["spec"] for run in (1, 2, 3)]
+    assert [spec["data"]["path"] for spec in stored] == ["x.npz", "x.npz", str(tmp_path / "here" / "x.npz")]
+    if way[0] == "db":
+        sweep = sweeps.find(engine, "own")
+        assert sweep.specs == (beside, within)
+        assert sweep.environment == {"data_dir": str(tmp_path / "there" / "data"), "plugins": ["/p.py"]}
+        assert shell("db", "copy", "here/r.db", "there/again.db").code == 0
+        again = db.connect(db.to_url("there/again.db"))
+        assert sweeps.find(again, "own") == sweep
+        again.dispose()
     engine.dispose()
 
 

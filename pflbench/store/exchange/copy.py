@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, Table, func, select
+from sqlalchemy import URL, Connection, Engine, Table, func, select
 from sqlalchemy.exc import DataError, IntegrityError
 
 from pflbench.errors import UserError
+from pflbench.store import paths, sweeps
 from pflbench.store.database import reading, writing
 from pflbench.store.failures import friendly, place
-from pflbench.store.schema import Base, ClaimRow, ReferenceRow
+from pflbench.store.schema import Base, ClaimRow, ReferenceRow, RunRow, SweepRow
 
 Progress = Callable[[str, int, int], None]
 """Is told a table's name, how many of its rows are copied, and how many there are."""
@@ -37,7 +38,7 @@ def copy(source: Engine, target: Engine, progress: Progress = lambda table, done
             rows = int(there.scalar(select(func.count()).select_from(table)) or 0)
             done = 0
             for chunk in _chunks(there, table):
-                _insert(here, table, chunk)
+                _insert(here, table, [_located(table, row, source.url, target.url) for row in chunk])
                 done += len(chunk)
                 progress(table.name, done, rows)
             counts[table.name] = done
@@ -76,6 +77,15 @@ def _chunks(connection: Connection, table: Table) -> Iterator[list[dict[str, Any
     with friendly(connection.engine.url):  # what fails in here is not the database that is written to
         for part in connection.execution_options(yield_per=size).execute(query).mappings().partitions():
             yield [dict(row) for row in part]
+
+
+def _located(table: Table, row: dict[str, Any], source: URL, target: URL) -> dict[str, Any]:
+    """The row with its paths as the target has them: data lie where they lay."""
+    if table.name == SweepRow.__tablename__:
+        return sweeps.located(row, lambda path: paths.moved(path, source, target))
+    if table.name == RunRow.__tablename__:
+        return {**row, "spec": paths.in_spec(row["spec"], lambda path: paths.moved(path, source, target, paths.kept_or_named))}
+    return row
 
 
 def _insert(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:

@@ -15,13 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine, Table, func, insert, select
+from sqlalchemy import URL, Connection, Engine, Table, func, insert, make_url, select
 from sqlalchemy.exc import IntegrityError
 
 from pflbench.errors import UserError
 from pflbench.store.database import connect_read_only, head, inserted, open_engine, reading, revision, to_url, upgrade, writing
 from pflbench.store.exchange import foreign
 from pflbench.store.failures import friendly, sqlite_path
+from pflbench.store.paths import in_spec, kept_or_named, moved
 from pflbench.store.runs import ALL, Run, attempts, stored
 from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, PartitionRow, RoundRow, RunRow, SeriesRow
 
@@ -66,10 +67,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Other:
-    """Another database, opened for reading, with its runs by number."""
+    """Another database, opened for reading, with its runs by number. url: where it lies, also if a copy of it is read."""
 
     engine: Engine
     name: str
+    url: URL
     runs: tuple[Run, ...]
 
 
@@ -89,7 +91,7 @@ def opened(path: Path, engine: Engine) -> Iterator[Other]:
         try:
             foreign.require_tables(other, path.name, whole=True)
             foreign.require_sound(other, path.name)
-            yield Other(other, path.name, tuple(stored(other, ALL)))
+            yield Other(other, path.name, make_url(to_url(str(path))), tuple(stored(other, ALL)))
         finally:
             other.dispose()
 
@@ -222,7 +224,7 @@ def _copy(engine: Engine, other: Other, run: Run, decided: Collection[tuple[int,
 
     try:
         with reading(other.engine) as there, writing(engine) as here:
-            return _copied(here, there, other.name, run) if present(here) == decided else None
+            return _copied(here, there, other, run) if present(here) == decided else None
     except IntegrityError as error:
         with reading(engine) as here:
             if present(here) != decided:  # a database without SQLite's single writer
@@ -230,7 +232,7 @@ def _copy(engine: Engine, other: Other, run: Run, decided: Collection[tuple[int,
         raise UserError(f"{other.name}: run {run.id} contradicts itself: {error.orig}.", "It was left out.") from None
 
 
-def _copied(here: Connection, there: Connection, name: str, run: Run) -> int:
+def _copied(here: Connection, there: Connection, other: Other, run: Run) -> int:
     """Both are transactions: what is copied is the run as it was at one moment."""
     row = _row(there, RunRow, run.id)
     partition = None if row["partition_id"] is None else _row(there, PartitionRow, row["partition_id"])
@@ -238,7 +240,8 @@ def _copied(here: Connection, there: Connection, name: str, run: Run) -> int:
     row |= {
         "attempt": attempt,
         "partition_id": None if partition is None else _kept_partition(here, partition),
-        "environment": {**row["environment"], "imported_from": f"{name}, run {run.id}"},
+        "spec": in_spec(row["spec"], lambda path: moved(path, other.url, here.engine.url, kept_or_named)),
+        "environment": {**row["environment"], "imported_from": f"{other.name}, run {run.id}"},
         "status": "interrupted" if run.status in ("queued", "running") else run.status,
     }
     copied = inserted(here, insert(RunRow).values(row))
