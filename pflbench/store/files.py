@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +15,11 @@ from pflbench.plain import printable
 
 if TYPE_CHECKING:
     import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # Windows: no advisory locks there
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -26,9 +33,10 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
         with target.open("wb") as out:
             yield out
         return
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    remove_abandoned(target)
+    partial = partial_of(target)
     try:
-        with partial.open("wb") as out:
+        with _own(partial) as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
@@ -38,6 +46,48 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def partial_of(target: Path) -> Path:
+    """Where this process writes aside what is to become `target`, a file or a folder."""
+    return target.with_name(f".{target.name}.{os.getpid()}.partial")
+
+
+def remove_abandoned(target: Path) -> None:
+    """Removes what processes that were killed have left aside of `target`: a living one holds the lock of its own."""
+    for partial in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        with suppress(OSError), locked(partial):
+            if partial.is_dir():
+                shutil.rmtree(partial)
+            else:
+                partial.unlink()
+
+
+@contextmanager
+def locked(partial: Path) -> Iterator[None]:
+    """Holds the lock of what is written aside. Raises OSError where another process holds it, or there are no locks."""
+    handle = os.open(partial, os.O_RDONLY)
+    try:
+        if fcntl is None:
+            raise OSError("no locks here")
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _own(partial: Path) -> IO[bytes]:
+    """A new file, with its lock where the file system has locks."""
+    while True:
+        out = partial.open("wb")
+        if fcntl is None:
+            return out
+        with suppress(OSError):
+            fcntl.flock(out, fcntl.LOCK_EX)
+        # Another process may have taken it for abandoned before it was locked.
+        if partial.exists():
+            return out
+        out.close()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from support.command import Shell
 from support.report_database import add_partition, add_run, at_work, spec
 
 from pflbench.store import database as db
-from pflbench.store import write
+from pflbench.store import files, write
 from pflbench.store.write import RoundRecord
 
 GOOD = "what was there before"
@@ -161,3 +161,16 @@ def test_a_hyperparameter_is_set_once(shell: Shell) -> None:
     twice = ("--set", "fedala.p=1", "--set", "fedala.p=2")
     for command in (("run", "-m", "fedala"), ("bench", "-m", "fedala"), ("run", "-m", "fedala", "--dry-run")):
         assert "--set gives fedala.p twice: 1 and 2." in shell.refused(*command, *twice)
+
+
+def test_what_a_killed_process_left_aside_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    target = tmp_path / "out.csv"
+    (tmp_path / ".out.csv.1.partial").write_text("half")
+    (tmp_path / ".out.csv.2.partial").mkdir()
+    with files.aside(target) as first:
+        first.write(b"first")
+        beside = sorted(tmp_path.iterdir())
+        assert len(beside) == 1
+        files.remove_abandoned(target)
+        assert sorted(tmp_path.iterdir()) == beside
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["first"]

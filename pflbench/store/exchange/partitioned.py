@@ -5,15 +5,16 @@ Polars, DuckDB, Spark, pyarrow and `datasets` read such a folder as one table, a
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from pflbench.errors import UserError, unknown
 from pflbench.store.exchange.export import Counted, Rows, as_arrow
+from pflbench.store.files import locked, partial_of, remove_abandoned
 
 MOST = 5_000  # files: more of them would be slower to read than one
 _OPEN = 200  # files at a time
@@ -28,12 +29,15 @@ def write_folder(found: Rows, by: Sequence[str], folder: Path) -> int:
     folder = folder.absolute()
     _require_columns(found, by)
     _require_ours(folder)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    counted = Counted(found.chunks)
+    partial, counted = partial_of(folder), Counted(found.chunks)
     try:
-        _write(Rows(found.columns, iter(counted)), by, partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.replace(folder)
+        remove_abandoned(folder)
+        partial.mkdir(parents=True)
+        with ExitStack() as stack:
+            with suppress(OSError):  # where there are no locks
+                stack.enter_context(locked(partial))
+            _write(Rows(found.columns, iter(counted)), by, partial)
+            _move(partial, folder)
     except OSError as error:
         raise UserError(f"Cannot write {folder}: {error.strerror or error}.", "Name another folder with -o.") from None
     finally:
@@ -41,12 +45,25 @@ def write_folder(found: Rows, by: Sequence[str], folder: Path) -> int:
     return counted.rows
 
 
+def _move(partial: Path, folder: Path) -> None:
+    """The older folder is whole until it is moved away, and back in its place should the new one not take it."""
+    before = partial.with_name(f"{partial.name}.before.partial")
+    if folder.exists():
+        folder.rename(before)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if before.exists():
+            before.rename(folder)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
+
+
 def _write(found: Rows, by: Sequence[str], folder: Path) -> None:
     import pyarrow as pa
     from pyarrow import dataset
 
     schema, batches = as_arrow(found)
-    folder.mkdir(parents=True)
     dataset.write_dataset(
         _few(batches, by),
         folder,
