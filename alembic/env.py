@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from alembic import context
 from pflbench.store import database as db
+from pflbench.store import numbering
 from pflbench.store.schema import Base
 
 
@@ -20,8 +21,10 @@ def _run(connection: Connection) -> None:
         render_as_batch=True,  # SQLite alters a table by copying it
         transactional_ddl=True,  # SQLite can: db opens its transactions explicitly
     )
+    given_out = numbering.given_out(connection)
     with context.begin_transaction():
         context.run_migrations()
+    numbering.go_on(connection, given_out)  # SQLite forgets with a table that is copied which numbers it has given out
 
 
 given = context.config.attributes.get("connection")

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -254,10 +255,11 @@ def migrating(engine: Engine) -> Iterator[Connection]:
         try:
             connection.execution_options(immediate=True)
             with connection.begin():
+                before = Counter(connection.exec_driver_sql("PRAGMA foreign_key_check").all())
                 yield connection
-                broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+                broken = Counter(connection.exec_driver_sql("PRAGMA foreign_key_check").all()) - before
                 if broken:
-                    raise RuntimeError(f"The migration broke {len(broken)} references; it was rolled back.")
+                    raise RuntimeError(f"The migration broke {broken.total()} references; it was rolled back.")
             _use_wal(driver)
         finally:
             driver.execute("PRAGMA foreign_keys=ON")

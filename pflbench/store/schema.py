@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from sqlalchemy import (
     JSON,
     BigInteger,
+    CheckConstraint,
     DateTime,
     Double,
     ForeignKey,
@@ -39,11 +40,23 @@ def text(length: int) -> Any:
     return String(length).with_variant(String(collation="C"), "postgresql")
 
 
+# What rows may hold is checked where they come in often: to give a table of many large arrays a check would copy them all.
+def fraction(*columns: str) -> tuple[CheckConstraint, ...]:
+    """Where they are measured, from 0 to 1."""
+    return tuple(CheckConstraint(f"{column} >= 0 AND {column} <= 1", name=column) for column in columns)
+
+
+def at_least(least: int, *columns: str) -> tuple[CheckConstraint, ...]:
+    """Where they are measured."""
+    return tuple(CheckConstraint(f"{column} >= {least}", name=column) for column in columns)
+
+
 class Base(DeclarativeBase):
     type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double}  # SQLAlchemy 2.0 would take Float, 2.1 takes Double
     # SQLite alters a table by copying it, and can only drop or change a constraint that has a name.
     metadata = MetaData(
         naming_convention={
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
             "uq": "uq_%(table_name)s_%(column_0_N_name)s",
             "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
@@ -80,6 +93,11 @@ class RunRow(Base):
         UniqueConstraint("key", "attempt"),
         Index("ix_run_protocol", "protocol"),
         Index("ix_run_method_dataset", "method", "dataset"),
+        CheckConstraint(f"status IN ({', '.join(map(repr, STATUSES))})", name="status"),
+        CheckConstraint("join_ratio > 0 AND join_ratio <= 1", name="join_ratio"),
+        *at_least(1, "attempt", "clients", "rounds"),
+        *at_least(0, "seed", "parameters"),
+        {"sqlite_autoincrement": True},  # a number is never given out again: who goes on writing to it writes to no other run
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -133,7 +151,13 @@ class RoundRow(Base):
     """
 
     __tablename__ = "round"
-    __table_args__ = (Index("ix_round_run_accuracy", "run_id", "accuracy"), {"sqlite_with_rowid": False})
+    __table_args__ = (
+        Index("ix_round_run_accuracy", "run_id", "accuracy"),
+        *fraction("accuracy", "accuracy_mean", "accuracy_std"),
+        *at_least(0, "round", "participants", "seconds_receive", "seconds_update", "seconds_evaluate"),
+        *at_least(0, "params_up", "params_down", "scalars_up", "scalars_down", "bytes_up", "bytes_down", "peak_memory"),
+        {"sqlite_with_rowid": False},
+    )
 
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
     round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -159,7 +183,11 @@ class ClientRoundRow(Base):
     """One client's test result at E1. A missing row: the client was not evaluated in that round."""
 
     __tablename__ = "client_round"
-    __table_args__ = ({"sqlite_with_rowid": False},)
+    __table_args__ = (
+        *at_least(0, "round", "client"),
+        CheckConstraint("correct >= 0 AND correct <= total", name="correct"),
+        {"sqlite_with_rowid": False},
+    )
 
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
     round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -173,7 +201,7 @@ class SeriesRow(Base):
     """A second accuracy series of a run, never mixed with the headline: e.g. Ditto's global model."""
 
     __tablename__ = "series"
-    __table_args__ = ({"sqlite_with_rowid": False},)
+    __table_args__ = (*at_least(0, "round"), *fraction("accuracy"), {"sqlite_with_rowid": False})
 
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
     name: Mapped[str] = mapped_column(text(32), primary_key=True)

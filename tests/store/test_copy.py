@@ -53,6 +53,7 @@ def fill(path: Path) -> None:
     run = write.create_run(engine, make_spec(seed=2**40), {"notes": {"ü": 'a "word" \\ \u2028', "1": [1.5e-300, None, True]}})
     removed = write.create_run(engine, make_spec(seed=1), {})
     last = write.create_run(engine, make_spec(seed=3), {})
+    write.remove_run(engine, write.create_run(engine, make_spec(seed=4), {}))
     write.remove_run(engine, removed)
     write.update_run(engine, last, status="diverged", message="x" * 1000)
     write.update_run(engine, run, partition_id=partitions.save(engine, make_partition()), device="d" * 300)
@@ -88,10 +89,11 @@ def test_there_and_back(shell: Shell, empty: str, tmp_path: Path) -> None:
     assert "No results yet" in shell.refused("db", "copy", "nowhere.db", "third.db")
     assert not (tmp_path / "third.db").exists()
 
-    engine = db.connect(empty)  # the next numbers come after those that were copied
-    assert write.create_run(engine, make_spec(seed=9), {}) == 4
-    assert partitions.save(engine, make_partition(hash="e" * 64)) == 2
-    engine.dispose()
+    for url in (empty, db.to_url("second.db")):  # the next numbers come after all that were given out
+        engine = db.connect(url)
+        assert write.create_run(engine, make_spec(seed=9), {}) == 5
+        assert partitions.save(engine, make_partition(hash="e" * 64)) == 2
+        engine.dispose()
 
 
 def own_data(path: Path) -> RunSpec:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,12 +19,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
-from support.store_samples import ROOT, finish, python
+from support.store_samples import ROOT, finish, make_spec, python
 
 from alembic import command
 from pflbench.errors import UserError
 from pflbench.store import database as db
-from pflbench.store import inspection, schema
+from pflbench.store import inspection, schema, write
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -35,7 +37,7 @@ revision, down_revision = "9999", "{previous}"
 
 
 def upgrade() -> None:
-    with op.batch_alter_table("run") as table:
+    with op.batch_alter_table("run", table_kwargs={{"sqlite_autoincrement": True}}) as table:
         table.add_column(sa.Column("energy", sa.Integer(), nullable=False, server_default="7"))
         table.alter_column("message", type_=sa.Text())
         table.drop_constraint("uq_run_key_attempt")
@@ -43,7 +45,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("run") as table:
+    with op.batch_alter_table("run", table_kwargs={{"sqlite_autoincrement": True}}) as table:
         table.drop_column("energy")
         table.alter_column("message", type_=sa.String(1000))
         table.create_unique_constraint("uq_run_key_attempt", ["key", "attempt"])
@@ -111,6 +113,8 @@ def value_of(column: sa.Column[Any], i: int) -> Any:
     kind: Any = column.type.python_type
     if isinstance(column.type, sa.JSON):
         return {"row": i}
+    if column.name == "status":
+        return schema.STATUSES[i]
     return {
         int: 100 * i,
         float: i / 8,
@@ -139,7 +143,7 @@ def assert_kept(before: Rows, after: Rows) -> None:
 
 
 def shape(engine: Engine) -> dict[str, Any]:
-    """All that SQLite itself says of the tables: columns, keys, references and their ON DELETE, indexes, WITHOUT ROWID."""
+    """All that SQLite itself says of tables: columns, keys, references and their ON DELETE, indexes, checks, WITHOUT ROWID."""
     found: dict[str, Any] = {}
     with engine.connect() as connection:
 
@@ -152,7 +156,10 @@ def shape(engine: Engine) -> dict[str, Any]:
                 covered = {index: ask(f'PRAGMA index_info("{index}")') for index, _, _ in indexes}
                 columns = {row[1:] for row in ask(f'PRAGMA table_info("{name}")')}
                 references = {row[2:] for row in ask(f'PRAGMA foreign_key_list("{name}")')}
-                found[name] = (columns, references, indexes, covered, without_rowid, strict)
+                text = ask(f"SELECT sql FROM sqlite_master WHERE name = '{name}'")[0][0]
+                checks = {line.strip(", ") for line in re.findall(r"CONSTRAINT ck_.*", text)}
+                counting = "AUTOINCREMENT" in text
+                found[name] = (columns, references, indexes, covered, without_rowid, strict, checks, counting)
     return found
 
 
@@ -165,6 +172,8 @@ def test_newest_schema_is_that_of_the_models(engine: Engine) -> None:
     schema.Base.metadata.create_all(models)
     assert shape(engine) == shape(models)
     assert shape(engine)["client_round"][4] == 1  # WITHOUT ROWID
+    assert [len(shape(engine)[name][6]) for name in ("run", "round", "client_round", "series")] == [7, 15, 3, 2]
+    assert shape(engine)["run"][7]
 
 
 def test_file_names_and_order_are_alembics() -> None:
@@ -217,6 +226,48 @@ def test_later_migration_copies_a_table_others_refer_to(engine: Engine, add_migr
     upgraded.dispose()
     migrate(engine, old)
     assert read(engine) == before
+
+
+@pytest.mark.servers
+def test_rows_that_the_schema_would_refuse_are_kept(engine: Engine) -> None:
+    """Of earlier versions' imports, which took in what they found; and rows whose run was removed by another program."""
+    migrate(engine, "0007")
+    fill(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE run SET status = 'lost', attempt = -id")
+        connection.exec_driver_sql("UPDATE round SET accuracy = 5, seconds_update = -1 WHERE round = 1")
+        connection.exec_driver_sql("UPDATE client_round SET correct = total + 1, client = -1")
+        connection.exec_driver_sql("UPDATE series SET accuracy = -0.5")
+    if engine.dialect.name == "sqlite":
+        with sqlite3.connect(str(engine.url.database)) as raw:  # its foreign keys are off
+            raw.execute("INSERT INTO client_round VALUES (77, 0, 0, 5, 3, 1.0)")
+        raw.close()
+    before = read(engine)
+    db.upgrade(url_of(engine))
+    assert read(engine) == before
+    for statement in (
+        "UPDATE run SET status = 'lost' WHERE id = 2",
+        "UPDATE round SET accuracy = 1.5 WHERE round = 2",
+        "INSERT INTO client_round VALUES (1, 9, 0, 5, 3, 1.0)",
+        "INSERT INTO series VALUES (1, 'global', -1, 0.5, 1.0)",
+    ):
+        with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+    migrate(engine, "0007")
+    assert read(engine) == before
+
+
+def test_numbers_of_runs_are_given_out_once(engine: Engine, add_migration: Callable[..., Path]) -> None:
+    """Also after a later migration has copied the table."""
+    url = url_of(engine)
+    db.connect(url).dispose()
+    first, last = (write.create_run(engine, make_spec(seed), {}) for seed in (0, 1))
+    write.remove_run(engine, last)
+    add_migration()
+    engine.dispose()
+    db.upgrade(url)
+    migrate(engine, db.revisions()[-2])
+    assert write.create_run(engine, make_spec(seed=2), {}) == last + 1 == first + 2
 
 
 @pytest.mark.parametrize("then", ["raise OSError('power')", "op.execute('DELETE FROM run')"], ids=["raises", "orphans"])

@@ -52,7 +52,7 @@ def test_round_record_has_every_column_of_the_table() -> None:
 def test_round_is_stored_as_given(engine: Engine) -> None:
     run_id = new_run(engine)
     values: dict[str, Any] = {
-        name: 0.125 + i for i, name in enumerate(("accuracy_mean", "accuracy_std", "test_loss", "train_loss"))
+        name: 0.125 + i / 4 for i, name in enumerate(("accuracy_mean", "accuracy_std", "test_loss", "train_loss"))
     }
     values |= {name: 2**40 + i for i, name in enumerate(("params_up", "params_down", "bytes_up", "bytes_down"))}
     write.write_round(engine, run_id, make_record(2, series={"global": (0.25, 1.5)}, peak_memory=2**33, **values))

@@ -10,7 +10,7 @@ from sqlalchemy import URL, Connection, Engine, Table, func, select
 from sqlalchemy.exc import DataError, IntegrityError
 
 from pflbench.errors import UserError
-from pflbench.store import paths, sweeps
+from pflbench.store import numbering, paths, sweeps
 from pflbench.store.database import reading, writing
 from pflbench.store.failures import friendly, place
 from pflbench.store.schema import Base, ClaimRow, ReferenceRow, RunRow, SweepRow
@@ -42,7 +42,7 @@ def copy(source: Engine, target: Engine, progress: Progress = lambda table, done
                 done += len(chunk)
                 progress(table.name, done, rows)
             counts[table.name] = done
-            _go_on_counting(here, table)
+        numbering.go_on(here, numbering.given_out(there))
     return counts
 
 
@@ -96,11 +96,3 @@ def _insert(connection: Connection, table: Table, rows: list[dict[str, Any]]) ->
         raise UserError(
             f"A row of {table.name} cannot be copied: {said}.", "Nothing was copied. `pflbench db check` looks for damage."
         ) from None
-
-
-def _go_on_counting(connection: Connection, table: Table) -> None:
-    """The next row gets the number after the last one's. SQLite counts so by itself."""
-    if connection.dialect.name == "postgresql" and "id" in table.columns:
-        sequence = func.pg_get_serial_sequence(f'"{table.name}"', "id")
-        last = select(func.max(table.c.id)).scalar_subquery()
-        connection.execute(select(func.setval(sequence, func.coalesce(last, 1), last.is_not(None))))
