@@ -1,0 +1,107 @@
+"""Random federations x every method, by the whole path into a database: PFLBENCH_FEDERATIONS of each (docs/reliability.md)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, reject, seed, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine
+from support.federations import cases
+from support.made import Case, in_place, run
+from support.properties import check_arrays, check_numbers, check_rounds, watched
+from support.runs import numbers, rows
+
+from pflbench import methods
+from pflbench.errors import Diverged, UserError
+from pflbench.run.loop import execute
+from pflbench.store import database as db
+from pflbench.store.failures import sqlite_path
+
+FEW = int(os.environ.get("PFLBENCH_FEDERATIONS", "1"))
+
+
+def again(case: Case, store: Engine, after: int | None) -> None:
+    """The same run, interrupted after a round or not."""
+    if after is not None and after < case.spec.train.rounds:
+        with in_place(case), closing(execute(case.spec, store, Path("data"), replace(case.how, checkpoint_every=0))) as steps:
+            while next(steps).round < after:
+                pass
+    run(case, store)
+
+
+def check(case: Case, after: int | None, stores: Sequence[Engine]) -> str:
+    """Makes a run twice, in a database each; "diverged" or "finished"."""
+    first, second = stores
+    try:
+        with watched(case) as seen:
+            run(case, first)
+    except Diverged:
+        check_numbers(first)
+        assert rows(first, "SELECT status FROM run") == [("diverged",)]
+        return "diverged"
+    ((run_id,),) = rows(first, "SELECT id FROM run")
+    check_numbers(first)
+    check_rounds(case, seen, first, run_id)
+    check_arrays(case, first, run_id)
+    again(case, second, after)
+    assert numbers(second, run_id) == numbers(first, run_id), "the same run gives other bits"
+    return "finished"
+
+
+def many(name: str, examples: int, new: Path, folder: Path) -> Counter[str]:
+    """How many runs ended in which way; those that are refused before they train count for none of the examples."""
+    found: Counter[str] = Counter()
+    stores = [db.open_engine(db.to_url(str(folder / f"{which}.db"))) for which in "ab"]
+
+    @seed(zlib.crc32(name.encode()))
+    # To shrink what fails would take minutes, and is seldom needed: federations are small.
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(name), st.none() | st.integers(0, 2))
+    def each(case: Case, after: int | None) -> None:
+        for store in stores:
+            store.dispose()
+            for left in folder.glob(f"{sqlite_path(store.url).name}*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            shutil.copy(new, sqlite_path(store.url))
+        try:
+            found[check(case, after, stores)] += 1
+        except UserError:
+            assert not rows(stores[0], "SELECT 1 FROM run"), "refused, and yet begun"
+            found["refused"] += 1
+            reject()
+
+    try:
+        each()
+    finally:
+        for store in stores:
+            store.dispose()
+    return found
+
+
+@pytest.mark.parametrize("name", methods.names(with_ala=True))
+def test_random_federations(name: str, new_database: Path, tmp_path: Path) -> None:
+    found = many(name, FEW, new_database, tmp_path)
+    print(f"{name}: {dict(found)}")
+    assert found["finished"] >= FEW / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods.names(with_ala=True))
+def test_more_random_federations(name: str, new_database: Path, tmp_path: Path) -> None:
+    found = many(f"{name}", 5, new_database, tmp_path)
+    assert found["finished"] >= 3
