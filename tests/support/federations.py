@@ -26,7 +26,7 @@ RATES = (0.003, 0.01, 0.05)
 
 @cache
 def values(name: str) -> dict[str, tuple[Any, ...]]:
-    """What is drawn for each hyperparameter of a method: half of the time its default, else of the paper's range and what it takes."""
+    """What is drawn for each hyperparameter of a method: its default as often as all others together."""
     found = {}
     for hyper in methods.hyperparameters(name):
         every = [hyper.default, *dict.fromkeys((*hyper.search, *hyper.words, *TRIED))]

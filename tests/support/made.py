@@ -65,6 +65,9 @@ def build(name: str, shape: tuple[int, ...], classes: int, *more: Any) -> Backbo
     return models.build(name, shape, classes, *more)
 
 
+LOOP = Execution("cpu", "loop", workers=1)
+
+
 @dataclass(frozen=True, repr=False)
 class Case:
     """A specification, with the data and the partition that it is made on whatever it says of them."""
@@ -72,7 +75,7 @@ class Case:
     spec: RunSpec
     arrays: Arrays
     partition: Partition
-    how: Execution = Execution("cpu", "loop", workers=1)
+    how: Execution = LOOP
 
     def __repr__(self) -> str:
         labels = [[self.arrays.y[own].tolist() for own in side] for side in (self.partition.train, self.partition.test)]
@@ -84,14 +87,17 @@ class Case:
 
 
 def samples(model: str, y: np.ndarray, train_size: int | None = None) -> Arrays:
-    """Of these labels and of a model's shape: a pattern of the class, and what tells a sample from others. Nothing is drawn."""
-    at = np.arange(len(y))[:, None] + 1.0
-    where = np.arange(np.prod(SHAPES[model]))[None] + 1.0
-    x = np.sin(where * (y[:, None] + 2.0)) + 0.7 * np.sin(at * where * 1.7)
+    """Of these labels and of a model's shape: a pattern of the class, and what tells a sample from others.
+
+    Nothing is drawn or rounded: the same on every machine.
+    """
+    at, where = np.arange(1, len(y) + 1)[:, None], np.arange(1, int(np.prod(SHAPES[model])) + 1)[None]
+    pattern, own = where * (y[:, None] + 2) * 29 % 64, at * where * (at + where) * 7 % 61 % 32
     classes = tuple(str(k) for k in range(int(y.max()) + 1))
     if model == "fasttext":
-        return Arrays((np.abs(x) * 1e3).astype(np.int64) % VOCABULARY, y, classes, VOCABULARY, train_size)
-    return Arrays(x.reshape(-1, *SHAPES[model]).astype(np.float32), y, classes, None, train_size)
+        return Arrays((pattern + own) % VOCABULARY, y, classes, VOCABULARY, train_size)
+    x = ((pattern - 32) / 32 + (own - 16) / 16).reshape(-1, *SHAPES[model])
+    return Arrays(x.astype(np.float32), y, classes, None, train_size)
 
 
 @contextmanager

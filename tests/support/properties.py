@@ -28,7 +28,10 @@ from pflbench.store import arrays, rounds, runs
 SUM_TO_ONE = {"attention", "fomo_weights", "strategies"}
 SHARES = {"ala_weights", "attention_zero_rows", "fomo_weights", "strategies"}
 ROUNDING = 1e-5
-TWICE = ["fedavg", "fedprox", "fedavg-c", "fedprox-c", "per-fedavg", "pfedme", "ditto", "fedamp", "heurfedamp", "fedphp", "partialfed", "fedala", "feddeper"]
+TWICE = (
+    *("fedavg", "fedprox", "fedavg-c", "fedprox-c", "per-fedavg", "pfedme", "ditto", "fedamp", "heurfedamp", "fedphp"),
+    *("partialfed", "fedala", "feddeper"),
+)
 
 
 @dataclass
