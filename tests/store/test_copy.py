@@ -47,6 +47,9 @@ def empty(server: Server) -> Iterator[str]:
     server.drop(url)
 
 
+HELD = {f"{side}_{i}": np.arange(count) for side in ("train", "test") for i, count in enumerate((3, 3, 0, 0))}
+
+
 def fill(path: Path) -> None:
     """A row in every table, with what databases are apt to see differently."""
     engine = db.connect(db.to_url(str(path)))
@@ -56,7 +59,10 @@ def fill(path: Path) -> None:
     write.remove_run(engine, write.create_run(engine, make_spec(seed=4), {}))
     write.remove_run(engine, removed)
     write.update_run(engine, last, status="diverged", message="x" * 1000)
-    write.update_run(engine, run, partition_id=partitions.save(engine, make_partition()), device="d" * 300)
+    held = np.array([[3, 0], [1, 2], [0, 0], [0, 0]])
+    write.update_run(
+        engine, run, partition_id=partitions.save(engine, make_partition(train=held, test=held, indices=HELD)), device="d" * 300
+    )
     loss = np.array([0.1, np.inf, 1e-308, 1 / 3])
     arrays = {"a": np.arange(256, dtype=np.uint8), "b": np.array([np.nan, -0.0])}
     write.write_round(engine, run, make_record(0, loss=loss, peak_memory=2**40, artifacts=arrays, series={"global": (0.1, 2.5)}))

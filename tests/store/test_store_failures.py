@@ -22,6 +22,9 @@ from pflbench.errors import UserError
 from pflbench.store import database as db
 from pflbench.store import failures, inspection, partitions, runs, write
 
+ONES = np.ones((4, 2), dtype=np.int64)  # samples of 4 clients by class
+MEANS = [sum(min(i + t, 10 * (i + 1)) / (10 * (i + 1)) for i in range(4)) / 4 for t in range(4)]  # of make_record's clients
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -33,9 +36,13 @@ def path(tmp_path: Path) -> Path:
 def filled(path: Path, store: Engine) -> Path:
     """A database with one finished run of rounds 0 to 3."""
     run_id = write.create_run(store, make_spec(rounds=3), {})
-    partition_id = partitions.save(store, make_partition())
+    held = {f"{side}_{i}": np.arange(2) for side in ("train", "test") for i in range(4)}
+    partition_id = partitions.save(store, make_partition(train=ONES, test=ONES, indices=held))
+    sent = dict(zip(("params_up", "params_down", "scalars_up", "scalars_down"), (4, 8, 12, 16), strict=True))
     for t in range(4):
-        write.write_round(store, run_id, make_record(t, artifacts={"weights": np.eye(2)}))
+        columns = {**sent, "bytes_up": 64, "bytes_down": 96, "accuracy_mean": MEANS[t]}
+        arrays = {"weights": np.eye(2), "traffic": np.tile(np.arange(1, 5), (4, 1))}
+        write.write_round(store, run_id, make_record(t, artifacts=arrays, series={"global": (0.5, 1.0)}, **columns))
     write.update_run(store, run_id, status="finished", partition_id=partition_id)
     store.dispose()
     return path
@@ -193,7 +200,8 @@ def test_full_disk_keeps_what_is_committed(filled: Path) -> None:
     engine = db.connect(url_of(filled))
     engine.dispose()
     event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA max_page_count = 40"))
-    run_id = write.create_run(engine, make_spec(seed=1), {})
+    long = make_spec(seed=1, rounds=10_000, clients=20)
+    run_id = write.create_run(engine, long, {})
     stored = 0
 
     def fill() -> None:
@@ -204,7 +212,7 @@ def test_full_disk_keeps_what_is_committed(filled: Path) -> None:
 
     refused("disk is full", fill)
     engine.dispose()
-    found = runs.newest(db.connect(url_of(filled)), make_spec(seed=1).key)
+    found = runs.newest(db.connect(url_of(filled)), long.key)
     assert found is not None
     assert found.last_round == stored > 0
     write.write_round(db.connect(url_of(filled)), run_id, make_record(stored + 1, clients=20))
@@ -217,7 +225,7 @@ from pflbench.errors import UserError
 from pflbench.store import database as db, write
 from support.store_samples import make_record, make_spec
 engine = db.connect(sys.argv[1])
-run_id = write.create_run(engine, make_spec(seed=1), {})
+run_id = write.create_run(engine, make_spec(seed=1, rounds=100_000, clients=20), {})
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 try:
     for t in range(100_000):
@@ -230,7 +238,7 @@ except UserError as error:
 def test_file_size_limit_keeps_what_is_committed(filled: Path) -> None:
     out = finish(child(LIMITED, url_of(filled)))
     assert "quota or file size limit" in out
-    found = runs.newest(db.connect(url_of(filled)), make_spec(seed=1).key)
+    found = runs.newest(db.connect(url_of(filled)), make_spec(seed=1, rounds=100_000, clients=20).key)
     assert found is not None
     assert found.last_round == int(out.split()[0]) - 1 > 0
     assert inspection.check(url_of(filled)) == []
@@ -285,7 +293,7 @@ def test_info_counts(filled: Path) -> None:
     found = inspection.info(url_of(filled))
     assert (found["database"], found["kind"], found["schema"]) == (str(filled), "sqlite", db.head())
     assert found["runs"] == {"finished": 1, "queued": 1}
-    assert (found["rounds"], found["partitions"], found["artifacts"]) == (4, 1, 4)
+    assert (found["rounds"], found["partitions"], found["artifacts"]) == (4, 1, 8)
     assert found["bytes"] == filled.stat().st_size
 
 
@@ -293,10 +301,36 @@ def test_info_counts(filled: Path) -> None:
     ("damage", "problem"),
     [
         ("DELETE FROM run", "client_round belong to no run"),
-        ("DELETE FROM round WHERE round = 2", "without their round: run 1"),
-        ("DELETE FROM round WHERE round = 3", "rounds are missing: run 1"),
-        ("UPDATE round SET accuracy = 0.99 WHERE round = 1", "accuracy that is not that of the round's clients: run 1"),
-        ("UPDATE client_round SET correct = total + 1 WHERE client = 0", "more correct predictions"),
+        ("DELETE FROM round WHERE round = 2", "run 1, round 2: clients' results without their round"),
+        ("DELETE FROM round WHERE round = 2", "run 1, round 2: the series 'global' without its round"),
+        ("DELETE FROM round WHERE round = 2", "run 1, round 2: the array 'weights' without its round"),
+        ("DELETE FROM round WHERE round = 3", "run 1, round 3: missing; the run is finished, with 3 of 4 rounds"),
+        ("UPDATE round SET round = 7 WHERE round = 3", "run 1, round 7: the run has 3 rounds"),
+        ("UPDATE run SET status = 'failed'; DELETE FROM round WHERE round = 0", "run 1, round 0: missing; the run is failed"),
+        ("UPDATE round SET accuracy = 0.99 WHERE round = 1", "run 1, round 1: accuracy is 0.99, and 0.1 by its clients"),
+        ("UPDATE round SET accuracy_mean = 0.5 WHERE round = 1", "run 1, round 1: accuracy_mean is 0.5, and 0.1 by its clients"),
+        ("UPDATE round SET accuracy_std = 0.5 WHERE round = 2", "run 1, round 2: accuracy_std is 0.5, and 0.0290922 by"),
+        ("UPDATE round SET test_loss = 1 WHERE round = 1", "run 1, round 1: test_loss is 1, and 0.07 by its clients"),
+        (
+            "UPDATE client_round SET correct = total + 1 WHERE client = 2",
+            "run 1, round 0, client 2, table client_round",
+        ),
+        ("UPDATE client_round SET client = 4 WHERE client = 3", "run 1, round 0: results of client 4; the run has 4"),
+        ("UPDATE round SET seconds_update = -1 WHERE round = 3", "run 1, round 3, table round: this must hold"),
+        ("UPDATE run SET status = 'done'", "run 1, table run: this must hold, and does not: status IN"),
+        ("UPDATE run SET key = 'abc'", "run 1: its key abc or protocol"),
+        ("UPDATE run SET seed = 5", "run 1: seed is 5, and 0 in its specification"),
+        ("UPDATE run SET spec = '[]'", "run 1: its specification is no JSON of one"),
+        ("UPDATE run SET spec = 'x'", "run 1: its specification is no JSON of one"),
+        ("UPDATE partition SET clients = 5", "run 1: it has 4 clients, its partition 5"),
+        ("UPDATE partition SET test_counts = '[[1]]'", "partition 1: its counts are not those of 4 clients and 2 classes"),
+        ("UPDATE partition SET train_counts = replace(train_counts, '1', '2')", "2 samples in the list train_0, 4 in its counts"),
+        ("UPDATE partition SET indices = x'00'", "partition 1: its indices cannot be unpacked"),
+        ("UPDATE artifact SET shape = '[3, 3]' WHERE round = 1", "run 1, round 1: the array 'weights' cannot be unpacked"),
+        ("UPDATE artifact SET dtype = 'soap' WHERE round = 2", "run 1, round 2: the array 'weights' cannot be unpacked"),
+        ("UPDATE round SET params_up = 5, bytes_up = 68 WHERE round = 2", "the array 'traffic' does not add up"),
+        ("UPDATE round SET bytes_up = 65 WHERE round = 2", "run 1, round 2: its bytes are not those"),
+        ("UPDATE sqlite_sequence SET seq = 0", "run 1: the table sqlite_sequence would give its number"),
         ("DROP INDEX ix_run_protocol", "not the tables of schema"),
         ("ALTER TABLE round ADD COLUMN energy REAL", "energy"),
     ],
@@ -305,6 +339,15 @@ def test_check_finds_what_does_not_fit(filled: Path, damage: str, problem: str) 
     assert inspection.check(url_of(filled)) == []
     with sqlite3.connect(filled) as connection:  # its foreign keys are off
         connection.execute("PRAGMA ignore_check_constraints=ON")
-        connection.execute(damage)
+        connection.executescript(damage)
     connection.close()
-    assert any(problem in found for found in inspection.check(url_of(filled)))
+    found = inspection.check(url_of(filled))
+    assert any(problem in line for line in found), found
+
+
+def test_check_tells_of_checks_that_are_missing(filled: Path) -> None:
+    with sqlite3.connect(filled) as connection:
+        connection.execute("CREATE TABLE other AS SELECT * FROM series")
+        connection.executescript("DROP TABLE series; ALTER TABLE other RENAME TO series")
+    connection.close()
+    assert any("no check ck_series_accuracy" in line for line in inspection.check(url_of(filled)))

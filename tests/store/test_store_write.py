@@ -240,7 +240,7 @@ import sys
 from pflbench.store import database as db, write
 from support.store_samples import make_record, make_spec
 engine = db.connect(db.to_url(sys.argv[1]))
-run_id = write.create_run(engine, make_spec(seed=int(sys.argv[2])), {})
+run_id = write.create_run(engine, make_spec(seed=int(sys.argv[2]), rounds=int(sys.argv[3]), clients=20), {})
 for t in range(int(sys.argv[3])):
     write.write_round(engine, run_id, make_record(t, clients=20))
     print(t, flush=True)

@@ -18,10 +18,10 @@ from pflbench.store.write import RoundRecord
 ROOT = Path(pflbench.__file__).parents[1]
 
 
-def make_spec(seed: int = 0, rounds: int = 3, method: str = "fedavg") -> RunSpec:
+def make_spec(seed: int = 0, rounds: int = 3, method: str = "fedavg", clients: int = 4) -> RunSpec:
     return RunSpec(
         data=DataSpec(name="digits"),
-        partition=Dirichlet(clients=4, beta=0.1),
+        partition=Dirichlet(clients=clients, beta=0.1),
         model="mlp",
         train=TrainSpec(rounds=rounds, lr=0.1),
         method=MethodSpec(name=method),
@@ -39,6 +39,9 @@ def make_record(t: int, clients: int = 4, **columns: Any) -> RoundRecord:
     return RoundRecord(round=t, clients=who, correct=correct, total=total, **values)
 
 
+HELD = (("train", 0, [4, 2, 7]), ("test", 0, [1]), ("train", 1, [3, 5, 6]), ("test", 1, [0]))
+
+
 def make_partition(**columns: Any) -> PartitionRecord:
     values: dict[str, Any] = {
         "hash": "f" * 64,
@@ -49,7 +52,12 @@ def make_partition(**columns: Any) -> PartitionRecord:
         "classes": ["zero", "one"],
         "train": np.array([[3, 0], [1, 2]]),
         "test": np.array([[1, 0], [0, 1]]),
-        "indices": {"train_0": np.array([4, 2, 7]), "test_0": np.array([1]), "train_1": np.array([3, 5, 6])},
+        "indices": {
+            "train_0": np.array([4, 2, 7]),
+            "test_0": np.array([1]),
+            "train_1": np.array([3, 5, 6]),
+            "test_1": np.array([0]),
+        },
     }
     return PartitionRecord(**values | columns)
 
