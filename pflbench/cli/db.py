@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,12 +14,12 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import checkup
 from pflbench.cli.console import message, print_fields, print_json, say
 from pflbench.cli.progress import data_view
-from pflbench.errors import NothingYet
+from pflbench.errors import NothingYet, UserError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-app = typer.Typer(help="Upgrade, check, copy and describe the results database.", no_args_is_help=True)
+app = typer.Typer(help="Upgrade, check, copy, back up, repair and describe the results database.", no_args_is_help=True)
 
 
 @contextmanager
@@ -30,9 +32,27 @@ def opened(db: str, *, create: bool = False) -> Iterator[Engine]:
     with friendly(url):
         engine = connect(url, create=create)
         try:
+            _warn_of_the_network(engine)
             yield engine
         finally:
             engine.dispose()  # the last connection to close leaves one file, without a write-ahead log beside it
+
+
+def _warn_of_the_network(engine: Engine) -> None:
+    """Once a command, for a file whose write-ahead log is not safe where it lies."""
+    from pflbench.store import journal
+    from pflbench.store.failures import sqlite_path
+
+    path = sqlite_path(engine.url)
+    where = journal.network(path) if path is not None else None
+    if where is None or path is None or path in _warned or journal.of(engine) != journal.WAL:
+        return
+    _warned.add(path)
+    message(f"{path} lies on a network file system ({where}), where its write-ahead log may damage it as soon as two machines")
+    message(f"have it open. Once nobody has: pflbench db journal {journal.ROLLBACK} --db {shlex.quote(str(path))}")
+
+
+_warned: set[Path] = set()
 
 
 @contextmanager
@@ -71,7 +91,7 @@ def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 
 @app.command()
 def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
-    """Look for damage: integrity, references, schema. Ends with exit code 2 if there is any."""
+    """Look for damage: the file, references, schema, rows that contradict one another. Ends with exit code 2 if there is any."""
     from pflbench.store import inspection
     from pflbench.store.database import to_url
     from pflbench.store.failures import friendly, without_password
@@ -131,6 +151,34 @@ def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
         print_json(found)
     else:
         print_fields((name.replace("_", " "), value) for name, value in found.items())
+
+
+@app.command()
+def journal(
+    to: Annotated[str | None, typer.Argument(metavar="[wal|rollback]", help="What it is to be. Nobody may have it open.")] = None,
+    db: o.Db = o.DEFAULT_DB,
+    as_json: o.Json = False,
+) -> None:
+    """Show or set how an SQLite file keeps commits whole: wal, or rollback, which is safe on network file systems."""
+    from pflbench.store import journal as journals
+    from pflbench.store.database import as_it_is, to_url
+    from pflbench.store.failures import friendly, place, sqlite_path
+
+    if to not in (None, journals.WAL, journals.ROLLBACK):
+        raise UserError(f"There is no journal '{to}'.", f"There are {journals.WAL} and {journals.ROLLBACK}.")
+    url = to_url(db)
+    with as_it_is(url) as (connection, _):  # which must be one of ours
+        path, name = sqlite_path(connection.engine.url), place(connection.engine.url)
+    if path is None:
+        raise UserError(f"{name} is no SQLite file.", "A server keeps a journal of its own.")
+    with friendly(url):
+        found, where = journals.change(path, to), journals.network(path)
+    if as_json:
+        print_json({"journal": found, "network": where})
+    else:
+        say(f"{found}, on a network file system ({where})" if where else found)
+    if found == journals.WAL and where:
+        message("That is not safe there as soon as two machines have it open: `pflbench db journal rollback`.")
 
 
 def doctor(

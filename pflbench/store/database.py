@@ -1,7 +1,8 @@
 """Opening the database: where it is, its schema's revision, upgrades, and one transaction after the other.
 
-SQLite runs in WAL mode with synchronous=NORMAL: a committed round survives the death of the process, though a power
-failure may take the last ones. An engine must not be carried over a fork: each process connects by itself.
+SQLite has a write-ahead log and synchronous=NORMAL: a committed round survives the death of the process, though a power
+failure may take the last ones; on network file systems a rollback journal (`journal`). An engine must not be carried over a
+fork: each process connects by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import re
 import shutil
 import sqlite3
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +25,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
 from pflbench import papers
 from pflbench.errors import NothingYet, UserError
+from pflbench.store import journal
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, place, sqlite_path, without_password
 from pflbench.store.schema import ReferenceRow
 
@@ -252,6 +253,7 @@ def migrating(engine: Engine) -> Iterator[Connection]:
         assert isinstance(driver, sqlite3.Connection)
         # Altering a table copies and drops it, which would delete the rows that refer to it.
         driver.execute("PRAGMA foreign_keys=OFF")
+        journal.begin(driver, sqlite_path(engine.url))
         try:
             connection.execution_options(immediate=True)
             with connection.begin():
@@ -260,7 +262,6 @@ def migrating(engine: Engine) -> Iterator[Connection]:
                 broken = Counter(connection.exec_driver_sql("PRAGMA foreign_key_check").all()) - before
                 if broken:
                     raise RuntimeError(f"The migration broke {broken.total()} references; it was rolled back.")
-            _use_wal(driver)
         finally:
             driver.execute("PRAGMA foreign_keys=ON")
 
@@ -312,24 +313,12 @@ def _server(target: URL, read_only: bool) -> Engine:
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin in _begin_sqlite, also those that change tables
     connection.execute("PRAGMA foreign_keys=ON")
-    connection.execute("PRAGMA synchronous=NORMAL")
+    journal.prepare(connection)
 
 
 def _begin_sqlite(connection: Connection) -> None:
     immediate = connection.get_execution_options().get("immediate", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
-
-
-def _use_wal(connection: sqlite3.Connection) -> None:
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:  # SQLite does not always wait here for another process's lock
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
 
 
 def _is_write_protected(url: URL) -> bool:

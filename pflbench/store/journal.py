@@ -1,0 +1,108 @@
+"""How SQLite keeps a commit whole: by a write-ahead log beside the file, or by a rollback journal.
+
+The log lets readers go on beside a writer. Its index is memory that all processes share, which no network file system gives
+them: there two machines would each have an index of their own and damage the file. A rollback journal needs file locks alone.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from pflbench.errors import UserError
+from pflbench.store.failures import BUSY_SECONDS
+
+WAL, ROLLBACK = "wal", "rollback"
+_MOUNTS = Path("/proc/self/mountinfo")
+_NETWORK = {
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "fhgfs", "glusterfs", "ocfs2"),
+    *("gfs2", "pvfs2", "orangefs", "coda", "ncpfs", "davfs", "acfs", "panfs", "wekafs", "vboxsf", "prl_fs", "fuse.sshfs"),
+    *("fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "fuse.davfs", "fuse.smbnetfs", "fuse.juicefs", "fuse.beegfs"),
+}
+
+
+def network(path: Path, mounts: str | None = None) -> str | None:
+    """The kind of network file system that a file lies on, "nfs4" say; None for another one, or where nobody tells.
+
+    mounts: as Linux lists them in /proc/self/mountinfo; by default what is there.
+    """
+    if mounts is None:
+        try:
+            mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return None
+    where, found, longest = path.resolve(), None, -1
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.split(" ")[0]
+        if len(fields) < 5 or not kind:
+            continue
+        point = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4]))  # a blank in it is \040
+        # Of two at the same place the later one is on top.
+        if where.is_relative_to(point) and len(point.parts) >= longest:
+            found, longest = kind, len(point.parts)
+    return found if found in _NETWORK else None
+
+
+def kind(connection: sqlite3.Connection) -> str:
+    return WAL if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal" else ROLLBACK
+
+
+def of(engine: Engine) -> str:
+    """Of a database that is open."""
+    borrowed = engine.raw_connection()
+    try:
+        assert isinstance(borrowed.driver_connection, sqlite3.Connection)
+        return kind(borrowed.driver_connection)
+    finally:
+        borrowed.close()
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """How much a commit waits for the disk: less is safe with a write-ahead log alone."""
+    connection.execute(f"PRAGMA synchronous={'NORMAL' if kind(connection) == WAL else 'FULL'}")
+
+
+def begin(connection: sqlite3.Connection, path: Path | None) -> None:
+    """Of a new database: what is safe where it lies. One that has tables stays as it is."""
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        _set(connection, ROLLBACK if path is not None and network(path) else WAL, BUSY_SECONDS)
+
+
+def change(path: Path, to: str | None) -> str:
+    """Which journal a database has; to: the one that it gets. Raises UserError where another process has it open."""
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+    try:
+        if to is not None and to != kind(connection):
+            _change(connection, to, path)
+        return kind(connection)
+    finally:
+        connection.close()
+
+
+def _change(connection: sqlite3.Connection, to: str, path: Path) -> None:
+    try:
+        _set(connection, to, 1)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise
+        raise UserError(
+            f"Another process has {path} open: its journal stays {kind(connection)}.", "End that process, and run it again."
+        ) from None
+
+
+def _set(connection: sqlite3.Connection, to: str, patience: float) -> None:
+    until = time.monotonic() + patience
+    while True:  # SQLite does not always wait here for another process's lock
+        try:
+            connection.execute(f"PRAGMA journal_mode={'WAL' if to == WAL else 'DELETE'}")
+            prepare(connection)
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
