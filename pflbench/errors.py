@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 
@@ -25,11 +26,19 @@ class NothingYet(UserError):
 
 
 class Occupied(UserError):
-    """Another process is at this run."""
+    """Another process is at this run, or it is there no more: this one has nothing to write to it."""
 
 
 class Unreachable(UserError):
     """The server of the database does not answer; it may be back later."""
+
+
+class Vanished(UserError):
+    """The file of the database is no longer at its path. kept: the file in which all of it is."""
+
+    def __init__(self, message: str, hint: str = "", kept: Path | None = None) -> None:
+        super().__init__(message, hint)
+        self.kept = kept
 
 
 class Diverged(UserError):

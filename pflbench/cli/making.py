@@ -12,6 +12,7 @@ import typer
 from pflbench import interrupts
 from pflbench.cli.console import error, message
 from pflbench.cli.progress import sweep_view
+from pflbench.errors import Vanished
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -84,9 +85,13 @@ def make_all(
 
     whole = made(found, workers, waiting, shown, then, keep_going=keep_going)
     # What diverged here was told when it did.
-    tell_errors(found, ("failed", "elsewhere") if places == 1 else ("failed", "elsewhere", "diverged"))
+    told = tell_errors(found, ("failed", "elsewhere") if places == 1 else ("failed", "elsewhere", "diverged"))
     if not whole or found.count("interrupted"):
-        _tell_kept(found, results, how)
+        try:
+            _tell_kept(found, results, how)
+        except Vanished as gone:
+            if str(gone) not in told:
+                raise
     if not whole:
         raise typer.Exit(interrupts.exit_code())
     if found.stopped and found.ahead:
@@ -128,11 +133,13 @@ def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
         message(f"Note: {text}")
 
 
-def tell_errors(found: Course, states: Collection[str]) -> None:
-    """Why runs that ended in these states did, and those that something else than the user interrupted."""
-    told = [one for one in found.ended.values() if one.state in states or (one.state == "interrupted" and one.message)]
-    for text in dict.fromkeys(outcome.message for outcome in told):  # what befell all of them, once
+def tell_errors(found: Course, states: Collection[str]) -> list[str]:
+    """Why runs that ended in these states did, and those that something else than the user interrupted: each reason once."""
+    ended = (one for one in found.ended.values() if one.state in states or (one.state == "interrupted" and one.message))
+    told = list(dict.fromkeys(outcome.message for outcome in ended))
+    for text in told:
         error(*text.split("\n", 1))
+    return told
 
 
 def _tell_kept(found: Course, results: sqlalchemy.Engine, how: Execution) -> None:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn,
 from rich.text import Text
 
 from pflbench.cli.console import duration, error, message, stderr
-from pflbench.errors import Diverged
+from pflbench.errors import Diverged, Occupied
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -256,7 +256,7 @@ def followed(names: Sequence[str], steps: Steps, shown: AbstractContextManager[V
         for number, step in steps:
             if isinstance(step, Diverged):
                 error(step.message, step.hint)
-            else:
+            elif not isinstance(step, Occupied):
                 view.show(number, step)
                 for text in step.news:
                     if text not in told:  # what a pack has met, each of its runs tells

@@ -15,7 +15,7 @@ from pflbench import environment, interrupts, methods
 from pflbench.engine import devices, memory
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Executor
-from pflbench.errors import Diverged, Occupied, Unreachable, UserError
+from pflbench.errors import Diverged, Occupied, Unreachable, UserError, Vanished
 from pflbench.run import record
 from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
 from pflbench.run.evaluation import require_global_model
@@ -283,6 +283,13 @@ def _marked(spec: RunSpec, account: Account, checkpoints: Checkpoints) -> Iterat
         raise Diverged(message, error.hint) from None
     except Occupied:  # the run is another's now
         raise
+    except Vanished:
+        if account.status == "finished":
+            checkpoints.remove()
+        else:
+            with suppress(Vanished):
+                _stop(account, checkpoints, "interrupted", None)
+        raise
     except Unreachable:
         with interrupts.held(), suppress(OSError, RuntimeError, UserError):
             checkpoints.keep()
@@ -294,9 +301,14 @@ def _marked(spec: RunSpec, account: Account, checkpoints: Checkpoints) -> Iterat
 
 
 def _stop(account: Account, checkpoints: Checkpoints, status: str, message: str | None) -> None:
+    """Raises Vanished, whatever ended the run: the user must know where it is kept."""
     with interrupts.held():
         # The first error is the one to tell: where the disk is full, these steps may fail as well.
         with suppress(OSError, RuntimeError, UserError):
             checkpoints.keep()
-        with suppress(UserError, sqlalchemy.exc.SQLAlchemyError):
+        try:
             account.end(status, message)
+        except Vanished:
+            raise
+        except (UserError, sqlalchemy.exc.SQLAlchemyError):
+            pass

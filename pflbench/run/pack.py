@@ -16,7 +16,7 @@ import torch
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.packed.executor import Pack
 from pflbench.engine.requests import Executor
-from pflbench.errors import Diverged, UserError
+from pflbench.errors import Diverged, Occupied, UserError
 from pflbench.run.execution import Execution, exact_arithmetic, executor, find_device, initial_model, memory_errors
 from pflbench.run.footprint import Footprint, footprint
 from pflbench.run.loop import Progress, execute, execute_on, goes_on
@@ -26,8 +26,8 @@ from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
 from pflbench.store import runs
 
-Told = Progress | Diverged
-"""What a run of a pack reports. One that diverges says so and is over; the others go on."""
+Told = Progress | Diverged | Occupied
+"""What a run of a pack reports. One that diverges, or is another process's, says so and is over; the others go on."""
 
 
 def packing(how: Execution, asked: str | None) -> Execution:
@@ -86,11 +86,14 @@ def execute_pack(
 ) -> Generator[tuple[int, Told], None, None]:
     """As `execute`, of several runs that differ in the seed alone: what each reports, with its number among them.
 
-    An error other than divergence ends all. The others are then `interrupted`, as all are after KeyboardInterrupt.
+    Errors other than Diverged and Occupied end all. The others are then `interrupted`, as all are after KeyboardInterrupt.
     """
     if len(specs) == 1:
-        for told in _to_the_end(execute(specs[0], store, data_root, how, force=force)):
-            yield 0, told
+        with closing(_to_the_end(execute(specs[0], store, data_root, how, force=force))) as steps:
+            for told in steps:
+                if isinstance(told, Occupied):
+                    raise told
+                yield 0, told
         return
     device = find_device(how.device)
     begun = next(filter(None, (goes_on(runs.newest(store, spec.key), spec, how, force) for spec in specs)), None)
@@ -112,8 +115,8 @@ def _to_the_end(run: Generator[Progress, None, None]) -> Generator[Told, None, N
     try:
         with closing(run):
             yield from run
-    except Diverged as diverged:
-        yield Diverged(diverged.message, diverged.hint)  # without the traceback, which keeps the run's tensors
+    except (Diverged, Occupied) as error:
+        yield type(error)(error.message, error.hint)  # without the traceback, which keeps the run's tensors
 
 
 def _inner(specs: Sequence[RunSpec], data_root: Path, device: torch.device, how: Execution) -> Executor:

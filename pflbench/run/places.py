@@ -35,15 +35,17 @@ class Storage(Protocol):
 
 
 class Folder:
-    def __init__(self, path: Path) -> None:
-        self.local = path
+    """beside: another file that is there. Should its folder have been moved, none takes its place."""
+
+    def __init__(self, path: Path, *, beside: bool = False) -> None:
+        self.local, self._beside = path, beside
 
     def __str__(self) -> str:
         return str(self.local)
 
     @contextmanager
     def write(self, name: str) -> Iterator[IO[bytes]]:
-        self.local.mkdir(parents=True, exist_ok=True)
+        self.local.mkdir(parents=not self._beside, exist_ok=True)
         with aside(self.local / name) as out:
             yield out
 
@@ -106,7 +108,7 @@ def place_of(database: URL, wished: str | None = None) -> Storage:
     """What is wished for, a path or a URL; else beside an SQLite file, and for a server the user's own folder."""
     if not wished:
         own = database.get_backend_name() != "sqlite"
-        return Folder(state_folder() if own else locks.folder(sqlite_path(database)))
+        return Folder(state_folder()) if own else Folder(locks.folder(sqlite_path(database)), beside=True)
     if not re.match(r"[A-Za-z][\w+.-]*://", wished):
         return Folder(Path(wished).expanduser().absolute())
     if without_password(wished) != wished:

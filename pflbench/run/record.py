@@ -48,7 +48,9 @@ class Account:
         self.rounds_stored = patiently(lambda: write.whole_rounds(store, row.id))
         self._store, self._fed = store, fed
         self._row = replace(row, started_at=now())
+        self._before = mark_of(row)
         self._outbox = Outbox(store, row.id, hold, spool, mark_of(self._row))
+        self.status = "running"
         self._environment: dict[str, Any] = {}
         self._whole = False
         self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
@@ -96,11 +98,11 @@ class Account:
             "device": devices.name(fed.device),
             "environment": self._environment,
         }
-        patiently(lambda: write.update_run(self._store, self.run_id, **columns))
+        patiently(lambda: self._outbox.begin(self._before, **columns))
 
     def rewind(self, last_round: int) -> None:
         """Removes the rounds after that one, and goes on with the clients at a time that memory had sufficed for by then."""
-        patiently(lambda: write.rewind(self._store, self.run_id, last_round))
+        patiently(lambda: self._outbox.rewind(last_round))
         self.rounds_stored = last_round + 1
         self._shortages = [one for one in self._shortages if one.get("round", 0) <= last_round]
         self._fed.executor.remember([Shortage(one["work"], one["clients"], one["then"]) for one in self._shortages])
@@ -119,9 +121,14 @@ class Account:
         self.rounds_stored = record.round + 1
 
     def end(self, status: str, message: str | None = None) -> None:
-        """Writes how the run ended, and how it was packed. Of one that is over the server must get it all, or Unreachable."""
+        """Writes how the run ended, and how it was packed. Of one that is over the server must get it all, or Unreachable.
+
+        Raises Vanished, when all of it is in the file in which the database is kept.
+        """
         self._keep_environment(last=True)
         self._outbox.change(status=status, message=self._told(message), finished_at=now())
+        self.status = status
+        self._outbox.require_in_place()
         if status in ("finished", "diverged"):
             self._outbox.settle()
 

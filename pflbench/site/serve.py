@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from pflbench.errors import UserError
 from pflbench.site import html, runs
 from pflbench.site.page import Page
+from pflbench.store.opened import require_in_place
 
 HOST = "127.0.0.1"
 OWN_NAMES = (HOST, "localhost", "[::1]")  # the last where a tunnel or proxy of this machine leads here
@@ -62,7 +63,8 @@ class Editions:
         return f"{self._started}-{self._version}"
 
     def _data_version(self) -> int:
-        """Changes with every commit of another connection, as seen by this one."""
+        """Changes with every commit of another connection, as seen by this one. Raises Vanished."""
+        require_in_place(self._connection)
         found = int(self._connection.exec_driver_sql("PRAGMA data_version").scalar_one())
         self._connection.rollback()  # a transaction left open would see one state for ever
         return found

@@ -27,6 +27,7 @@ from pflbench import papers
 from pflbench.errors import NothingYet, UserError
 from pflbench.store import journal
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, place, sqlite_path, without_password
+from pflbench.store.opened import putting_back, require_in_place, rescued, watch
 from pflbench.store.schema import ReferenceRow
 
 T = TypeVar("T")
@@ -136,20 +137,23 @@ def as_it_is(url: str) -> Iterator[tuple[Connection, str]]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A connection; what the user can mend (damaged or locked file) becomes a UserError."""
+    """A connection; what the user can mend (damaged or locked file) becomes a UserError. Raises Vanished."""
     with friendly(engine.url), engine.connect() as connection:
+        require_in_place(connection)
         yield connection
 
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """One transaction that writes: committed at the end, rolled back on an error."""
+    """One transaction that writes: committed at the end, rolled back on an error. Raises Vanished, also behind the commit."""
     with friendly(engine.url), engine.connect() as connection:
+        require_in_place(connection)
         # A transaction that reads first and asks for the write lock later is refused at once when another process wrote
         # in between; one that asks at its beginning waits its turn.
         connection.execution_options(immediate=True)
         with connection.begin():
             yield connection
+        require_in_place(connection, written=True)
 
 
 def again_if_there(work: Callable[[], T]) -> T:
@@ -234,6 +238,8 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
         if target.get_driver_name() == "psycopg":  # also where it is there without its library
             raise UserError(f"{place(target)} needs the driver 'psycopg'.", 'pip install "pflbench[postgres]"') from None
         raise UserError(f"{place(target)} needs the driver '{error.name}'.", f"pip install {error.name}") from None
+    if path := sqlite_path(target):
+        watch(engine, path, keep=not read_only)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -370,7 +376,11 @@ def _require_place(url: URL, create: bool) -> None:
 
 
 def _missing(url: URL) -> UserError:
-    found = f"there is no database at {place(url)}" if sqlite_path(url) else f"{place(url)} is empty"
+    path = sqlite_path(url)
+    if path and not path.exists() and (kept := rescued(path)):
+        told = f"No results: there is no database at {path}; when it vanished, it was kept in {kept[-1].name}."
+        return NothingYet(told, f"`{putting_back(kept[-1], path)}` puts it back; {ELSEWHERE}")
+    found = f"there is no database at {place(url)}" if path else f"{place(url)} is empty"
     return NothingYet(f"No results yet: {found}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
 
 

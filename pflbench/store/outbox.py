@@ -1,5 +1,7 @@
 """What a run writes while it goes on, in order: to the database or, while its server is away, to a file for later.
 
+Each transaction finds first that the run is still the one that this process has begun.
+
 The file has a line of JSON for each round and each change of the run's row. It is delivered in order; a round that is there
 already, since only the server's answer was lost, is not written twice.
 """
@@ -15,14 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine, bindparam, select
 
-from pflbench.errors import Unreachable, UserError
+from pflbench.errors import Occupied, Unreachable, UserError, Vanished
 from pflbench.store import write
-from pflbench.store.database import writing
+from pflbench.store.database import open_engine, to_url, writing
 from pflbench.store.failures import patience, place
 from pflbench.store.locks import Hold
 from pflbench.store.runs import Run
+from pflbench.store.schema import RunRow
 from pflbench.store.write import RoundRecord
 
 Entry = dict[str, Any]
@@ -39,15 +42,39 @@ class Outbox:
         self._next_look, self._pause = 0.0, _PAUSES[0]
         self._untold: list[str] = []
         self.kept = 0  # rounds that are in the file
+        self._vanished: Vanished | None = None
+
+    def begin(self, before: str, **columns: Any) -> None:
+        """As `write.update_run`, of a run that so far has the mark `before`. Raises Unreachable, and as `round`."""
+        with writing(self._engine) as connection:
+            self._hold.require(connection)
+            _require_own(connection, self._run_id, before, self._mark)
+            write.update_row(connection, self._run_id, columns)
+
+    def rewind(self, last_round: int) -> None:
+        """As `write.rewind`. Raises Unreachable, and as `round`."""
+        with writing(self._engine) as connection:
+            self._hold.require(connection)
+            _require_own(connection, self._run_id, self._mark)
+            write.delete_rounds(connection, self._run_id, last_round)
 
     def round(self, record: RoundRecord) -> None:
-        """Raises as `write.write_round`, and Occupied where another process has taken the run over."""
+        """Raises as `write.write_round`, Occupied where the run is no longer this process's, and Vanished.
+
+        Then the round is in the file in which the database is kept.
+        """
         self._put({"round": record.round, "rows": write.rows_of(self._run_id, record)})
+        self.require_in_place()
 
     def change(self, **columns: Any) -> None:
-        """As `write.update_run`."""
+        """As `write.update_run`; where the database has vanished, in the file in which it is kept."""
         write.check_columns(columns)
         self._put({"change": columns})
+
+    def require_in_place(self) -> None:
+        """Raises Vanished where the database has vanished since."""
+        if self._vanished is not None:
+            raise self._vanished
 
     def settle(self) -> None:
         """Delivers what is left, and waits for the server as long as patience lasts. Raises Unreachable where it is not back."""
@@ -82,11 +109,30 @@ class Outbox:
                 self._look()
             return
         try:
-            _write(self._engine, self._run_id, self._hold, entry)
+            if self._vanished is None:
+                self._write(self._engine, entry)
+            else:
+                self._write_kept(self._vanished, entry)
+        except Vanished as gone:
+            self._vanished = gone
+            self._write_kept(gone, entry)
         except Unreachable as error:
             self._append(entry)
             self._untold.append(f"{error.message} Rounds are kept in {self._file.parent} until it is back; training goes on.")
             self._next_look = time.monotonic() + self._pause
+
+    def _write(self, engine: Engine, entry: Entry, *, again: bool = False) -> None:
+        _write(engine, self._run_id, self._hold, self._mark, entry, again=again)
+
+    def _write_kept(self, gone: Vanished, entry: Entry) -> None:
+        """To the file in which the database is kept."""
+        if gone.kept is None:
+            return
+        engine = open_engine(to_url(str(gone.kept)))
+        try:
+            self._write(engine, entry, again=True)
+        finally:
+            engine.dispose()
 
     def _look(self) -> None:
         """Training goes on if the server is not back."""
@@ -103,7 +149,7 @@ class Outbox:
 
     def _deliver(self) -> None:
         for entry in _entries(self._file):
-            _write(self._engine, self._run_id, self._hold, entry, again=True)
+            self._write(self._engine, entry, again=True)
         self._file.unlink()
         self._untold.append(f"The database is back: {self.kept} {'round was' if self.kept == 1 else 'rounds were'} delivered.")
         self._next_look, self._pause, self.kept = 0.0, _PAUSES[0], 0
@@ -129,7 +175,16 @@ class Outbox:
 
 def mark_of(run: Run) -> str:
     """What a run's file must say for it to be delivered: nobody has begun the run again since."""
-    return f"{run.key}/{run.attempt}/{run.created_at}/{run.started_at}"
+    return _mark(run.key, run.attempt, run.created_at, run.started_at)
+
+
+def _mark(key: str, attempt: int, created_at: str, started_at: str | None) -> str:
+    return f"{key}/{attempt}/{created_at}/{started_at}"
+
+
+def _begun(mark: str) -> str:
+    """The run that was begun, without when."""
+    return mark.rpartition("/")[0]
 
 
 def deliver_left(engine: Engine, run: Run, hold: Hold, file: Path) -> int:
@@ -137,25 +192,51 @@ def deliver_left(engine: Engine, run: Run, hold: Hold, file: Path) -> int:
 
     A file of a run that was gone on with elsewhere since, which has made the same rounds, is removed.
     """
-    found = _entries(file, mark_of(run))
-    rounds = 0
-    for entry in found:
-        _write(engine, run.id, hold, entry, again=True)
+    mark, rounds = mark_of(run), 0
+    for entry in _entries(file, mark):
+        _write(engine, run.id, hold, mark, entry, again=True)
         rounds += "round" in entry
     file.unlink(missing_ok=True)
     return rounds
 
 
-def _write(engine: Engine, run_id: int, hold: Hold, entry: Entry, *, again: bool = False) -> None:
+def _write(engine: Engine, run_id: int, hold: Hold, mark: str, entry: Entry, *, again: bool = False) -> None:
     """One transaction, in which the run is this process's. again: it may be there already."""
     with writing(engine) as connection:
         hold.require(connection)
+        _require_own(connection, run_id, mark)
         if "change" in entry:
             if entry["change"].get("status") == "finished":
                 write.require_whole(connection, run_id)
             write.update_row(connection, run_id, entry["change"])
         elif not (again and write.has_round(connection, run_id, entry["round"])):
             write.insert_rows(connection, entry["rows"])
+
+
+# Where several write at once, nobody removes the row before the transaction ends.
+_ROW = (
+    select(RunRow.key, RunRow.attempt, RunRow.created_at, RunRow.started_at)
+    .where(RunRow.id == bindparam("run"))
+    .with_for_update(read=True, key_share=True)
+)
+
+
+def _require_own(connection: Connection, run_id: int, *marks: str) -> None:
+    """Raises Occupied unless the run has one of these marks: it may have been removed, also by other programs, or begun anew."""
+    row = connection.execute(_ROW, {"run": run_id}).first()
+    found = None if row is None else _mark(*row)
+    if found in marks:
+        return
+    name = place(connection.engine.url)
+    if found is None or all(_begun(found) != _begun(mark) for mark in marks):
+        raise Occupied(
+            f"Run {run_id} has been removed from {name} while it was being trained.",
+            "Nothing more of it is written; the same command makes it anew.",
+        )
+    raise Occupied(
+        f"Run {run_id} of {name} has been begun by another process while this one trained it.",
+        "It goes on there; here nothing more is written.",
+    )
 
 
 def _entries(file: Path, mark: str | None = None) -> Iterator[Entry]:

@@ -168,8 +168,13 @@ def has_round(connection: Connection, run_id: int, round: int) -> bool:
 def rewind(engine: Engine, run_id: int, last_round: int) -> None:
     """Deletes what was stored after `last_round` (-1: everything), for a run to go on from an older checkpoint."""
     with writing(engine) as connection:
-        for table in (ClientRoundRow, SeriesRow, ArtifactRow, RoundRow):
-            connection.execute(delete(table).where(table.run_id == run_id, table.round > last_round))
+        delete_rounds(connection, run_id, last_round)
+
+
+def delete_rounds(connection: Connection, run_id: int, last_round: int) -> None:
+    """As `rewind`, in a transaction that is under way."""
+    for table in (ClientRoundRow, SeriesRow, ArtifactRow, RoundRow):
+        connection.execute(delete(table).where(table.run_id == run_id, table.round > last_round))
 
 
 def remove_run(engine: Engine, run_id: int) -> None:

@@ -74,7 +74,7 @@ def conduct(
             if not found.stopped and found.count("failed") and not keep_going:
                 found.stopped = "a run failed; --keep-going makes the others all the same"
             if not found.stopped and any(one.state == "interrupted" and one.message for one in found.ended.values()):
-                found.stopped = "the database's server does not answer"
+                found.stopped = "the database cannot be reached"
             if not found.stopped and _answered(cancelled, False):
                 found.stopped = "it was cancelled"
                 workers.stop()

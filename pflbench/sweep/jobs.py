@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from sqlalchemy import Engine
 
-from pflbench.errors import Diverged, Occupied, Unreachable, UserError
+from pflbench.errors import Diverged, Occupied, Unreachable, UserError, Vanished
 from pflbench.methods.outside import plugged_in
 from pflbench.run.execution import Execution
 from pflbench.run.pack import Told, execute_pack, packs
@@ -149,8 +149,9 @@ def _outcomes(job: Job, steps: Steps, kept: tuple[type[BaseException], ...]) -> 
         with closing(steps):
             for number, step in steps:
                 key = job.specs[number].key
-                if isinstance(step, Diverged):
-                    ended[number] = RunOutcome(key, "diverged", str(step), news[number])
+                if isinstance(step, UserError):
+                    state: State = "diverged" if isinstance(step, Diverged) else "elsewhere"
+                    ended[number] = RunOutcome(key, state, str(step), news[number])
                     continue
                 news[number] += step.news
                 if step.kind in ("finished", "exists"):
@@ -163,7 +164,7 @@ def _outcomes(job: Job, steps: Steps, kept: tuple[type[BaseException], ...]) -> 
 def _ended_by(error: BaseException) -> tuple[State, str]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", ""
-    if isinstance(error, Unreachable):  # what there is of the run is kept
+    if isinstance(error, Unreachable | Vanished):  # what there is of the run is kept
         return "interrupted", str(error)
     if isinstance(error, UserError):
         return "elsewhere" if isinstance(error, Occupied) else "failed", str(error)
