@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import time
@@ -148,6 +149,9 @@ class Checkpoints:
                 content = torch.load(file, map_location=device, weights_only=True)
             self.damaged = not _whole(content)
         except OSError as error:
+            if error.errno == errno.EINVAL:  # it leads to before its beginning: it was cut off
+                self.damaged = True
+                return None
             raise UserError(
                 f"The checkpoint {self.name} cannot be read from {self.place}: {error.strerror or error}.",
                 "Nothing of the run is lost: the same command goes on once it can be read. Without that file it begins anew.",
