@@ -11,10 +11,11 @@ DEMO_REPORT := reports/demo-report.html
 # Tests start one process per worker; each with one thread, or they stand in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install demo test lint clean
+.PHONY: help install demo test reliability lint clean
 help:
 	@echo "make demo   train FedAvg, Ditto and FedALA on the embedded digits, print the table, save $(DEMO_FIGURE) and $(DEMO_REPORT)"
 	@echo "make test   the test suite"
+	@echo "make reliability   kills, starves and disturbs every command that writes, some thousand times; the table in docs/reliability.md"
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove .venv and what the demo made"
 
@@ -39,6 +40,10 @@ demo: $(STAMP)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
+reliability: export PYTHONDONTWRITEBYTECODE :=
+reliability: $(STAMP)
+	$(BIN)/pytest -n $(WORKERS) -m "" tests/reliability --tries full --table docs/reliability.md
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
