@@ -104,7 +104,8 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     else:
         say("\n".join(problems) if problems else "No problems found.")
     if problems:
-        message(f"{len(problems)} problem(s) in {without_password(db)}; a copy of it is the best start of any repair.")
+        name = without_password(db)
+        message(f"{len(problems)} problem(s) in {name}. `pflbench db repair -o NEW` saves what can be read into a new file.")
         raise typer.Exit(2)
 
 
@@ -135,6 +136,52 @@ def copy(
     message(f"Copied {sum(counts.values()):,} rows to {name}.")
     if left:
         message(f"Unfinished runs: {left}. Checkpoints are not copied: `pflbench run` begins these anew.")
+
+
+@app.command()
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="TO", help="A new file.")],
+    db: o.Db = o.DEFAULT_DB,
+    as_json: o.Json = False,
+) -> None:
+    """Copy the database to a new file while runs go on writing to it, and check the copy: the whole of one moment, or nothing."""
+    from pflbench.store import inspection
+    from pflbench.store.database import to_url
+    from pflbench.store.exchange.backup import backup as copy_online
+
+    copy_online(to_url(db), target)
+    found = inspection.info(to_url(str(target)))
+    if as_json:
+        print_json(found)
+    else:
+        print_fields((name.replace("_", " "), value) for name, value in found.items())
+    message("The copy is sound. Checkpoints are not copied.")
+
+
+@app.command()
+def repair(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="NEW", help="A new file.")],
+    db: o.Db = o.DEFAULT_DB,
+    as_json: o.Json = False,
+) -> None:
+    """Save what can be read of a damaged SQLite file into a new one. The damaged one stays as it is.
+
+    Exit code 2 if something is still wrong in the new one.
+    """
+    from pflbench.store.database import to_url
+    from pflbench.store.repair import repair as saved_into
+
+    told, problems = saved_into(to_url(db), output)
+    if as_json:
+        print_json({"rows": told.rows, "lost": told.lost, "changed": told.changed, "problems": problems})
+    else:
+        print_fields((table.replace("_", " "), count) for table, count in told.rows.items() if count)
+        for line in (*(f"lost: {line}" for line in told.lost), *(f"changed: {line}" for line in told.changed), *problems):
+            say(line)
+    message(f"Saved {sum(told.rows.values()):,} rows to {output}; {len(told.lost)} losses, {len(told.changed)} changes.")
+    if problems:
+        message("What is still wrong is named last: it could not be told which of the rows is right.")
+        raise typer.Exit(2)
 
 
 @app.command()

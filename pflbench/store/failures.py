@@ -129,7 +129,7 @@ _SQLITE_ERRORS = {
     sqlite3.SQLITE_LOCKED: ("{} is locked.", "End the other program that uses it and run the same command again."),
     sqlite3.SQLITE_CORRUPT: (
         "{} is damaged.",
-        "`pflbench db check` lists the problems; `sqlite3 FILE .recover` saves what can be read.",
+        "`pflbench db check` lists the problems; `pflbench db repair -o NEW` saves what can be read.",
     ),
     sqlite3.SQLITE_NOTADB: ("{} is not a SQLite database.", f"It was left as it is. {ELSEWHERE}"),
 }
