@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell, parsed
+from support.postgres import Server
 from support.store_samples import make_partition, make_record, make_spec, python
 
 from pflbench.errors import UserError
@@ -263,3 +264,18 @@ def test_numbers_are_not_given_out_again_in_what_was_saved(whole: Path, tmp_path
     engine.dispose()
     repair(db.to_url(str(path)), tmp_path / "new.db")
     assert write.create_run(db.connect(db.to_url(str(tmp_path / "new.db"))), make_spec(seed=50), {}) == RUNS + 1
+
+
+@pytest.mark.slow
+def test_a_server_is_backed_up_into_a_file(engine: Engine, server: Server, tmp_path: Path, shell: Shell) -> None:
+    fill(engine)
+    engine.dispose()
+    url = server.new(filled=False)
+    assert shell("db", "copy", "results.db", url).code == 0
+    assert parsed(shell("db", "backup", "new.db", "--db", url, "--json"))["runs"] == {"finished": RUNS}
+    found, original = content(tmp_path / "new.db"), content(tmp_path / "results.db")
+    assert all(found[table] == original[table] for table in ("round", "client_round", "series"))
+    assert "Only an SQLite file" in shell.refused("db", "repair", "-o", "other.db", "--db", url)
+    assert "no SQLite file" in shell.refused("db", "journal", "--db", url)
+    assert not list(tmp_path.glob(".new.db*"))
+    server.drop(url)
