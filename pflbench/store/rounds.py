@@ -304,13 +304,14 @@ def _totals(run_ids: Collection[int], tolerance: float) -> Any:
     reached = select(base, converged.label("converged")).subquery()
     mine = (RoundRow.run_id == reached.c.id) & (RoundRow.round > 0)
     within = mine & (RoundRow.round <= reached.c.converged)
-    # Row t shows the reception of round t + 1 and row t + 1 has its cost.
-    stages = select(ArtifactRow.round + 1).where(ArtifactRow.run_id == reached.c.id, ArtifactRow.name == "ala_init_epochs")
-    stages = stages.correlate(reached)  # left to itself it would take the stages of all runs
+    # Row t shows the reception of round t + 1 and row t + 1 has its cost. Said of the array's round, which its index finds: as
+    # `round IN (stages)`, or of the other one, all arrays of a run would be looked at for each of its rounds.
+    shown = (ArtifactRow.run_id == reached.c.id) & (ArtifactRow.name == "ala_init_epochs")
+    stages = select(func.sum(RoundRow.seconds_receive)).where(within, shown, ArtifactRow.round == RoundRow.round - 1)
     return select(
         reached,
         select(func.sum(_SPENT)).where(within).scalar_subquery().label("total"),
-        select(func.sum(RoundRow.seconds_receive)).where(within, RoundRow.round.in_(stages)).scalar_subquery().label("initial"),
+        stages.correlate(reached).scalar_subquery().label("initial"),
     )
 
 

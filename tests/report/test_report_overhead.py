@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from pflbench.report.tables.accuracy import Paper
 from pflbench.report.tables.grid import FORMATS, render
 from pflbench.report.tables.overhead import CostCell, OverheadTable, build
 from pflbench.store import write
+from pflbench.store.database import reading, writing
+from pflbench.store.rounds import costs
 from pflbench.store.write import RoundRecord
 
 
@@ -66,6 +69,24 @@ def test_the_initial_stage_is_of_the_runs_that_have_one(engine: Engine) -> None:
     add(engine, "fedrep", [(0.5, 1, 2), (0.6, 1, 2), (0.7, 4, 2)], stage=2)
     table = build(engine)
     assert [cell(table, label).cost["seconds_initial"] for label in ("FedAvg", "FedALA", "FedRep")] == [0, 8, 4]
+
+
+def test_a_run_that_is_twice_as_long_takes_twice_as_long_to_read(engine: Engine) -> None:
+    """Steps of SQLite's machine, not seconds. Every round has an array, and the best one is the last."""
+    steps = []
+    for seed, length in enumerate((300, 600)):
+        run, traffic = write.create_run(engine, spec("fedala", seed=seed), {}), {"traffic": np.zeros((1, 4))}
+        with writing(engine) as connection:
+            for t in range(length + 1):
+                record = RoundRecord(round=t, accuracy=t / length, seconds_receive=1.0, participants=1, artifacts=traffic)
+                write.insert_rows(connection, write.rows_of(run, record))
+        with reading(engine) as connection:
+            taken = count()
+            connection.connection.driver_connection.set_progress_handler(lambda of=taken: next(of) < 0, 100)  # of the pool's one
+        costs(engine, [run], 0.002)
+        steps.append(next(taken))
+    assert steps[0] > 100
+    assert steps[1] < 2.5 * steps[0]
 
 
 def test_the_tolerance_decides_when_a_run_has_converged(engine: Engine) -> None:
