@@ -44,6 +44,7 @@ test: $(STAMP)
 reliability: export PYTHONDONTWRITEBYTECODE :=
 reliability: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) -m "" tests/reliability --tries full --table docs/reliability.md
+	PFLBENCH_FEDERATIONS=200 $(BIN)/pytest -n $(WORKERS) -m "not slow" tests/run/test_federations.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
