@@ -21,6 +21,7 @@ from support.faults.victims import Of, Trials
 DAY = 86_400.0
 
 
+@pytest.mark.slow
 def test_clock(trials: Of, tally: Tally) -> None:
     """clock set back by an hour at every fifth look, and by days before the run is resumed"""
     of = trials("run")
@@ -30,6 +31,7 @@ def test_clock(trials: Of, tally: Tally) -> None:
         of.one(tally, f"killed at {at}", lambda folder, more, kill=kill: of.made(folder, wrong, kill, more))
 
 
+@pytest.mark.slow
 def test_locked(trials: Of, tally: Tally) -> None:
     """database locked by another process for longer than is waited"""
     of, chance = trials("run"), random.Random(0)
@@ -70,7 +72,7 @@ def test_flipped_bits(trials: Of, tally: Tally) -> None:
         content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
         path.write_bytes(content)
 
-    for i in range(tally.number(2, 200)):
+    for i in range(tally.number(1, 200)):
         of.one(tally, f"bit {i}", checkpoint(of, flip))
 
 
@@ -86,6 +88,7 @@ def test_cut_off(trials: Of, tally: Tally) -> None:
         of.one(tally, f"cut {i}", checkpoint(of, cut))
 
 
+@pytest.mark.slow
 def test_stopped(trials: Of, tally: Tally) -> None:
     """`runs rm`, and a second `run`, while the run is stopped with Ctrl-Z"""
     of, chance = trials("run"), random.Random(0)

@@ -82,7 +82,7 @@ def test_disk(name: str, trials: Of, tally: Tally) -> None:
             of.one(tally, f"{free} pages free", disturb, REFUSED)
 
 
-@pytest.mark.parametrize("name", rest_slow(("run", "db upgrade of nothing", "db copy"), "run"))
+@pytest.mark.parametrize("name", rest_slow(("run", "db upgrade of nothing", "db copy")))
 def test_full(name: str, trials: Of, tally: Tally) -> None:
     """SQLite finds the disk full"""
     of = trials(name)
@@ -92,7 +92,7 @@ def test_full(name: str, trials: Of, tally: Tally) -> None:
         of.one(tally, f"{limit} pages", disturbed(of, full), REFUSED, "disk is full")
 
 
-@pytest.mark.parametrize("name", rest_slow(WRITING, "run"))
+@pytest.mark.parametrize("name", rest_slow(WRITING))
 def test_file_size(name: str, trials: Of, tally: Tally) -> None:
     """file size limit (ulimit -f)"""
     of = trials(name)
@@ -122,7 +122,7 @@ OUTPUTS = {
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
-@pytest.mark.parametrize("name", rest_slow(OUTPUTS, "export csv"))
+@pytest.mark.parametrize("name", rest_slow(OUTPUTS))
 def test_dev_full(name: str, trials: Of, tally: Tally) -> None:
     """output to a full device"""
     of = Trials(Victim(name, ("db", "check"), BOTH), trials("run").forks, trials("run").material, trials("run").scratch())

@@ -70,7 +70,7 @@ def test_same(processes: int, forks: Forks, material: Material, tmp_path: Path, 
     """processes that want the same run at the same moment"""
     reference = material.path("first")
     whole = aftermath.tables(reference)
-    for i in range(tally.number(2, 60 if processes == 2 else 20)):
+    for i in range(tally.number(1, 60 if processes == 2 else 20)):
         folder = tmp_path / str(i)
         folder.mkdir()
         shutil.copy(material.path("new"), folder / "pflbench.db")

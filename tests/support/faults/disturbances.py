@@ -117,7 +117,16 @@ def _listen(kinds: list[str], heard: Heard) -> None:
     if "file" in kinds:
         _hear_files(heard)
     if "sql" in kinds:
-        _at_connect(lambda connection: connection.set_trace_callback(lambda said: heard(" ".join(said.split()[:3]))))
+        _hearers.append(heard)
+        _at_connect(lambda connection: connection.set_trace_callback(_traced))
+
+
+_hearers: list[Heard] = []  # a connection has one callback
+
+
+def _traced(statement: str) -> None:
+    for heard in _hearers if not witness.asking else ():
+        heard(" ".join(statement.split()[:3]))
 
 
 def _hear_files(heard: Heard) -> None:

@@ -32,6 +32,8 @@ class Tally:
 
     def some(self, events: Sequence[Any], few: int) -> Sequence[Any]:
         """Of a fault at each of some events: all of them, or a sample that is spread over them, with the first and the last."""
+        if self.number(few, 0) == 1:
+            return [events[len(events) // 2]]
         wanted = min(len(events), self.number(few, len(events)))
         return [events[round(i * (len(events) - 1) / max(1, wanted - 1))] for i in range(wanted)]
 

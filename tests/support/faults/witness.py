@@ -11,6 +11,7 @@ from typing import Any
 
 TABLES = ("run", "round", "client_round", "series", "artifact", "partition", "reference_run", "reference_round", "sweep")
 Counts = dict[str, int]
+asking = False  # its own statements are none of the command's
 
 
 def counts(connection: sqlite3.Connection) -> Counts:
@@ -33,8 +34,11 @@ def testify(into: str) -> None:
         def commit(self) -> None:
             if not self.in_transaction:
                 return
+            global asking
+            asking = True
             name = self.execute("PRAGMA database_list").fetchone()[2]
             told = json.dumps([name, counts(self)])
+            asking = False
             os.write(log, f"will {told}\n".encode())
             super().commit()
             os.write(log, f"has {told}\n".encode())
