@@ -214,10 +214,19 @@ def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: Method
     lr = defaults.lr if own else data.default_lr(model, dataset.name)
     lr = ADAMW_LR if wish.optimizer == "adamw" else lr
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
-    if train.floats == "float32" and train.lr > LARGEST_FLOAT32:
-        raise UserError(f"--lr {train.lr:g} is larger than any number of {train.dtype}.", "Learning rates are mostly 0.001 to 1.")
+    _require_floats(train, method)
     fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}
     return _make(RunSpec, {**fields, "own_model": own})
+
+
+def _require_floats(train: TrainSpec, method: MethodSpec) -> None:
+    """Raises UserError for what is infinite in the arithmetic of the run, though it is not as Python's float."""
+    asked: dict[str, Any] = {"--lr": train.lr, "--weight-decay": train.weight_decay}
+    asked |= {f"{method.name}.{name} =": value for name, value in method.hyperparameters.items()}
+    for name, value in asked.items():
+        if train.floats == "float32" and isinstance(value, (int, float)) and abs(value) > LARGEST_FLOAT32:
+            hint = "Learning rates are mostly 0.001 to 1." if name == "--lr" else f"These reach {LARGEST_FLOAT32:.1e}."
+            raise UserError(f"{name} {value:g} is larger than any number of {train.dtype}.", hint)
 
 
 def _partition(wish: Wish, scheme: str, dataset: DataSpec) -> PartitionSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -44,17 +45,24 @@ class Setting:
         sides = ([part[: max(least, int(share * len(part)))] for part in side] for side in (whole.train, whole.test))
         return replace(self, partition=Partition(*map(tuple, sides)))
 
+    @cached_property
+    def largest(self) -> float:
+        """Of all numbers of the samples, without their signs."""
+        x = self.arrays.x
+        return max(float(x.max()), -float(x.min()))
+
 
 def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> Setting:
     """Data and partition; the last one is kept, since the runs of one command mostly share it.
 
-    Raises UserError where data are missing or corrupt, or the partition is impossible.
+    Raises UserError where data are missing, corrupt or too large for the run's arithmetic, or the partition is impossible.
     """
     wanted = (spec.data, spec.partition, data_root)
     if wanted not in _kept:
         setting = _load(*wanted, progress)
         _kept.clear()
         _kept[wanted] = setting
+    _require_moderate(spec, _kept[wanted])
     return _kept[wanted]
 
 
@@ -72,6 +80,18 @@ def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data
     central = np.arange(held, len(arrays.y)) if spec.central_test else None
     content = data.record(source, data_root, arrays)
     return Setting(arrays, partition, _record(source, spec, arrays, partition, held), content, central)
+
+
+def _require_moderate(spec: RunSpec, setting: Setting) -> None:
+    """Both a model's output and its gradient grow with the samples: after a step, the output grows with their squares."""
+    floats = spec.train.floats
+    if setting.largest <= np.finfo(floats).max ** 0.5:
+        return
+    place = spec.partition.path if isinstance(spec.partition, Pfllib) else spec.data.label
+    raise UserError(
+        f"{place}: the data hold values up to {setting.largest:.2g}, whose squares are beyond {floats}.",
+        "Scale them, for example to mean 0 and standard deviation 1.",
+    )
 
 
 def _train_size(source: DataSpec, arrays: Arrays) -> int:

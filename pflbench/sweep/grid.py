@@ -107,9 +107,10 @@ def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Wis
             for spec in plan(_wish(point, replace(base, data_dir=data_dir)), parsed):
                 found.setdefault(spec.key, spec)
         except UserError as error:
-            # What concerns a method names it.
-            chosen = [f"{name} {value}" for name, value in point.items() if name != "method" and grid.axes.get(name) != (value,)]
-            at = f" (at {', '.join(chosen)})" if chosen else ""
+            # What concerns a method or a hyperparameter names it.
+            chosen = {name: value for name, value in point.items() if name != "method" and grid.axes.get(name) != (value,)}
+            told = [f"{name} {value}" for name, value in chosen.items() if f"{name} = " not in error.message]
+            at = f" (at {', '.join(told)})" if told else ""
             raise UserError(f"{error.message}{at}", error.hint) from None
     if not found:
         raise UserError("The sweep has no run: everything is excluded.", "Take an exclusion out, or add a value.")

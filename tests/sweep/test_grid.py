@@ -169,7 +169,7 @@ def test_text_may_have_commas(tmp_path):
         (("fedalla.p=1,2",), "Unknown method 'fedalla'. Did you mean 'fedala'?"),
         (("fedala.p=1,2", "fedala.p=4"), "--set gives fedala.p twice: 1,2 and 4."),
         (("ditto.lam=1,2",), "ditto.lam: ditto is not among the methods that are run."),
-        (("fedala.p=1,x",), "fedala.p = 'x' is not possible: it must be a whole number. (at fedala.p x)"),
+        (("fedala.p=1,x",), "fedala.p = 'x' is not possible: it must be a whole number."),
         (("fedala.p=1,",), "fedala.p = '' is not possible"),
         (("fedala.q=1,2",), "Unknown hyperparameter of fedala 'q'."),
     ],
@@ -178,6 +178,7 @@ def test_what_is_wrong_with_a_list_is_said(settings, said):
     with pytest.raises(UserError) as refused:
         of_run(Wish(("fedala",), settings=settings))
     assert said in refused.value.message
+    assert " = " not in said or "(at " not in refused.value.message, "the hyperparameter is named already"
 
 
 @pytest.mark.parametrize(
