@@ -18,7 +18,8 @@ import numpy as np
 
 from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
 from pflbench.store import database as db
-from pflbench.store import write
+from pflbench.store import locks, runs, write
+from pflbench.store.outbox import Outbox, mark_of
 from pflbench.store.write import RoundRecord
 
 
@@ -72,10 +73,12 @@ def write_all(url: str, seed: int, rounds: int, clients: int, ready: Any, times:
     todo = records(rounds, clients)
     each = np.empty(rounds)
     ready.wait()
-    for i, record in enumerate(todo):
-        before = time.perf_counter()
-        write.write_round(engine, run_id, record)
-        each[i] = time.perf_counter() - before
+    with locks.locked(engine, spec.key) as hold, tempfile.TemporaryDirectory() as folder:
+        outbox = Outbox(engine, run_id, hold, Path(folder) / "run.spool", mark_of(runs.find(engine, run_id)))
+        for i, record in enumerate(todo):
+            before = time.perf_counter()
+            outbox.round(record)
+            each[i] = time.perf_counter() - before
     engine.dispose()
     times.put(each)
 

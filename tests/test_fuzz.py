@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.store_samples import make_partition, make_record, make_spec
+from support.store_samples import make_partition, make_record, make_spec, write_round
 from support.vision_files import put_set
 
 from pflbench import data
@@ -126,7 +126,7 @@ def _database(folder: Path) -> Path:
     run = write.create_run(engine, make_spec(), {"commit": "abc"})
     write.update_run(engine, run, status="finished", partition_id=partitions.save(engine, partition))
     for t in range(4):
-        write.write_round(engine, run, make_record(t, series={"global": (0.5, 1.0)}, artifacts={"a": np.arange(4)}))
+        write_round(engine, run, make_record(t, series={"global": (0.5, 1.0)}, artifacts={"a": np.arange(4)}))
     engine.dispose()
     connection = sqlite3.connect(folder / "other.db")
     connection.execute("PRAGMA journal_mode=DELETE")

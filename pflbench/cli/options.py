@@ -148,9 +148,14 @@ def group(panel: str | None, **options: tuple[Any, Any, Any]) -> Group:
     """A panel of the help: by the field that it fills, each option's type, default and typer.Option."""
     for _, _, option in options.values():
         option.rich_help_panel = panel
+    return annotated(**{name: (Annotated[kind, option], default) for name, (kind, default, option) in options.items()})
+
+
+def annotated(**options: tuple[Any, Any]) -> Group:
+    """Options of no panel: by the field that it fills, each one's annotated type and default."""
     return {
-        name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
-        for name, (kind, default, option) in options.items()
+        name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
     }
 
 

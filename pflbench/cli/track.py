@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
-from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,21 +28,14 @@ app = typer.Typer(
 )
 
 
-def _options(**options: tuple[Any, Any]) -> o.Group:
-    return {
-        name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in options.items()
-    }
-
-
-_WHICH = _options(
+_WHICH = o.annotated(
     methods=(MethodsFilter, []),
     datasets=(DatasetsFilter, []),
     partitions=(PartitionsFilter, []),
     runs=(RunsFilter, []),
     status=(StatusFilter, []),
 )
-_HOW = _options(
+_HOW = o.annotated(
     follow=(
         Annotated[bool, typer.Option("--follow", "-f", help="Go on with what runs under way add, until they have ended.")],
         False,

@@ -59,7 +59,7 @@ class Outbox:
             write.delete_rounds(connection, self._run_id, last_round)
 
     def round(self, record: RoundRecord) -> None:
-        """Raises as `write.write_round`, Occupied where the run is no longer this process's, and Vanished.
+        """Raises as `write.rows_of`, Occupied where the run is no longer this process's, and Vanished.
 
         Then the round is in the file in which the database is kept.
         """

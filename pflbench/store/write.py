@@ -108,20 +108,11 @@ def update_row(connection: Connection, run_id: int, columns: Mapping[str, Any]) 
     _require(connection.execute(update(RunRow).where(RunRow.id == run_id).values(values)).rowcount, run_id)
 
 
-def write_round(engine: Engine, run_id: int, record: RoundRecord) -> None:
-    """Stores a round with all its clients, series and artifacts: all of it, or on an error nothing.
-
-    Raises:
-        ValueError: the client arrays do not match, or a value is NaN (which SQLite would store as "not measured").
-        UserError: the disk is full, the database locked or read-only.
-    """
-    rows = rows_of(run_id, record)
-    with writing(engine) as connection:
-        insert_rows(connection, rows)
-
-
 def rows_of(run_id: int, record: RoundRecord) -> Rows:
-    """By table what a round is stored as. Raises ValueError as `write_round`."""
+    """By table what a round is stored as, with all its clients, series and artifacts.
+
+    Raises ValueError where the client arrays do not match, or a value is NaN (which SQLite would store as "not measured").
+    """
     row = {name: getattr(record, name) for name in _ROUND_COLUMNS}
     clients = _client_rows(run_id, record)
     if any(value != value for value in row.values()):

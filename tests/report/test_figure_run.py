@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine
 from support.raw_sql import sql
 from support.report_database import add_partition, add_run, spec
+from support.store_samples import write_round
 
 from pflbench.errors import UserError
 from pflbench.report.figures import run as run_figures
@@ -25,7 +26,7 @@ def test_a_runs_own_figures_are_its_rows(engine: Engine) -> None:
     tested = {"clients": np.arange(2), "total": np.array([3, 3]), "loss": np.array([0.6, 1.5])}
     for t, correct in enumerate(([0, 1], [3, 2], [3, 1])):
         spent = {"seconds_receive": 0.5, "seconds_update": 2.0 * t} if t else {}
-        write.write_round(
+        write_round(
             engine,
             run,
             RoundRecord(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 from support.report_database import add_partition, add_run, spec
+from support.store_samples import write_round
 from support.swept import SENT, add_clients, clients, sent
 
 from pflbench.errors import UserError
@@ -13,7 +14,6 @@ from pflbench.report import looks
 from pflbench.report.figures import elastic, fairness, heterogeneity, overhead, scalability
 from pflbench.report.selection import Filters
 from pflbench.report.sweep import sweeps
-from pflbench.store import write
 from pflbench.store.write import RoundRecord
 
 
@@ -108,7 +108,7 @@ def test_elastic_is_around_one_setting_and_on_the_central_test_set(engine: Engin
             of = {"partition": {**held, "classes_per_client": classes}, "join_ratio": ratio, "local_epochs": epochs}
             run = add_run(engine, spec(method, **of), [])
             for t, value in enumerate((0.1, accuracy + more)):
-                write.write_round(engine, run, RoundRecord(round=t, accuracy=0.9, series={"central": (value, 1.0)}))
+                write_round(engine, run, RoundRecord(round=t, accuracy=0.9, series={"central": (value, 1.0)}))
     drawing = elastic.plot(engine)
     drawn = [[line.get_xydata().tolist() for line in ax.lines] for ax in drawing.figure.axes]
     fedavg = [[[2, 30], [5, 40]], [[0.5, 30], [1, 50]], [[1, 30], [3, 60]]]

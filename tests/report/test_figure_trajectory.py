@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Engine
 from support.pages import only, traces
 from support.report_database import spec
+from support.store_samples import write_round
 
 from pflbench.errors import UserError
 from pflbench.report.figures.trajectory import numbers
@@ -41,7 +42,7 @@ def test_the_trajectory_is_in_the_plane_of_an_svd_with_its_surface(engine: Engin
         run = write.create_run(engine, spec(method, hyperparameters={"start_round": 2} if method == "fedala" else {}), {})
         write.update_run(engine, run, status="finished")
         for t, pair in enumerate(kept):
-            write.write_round(engine, run, RoundRecord(round=t, accuracy=0.5, artifacts={"trajectory_4": pair}))
+            write_round(engine, run, RoundRecord(round=t, accuracy=0.5, artifacts={"trajectory_4": pair}))
     without = only("trajectory", engine)
     assert "Without the loss surface" in without.notes[-1]
     rows = models.reshape(-1, 50).astype(np.float64)

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine
 from support.command import ROOT, Shell
 from support.report_database import add_run
+from support.store_samples import write_round
 
 from pflbench.errors import UserError
 from pflbench.partition import make
@@ -19,7 +20,6 @@ from pflbench.report.declared import PLOTS, TABLES
 from pflbench.reproduce.goal import Wanted, goals
 from pflbench.spec import RunSpec
 from pflbench.store import database as db
-from pflbench.store import write
 from pflbench.store.partitions import PartitionRecord
 from pflbench.store.write import RoundRecord
 
@@ -93,7 +93,7 @@ def test_the_list_tells_runs_time_and_state(engine: Engine, shell: Shell) -> Non
     kept = {"artifacts": {"trajectory_4": np.zeros((2, 3), np.float32)}}
     run = add_run(engine, fedavg.spec, [0.1] * 14, seconds=3.0)
     for t in range(14, 21):
-        write.write_round(engine, run, RoundRecord(round=t, accuracy=0.5, seconds_update=3.0, seconds_evaluate=5.0, **kept))
+        write_round(engine, run, RoundRecord(round=t, accuracy=0.5, seconds_update=3.0, seconds_evaluate=5.0, **kept))
     (need,) = wanted("figure5", "quick")
     add_run(engine, need.spec, [0.1, 0.2], participants=20)
     listed = json.loads(shell("reproduce", "--scale", "quick", "--json").out)

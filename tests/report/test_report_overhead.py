@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 from support.report_database import add_run, spec
+from support.store_samples import write_round
 
 from pflbench.errors import UserError
 from pflbench.report.needs import METHODS
@@ -26,10 +27,10 @@ def add(engine: Engine, method: str, rounds: list[tuple[float, float, float]], s
     """A run of 4 participants and 1,000 parameters, its rounds as (accuracy, seconds_receive, seconds_update)."""
     run = write.create_run(engine, spec(method, seed=seed), {})
     write.update_run(engine, run, status="finished", parameters=1000)
-    write.write_round(engine, run, RoundRecord(round=0, accuracy=0.1))
+    write_round(engine, run, RoundRecord(round=0, accuracy=0.1))
     for t, (accuracy, receive, update) in enumerate(rounds, start=1):
         artifacts = {"ala_init_epochs": np.arange(4)} if t == stage else {}
-        write.write_round(
+        write_round(
             engine, run,
             RoundRecord(
                 round=t, accuracy=accuracy, seconds_receive=receive, seconds_update=update, seconds_evaluate=9.0, participants=4,

@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 from sqlalchemy import Engine
 from support.report_database import HYPERPARAMETERS, add_run, spec
+from support.store_samples import write_round
 
 from pflbench.errors import UserError
 from pflbench.report import paper
@@ -153,7 +154,7 @@ def add_clients(engine: Engine, method: str, seed: int, *rounds: dict[int, tuple
         right, total = (sum(pair[k] for pair in of.values()) for k in (0, 1))
         correct, totals = np.array(list(of.values())).T
         arrays = {"clients": np.array(list(of)), "correct": correct, "total": totals, "loss": np.ones(len(of))}
-        write.write_round(engine, run, RoundRecord(round=t, accuracy=right / total, **arrays))
+        write_round(engine, run, RoundRecord(round=t, accuracy=right / total, **arrays))
     return run
 
 

@@ -15,6 +15,7 @@ import typer
 from sqlalchemy import Engine
 from support.command import ROOT, Shell
 from support.report_database import add_run, spec
+from support.store_samples import write_round
 
 from pflbench import data, methods, models
 from pflbench.cli.options import wish
@@ -31,7 +32,7 @@ from pflbench.report.tables.paper import PaperTable, PlaceCells, build
 from pflbench.run.plan import Wish, plan
 from pflbench.spec import RunSpec
 from pflbench.store.runs import Select
-from pflbench.store.write import RoundRecord, create_run, update_run, write_round
+from pflbench.store.write import RoundRecord, create_run, update_run
 
 DECLARED = {name: table.needs for name, table in TABLES.items() if table.needs and name != "ranks"}
 SHOWN = [name for name in DECLARED if name not in ("accuracy", "overhead")]

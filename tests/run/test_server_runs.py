@@ -14,7 +14,7 @@ import pytest
 from support.command import ROOT, TESTS, Shell
 from support.postgres import PASSWORD
 from support.runs import numbers, rows, run, short
-from support.store_samples import make_record, make_spec
+from support.store_samples import make_record, make_spec, write_round
 
 from pflbench.errors import Occupied, Unreachable, UserError
 from pflbench.run import places
@@ -187,7 +187,7 @@ def test_32_writers_at_once_lose_nothing(store):
         engine = db.connect(url)
         number = write.create_run(engine, make_spec(seed=seed), {})
         for t in range(rounds):
-            write.write_round(engine, number, make_record(t, clients=20))
+            write_round(engine, number, make_record(t, clients=20))
         engine.dispose()
 
     with ThreadPoolExecutor(32) as pool:

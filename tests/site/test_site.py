@@ -24,6 +24,7 @@ from sqlalchemy import Engine
 from support.command import Shell
 from support.report_database import add_partition, add_run, spec
 from support.site_database import MADE, RUNNING, SNEAKY, fill
+from support.store_samples import write_round
 
 from pflbench import methods
 from pflbench.errors import UserError
@@ -188,7 +189,7 @@ def test_clients_and_arrays_of_a_run(engine: Engine) -> None:
         "loss": np.array([1.0, np.inf]),
     }
     run = add_run(engine, spec("fedavg", 7, rounds=1), [0.1])
-    write.write_round(engine, run, RoundRecord(1, 0.875, **counts, artifacts={"traffic": np.zeros((3, 2))}))
+    write_round(engine, run, RoundRecord(1, 0.875, **counts, artifacts={"traffic": np.zeros((3, 2))}))
     found = runs.page(engine, run)
     assert found["clients"] == {"round": 1, "rows": [[0, 4, 75.0], [2, 4, 100.0]]}
     assert found["artifacts"] == [{"name": "traffic", "count": 1, "first": 1, "last": 1}]
@@ -283,7 +284,7 @@ def test_serve_shows_each_round_as_it_is_committed(server: serve.Server, engine:
     before = get(server, "version")
     assert "round 2 of 9, accuracy 65.00 %, best 70.00 %" in get(server, "content")
     assert get(server, "version") == before
-    write.write_round(engine, RUNNING, RoundRecord(3, 0.75))
+    write_round(engine, RUNNING, RoundRecord(3, 0.75))
     assert get(server, "version") != before
     assert "round 3 of 9, accuracy 75.00 %, best 75.00 %" in get(server, "content")
     assert json.loads(get(server, f"run/{RUNNING}"))["facts"][0][1].startswith("3 of 9")
@@ -292,7 +293,7 @@ def test_serve_shows_each_round_as_it_is_committed(server: serve.Server, engine:
 def test_serve_rests_between_two_makings(server: serve.Server, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "REST", 1e6)
     before = get(server, "version")
-    write.write_round(engine, RUNNING, RoundRecord(3, 0.75))
+    write_round(engine, RUNNING, RoundRecord(3, 0.75))
     assert get(server, "version") == before
     assert "round 2 of 9" in get(server, "content")
 
@@ -431,7 +432,7 @@ def test_a_page_of_18_runs_of_the_papers_length_is_under_3_mb(tmp_path: Path, mo
         clients = RoundRecord(
             1, 0.5, clients=np.arange(20), correct=rng.integers(0, 900, 20), total=np.full(20, 900), loss=rng.random(20)
         )
-        write.write_round(large, run, clients)
+        write_round(large, run, clients)
         values = rng.random((2000, 6)).tolist()
         columns = "accuracy, test_loss, train_loss, seconds_receive, seconds_update, seconds_evaluate"
         with sqlite3.connect(str(large.url.database)) as connection:

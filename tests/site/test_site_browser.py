@@ -13,12 +13,12 @@ from playwright.sync_api import Browser, ViewportSize, expect
 from sqlalchemy import Engine
 from support.browser import Tab, chromium
 from support.site_database import MADE, RUNNING, SNEAKY, fill
+from support.store_samples import write_round
 
 from pflbench.report.selection import Filters
 from pflbench.site import html, runs, serve
 from pflbench.site.page import build
 from pflbench.store import database as db
-from pflbench.store import write
 from pflbench.store.write import RoundRecord
 
 WINDOW = ViewportSize(width=1100, height=800)
@@ -340,7 +340,7 @@ def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: E
         tab.page.locator("#data-runs").scroll_into_view_if_needed()
         place = tab.page.evaluate("scrollY")
         assert place > 0
-        write.write_round(engine, RUNNING, RoundRecord(3, 0.75))
+        write_round(engine, RUNNING, RoundRecord(3, 0.75))
         expect(tab.page.locator("#running")).to_contain_text("round 3 of 9, accuracy 75.00 %, best 75.00 %")
         assert tab.page.evaluate("scrollY") == place
         assert column(tab, "data-accuracy", 1) == ["98.50", "86.00", "10.00"]
@@ -348,7 +348,7 @@ def test_serve_shows_a_new_round_and_keeps_the_readers_place(tab: Tab, engine: E
         tab.page.locator(f"#line-{RUNNING} a").click()
         expect(tab.page.locator("#run")).to_contain_text("3 of 9, best 75.00 %")
         expect(tab.page.locator(".status-line")).to_contain_text(SNEAKY)
-        write.write_round(engine, RUNNING, RoundRecord(4, 0.8))
+        write_round(engine, RUNNING, RoundRecord(4, 0.8))
         expect(tab.page.locator("#run")).to_contain_text("4 of 9, best 80.00 %")
         assert all(request.startswith(server.address) for request in tab.requests)
     finally:

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine
 from support.command import Shell
-from support.store_samples import make_record, make_spec
+from support.store_samples import make_record, make_spec, write_round
 
 from pflbench.errors import Occupied
 from pflbench.store import claims, locks, runs, write
@@ -90,7 +90,7 @@ def test_a_heart_beats_until_the_run_is_over(shared: Engine, monkeypatch: pytest
 def test_a_run_under_way_is_running_where_a_process_is_at_it_and_not_removed(store: Engine, shell: Shell) -> None:
     run = write.create_run(store, make_spec(), {})
     write.update_run(store, run, status="running")
-    write.write_round(store, run, make_record(0))
+    write_round(store, run, make_record(0))
     url = store.url.render_as_string(hide_password=False)
     with locks.locked(store, KEY):
         assert runs.find(store, run).status == "running"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.command import ROOT, Shell
 from support.postgres import PASSWORD, Server
-from support.store_samples import make_partition, make_record, make_spec
+from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from pflbench.spec import DataSpec, RunSpec
 from pflbench.store import database as db
@@ -65,7 +65,7 @@ def fill(path: Path) -> None:
     )
     loss = np.array([0.1, np.inf, 1e-308, 1 / 3])
     arrays = {"a": np.arange(256, dtype=np.uint8), "b": np.array([np.nan, -0.0])}
-    write.write_round(engine, run, make_record(0, loss=loss, peak_memory=2**40, artifacts=arrays, series={"global": (0.1, 2.5)}))
+    write_round(engine, run, make_record(0, loss=loss, peak_memory=2**40, artifacts=arrays, series={"global": (0.1, 2.5)}))
     sweeps.save(engine, "small", [make_spec()], {"command": "pflbench sweep"})
     with engine.begin() as connection:
         for statement in (

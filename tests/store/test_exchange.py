@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell, start
-from support.store_samples import make_partition, make_record, make_spec
+from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from alembic import command
 from pflbench.cli import main
@@ -41,7 +41,7 @@ def add_run(engine: Engine, spec: Any, rounds: int, status: str = "finished", **
     write.update_run(engine, run, status=status, partition_id=partitions.save(engine, partition))
     for t in range(rounds + 1):
         more = {"series": {"global": (0.5, t / 8)}, "artifacts": {"traffic": make_record(t).total}}
-        write.write_round(engine, run, make_record(t, **more, **(last if t == rounds else {})))
+        write_round(engine, run, make_record(t, **more, **(last if t == rounds else {})))
     return run
 
 
@@ -119,7 +119,7 @@ def test_clients_as_parquet(mine: Engine, shell: Shell, tmp_path: Path) -> None:
 
 
 def test_runs_as_strict_json_and_as_csv(mine: Engine, shell: Shell) -> None:
-    write.write_round(mine, 1, make_record(4, accuracy=0.15))  # 15 of 100, as after round 3 + 1: the earlier counts
+    write_round(mine, 1, make_record(4, accuracy=0.15))  # 15 of 100, as after round 3 + 1: the earlier counts
     change("pflbench.db", "UPDATE round SET accuracy = 0.15 WHERE run_id = 1 AND round = 2")
 
     def no_constant(name: str) -> None:

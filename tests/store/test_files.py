@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from support.command import Shell
 from support.report_database import add_partition, add_run, at_work, spec
+from support.store_samples import write_round
 
 from pflbench.store import database as db
-from pflbench.store import files, write
+from pflbench.store import files
 from pflbench.store.write import RoundRecord
 
 GOOD = "what was there before"
@@ -31,7 +32,7 @@ def filled(shell: Shell, new_database: Path, tmp_path: Path) -> Path:
     partition = add_partition(engine)
     for seed in (0, 1):
         run = add_run(engine, spec(seed=seed), [0.1, 0.8, 0.9], partition=partition)
-    write.write_round(engine, run, RoundRecord(round=3, artifacts={"seen": np.arange(3)}))
+    write_round(engine, run, RoundRecord(round=3, artifacts={"seen": np.arange(3)}))
     engine.dispose()
     return path
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell, finish, start
-from support.store_samples import make_partition, make_record, make_spec
+from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from alembic import command
 from pflbench.spec import RunSpec
@@ -28,7 +28,7 @@ def add_run(engine: Engine, spec: RunSpec) -> None:
     write.update_run(engine, run, status="finished", partition_id=partitions.save(engine, partition))
     for t in range(spec.train.rounds + 1):
         more = {"series": {"global": (0.5, t / 8)}, "artifacts": {"traffic": np.arange(4)}}
-        write.write_round(engine, run, make_record(t, test_loss=0.5, participants=4, bytes_up=8, **more))
+        write_round(engine, run, make_record(t, test_loss=0.5, participants=4, bytes_up=8, **more))
 
 
 @pytest.fixture(scope="module")

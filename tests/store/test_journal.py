@@ -99,7 +99,7 @@ from support.store_samples import make_record, make_spec
 engine = db.connect(sys.argv[1])
 run_id = write.create_run(engine, make_spec(seed=int(sys.argv[2]), rounds=60), {})
 for t in range(61):
-    write.write_round(engine, run_id, make_record(t))
+    write_round(engine, run_id, make_record(t))
 write.update_run(engine, run_id, status="finished")
 """
 

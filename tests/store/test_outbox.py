@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine
 from support.postgres import Server
-from support.store_samples import make_record, make_spec
+from support.store_samples import make_record, make_spec, write_round
 
 from pflbench.errors import Occupied, Unreachable, UserError
 from pflbench.store import database as db
@@ -73,7 +73,7 @@ def test_what_is_written_while_the_server_is_away(server: Server, made: Made, st
     finally:
         server.start()
     # The first of them is there already: only the server's answer was lost.
-    write.write_round(made.engine, made.id, records()[2])
+    write_round(made.engine, made.id, records()[2])
     made.outbox.settle()
     assert not made.file.exists()
     lost, back = made.outbox.news()
@@ -84,7 +84,7 @@ def test_what_is_written_while_the_server_is_away(server: Server, made: Made, st
 
     assert write.create_run(store, make_spec(), {}) == made.id
     for record in records():
-        write.write_round(store, 1, record)
+        write_round(store, 1, record)
     assert content(made.engine) == content(store)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import dataset, parquet
 from support.command import Shell
-from support.store_samples import make_record, make_spec
+from support.store_samples import make_record, make_spec, write_round
 
 from pflbench.errors import UserError
 from pflbench.store import write
@@ -31,7 +31,7 @@ def shell_with_runs(shell: Shell, new_database: Path, tmp_path: Path) -> Shell:
         for method in ("fedavg", "ditto"):
             run = write.create_run(engine, make_spec(seed=seed, method=method), {})
             for t in range(4):
-                write.write_round(engine, run, make_record(t))
+                write_round(engine, run, make_record(t))
     engine.dispose()
     return shell
 

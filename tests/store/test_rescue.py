@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine
 from support.command import Shell, parsed
 from support.postgres import Server
-from support.store_samples import make_partition, make_record, make_spec, python
+from support.store_samples import make_partition, make_record, make_spec, python, write_round
 
 from pflbench.errors import UserError
 from pflbench.store import database as db
@@ -34,7 +34,7 @@ def fill(engine: Engine) -> None:
         run = write.create_run(engine, make_spec(seed=seed, rounds=ROUNDS, clients=CLIENTS), {"notes": {"n": "x" * 500}})
         for t in range(ROUNDS + 1):
             arrays = {"weights": np.random.default_rng(t).random(100)}
-            write.write_round(engine, run, make_record(t, clients=CLIENTS, artifacts=arrays, series={"global": (0.5, 1.0)}))
+            write_round(engine, run, make_record(t, clients=CLIENTS, artifacts=arrays, series={"global": (0.5, 1.0)}))
         write.update_run(engine, run, status="finished", partition_id=partition)
 
 
@@ -64,12 +64,12 @@ def test_a_backup_is_one_moment_and_nobody_waits_for_it(engine: Engine, tmp_path
     """Between its steps rounds are committed, to pages that are copied already and to those that are not."""
     run = write.create_run(engine, make_spec(rounds=1000, clients=CLIENTS), {})
     for t in range(100):
-        write.write_round(engine, run, make_record(t, clients=CLIENTS))
+        write_round(engine, run, make_record(t, clients=CLIENTS))
     monkeypatch.setattr(backup, "_PAGES", 2)
     later = iter(range(100, 1000))
 
     def between(done: int, pages: int) -> None:
-        write.write_round(engine, run, make_record(next(later), clients=CLIENTS))
+        write_round(engine, run, make_record(next(later), clients=CLIENTS))
 
     target = tmp_path / "backup.db"
     backup.backup(db.to_url(str(engine.url.database)), target, between)
@@ -90,7 +90,7 @@ engine = db.connect(sys.argv[1])
 run = write.create_run(engine, make_spec(seed=77, rounds=100_000, clients=20), {})
 t = 0
 while True:
-    write.write_round(engine, run, make_record(t, clients=20))
+    write_round(engine, run, make_record(t, clients=20))
     t += 1
     if t == 20:
         print("under way", flush=True)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine, event
-from support.store_samples import ROOT, finish, make_partition, make_record, make_spec, python
+from support.command import Shell, parsed
+from support.store_samples import ROOT, finish, make_partition, make_record, make_spec, python, write_round
 
 from pflbench.errors import UserError
 from pflbench.store import database as db
@@ -42,7 +43,7 @@ def filled(path: Path, store: Engine) -> Path:
     for t in range(4):
         columns = {**sent, "bytes_up": 64, "bytes_down": 96, "accuracy_mean": MEANS[t]}
         arrays = {"weights": np.eye(2), "traffic": np.tile(np.arange(1, 5), (4, 1))}
-        write.write_round(store, run_id, make_record(t, artifacts=arrays, series={"global": (0.5, 1.0)}, **columns))
+        write_round(store, run_id, make_record(t, artifacts=arrays, series={"global": (0.5, 1.0)}, **columns))
     write.update_run(store, run_id, status="finished", partition_id=partition_id)
     store.dispose()
     return path
@@ -207,7 +208,7 @@ def test_full_disk_keeps_what_is_committed(filled: Path) -> None:
     def fill() -> None:
         nonlocal stored
         for t in range(10_000):
-            write.write_round(engine, run_id, make_record(t, clients=20))
+            write_round(engine, run_id, make_record(t, clients=20))
             stored = t
 
     refused("disk is full", fill)
@@ -215,7 +216,7 @@ def test_full_disk_keeps_what_is_committed(filled: Path) -> None:
     found = runs.newest(db.connect(url_of(filled)), long.key)
     assert found is not None
     assert found.last_round == stored > 0
-    write.write_round(db.connect(url_of(filled)), run_id, make_record(stored + 1, clients=20))
+    write_round(db.connect(url_of(filled)), run_id, make_record(stored + 1, clients=20))
     assert inspection.check(url_of(filled)) == []
 
 
@@ -223,13 +224,13 @@ LIMITED = """
 import resource, sys
 from pflbench.errors import UserError
 from pflbench.store import database as db, write
-from support.store_samples import make_record, make_spec
+from support.store_samples import make_record, make_spec, write_round
 engine = db.connect(sys.argv[1])
 run_id = write.create_run(engine, make_spec(seed=1, rounds=100_000, clients=20), {})
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 try:
     for t in range(100_000):
-        write.write_round(engine, run_id, make_record(t, clients=20))
+        write_round(engine, run_id, make_record(t, clients=20))
 except UserError as error:
     print(t, error)
 """
@@ -351,3 +352,23 @@ def test_check_tells_of_checks_that_are_missing(filled: Path) -> None:
         connection.executescript("DROP TABLE series; ALTER TABLE other RENAME TO series")
     connection.close()
     assert any("no check ck_series_accuracy" in line for line in inspection.check(url_of(filled)))
+
+
+@pytest.mark.parametrize("column", ["spec", "environment"])
+@pytest.mark.parametrize("value", ["{", "[1]", "[" * 100_000])
+def test_a_run_whose_json_is_damaged(filled: Path, shell: Shell, column: str, value: str) -> None:
+    """It is listed, named and removable, and in nobody's way; whoever needs it is told."""
+    engine = db.connect(url_of(filled))
+    other = write.create_run(engine, make_spec(seed=7), {})
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE run SET {column} = :value WHERE id = {other}"), {"value": value})
+    engine.dispose()
+    at = ("--db", str(filled))
+    assert [row["id"] for row in parsed(shell("runs", "list", "--json", *at))] == [other, 1]
+    for command in (("runs", "show", "2"), ("runs", "show", "2", "--json")):
+        assert "what should be JSON in it is none" in shell.refused(*command, *at)
+    problems = parsed(shell("db", "check", "--json", *at), code=2)["problems"]
+    assert problems == [f"{column} is not the JSON that it should be: run 2"]
+    assert shell("runs", "show", "1", *at).code == 0
+    assert shell("runs", "rm", "2", "--yes", *at).code == 0
+    assert inspection.check(url_of(filled)) == []

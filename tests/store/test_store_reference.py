@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, func, select
 from support.report_database import add_run, spec
-from support.store_samples import ROOT
+from support.store_samples import ROOT, write_round
 
 from alembic import command
 from pflbench import papers
@@ -18,7 +18,7 @@ from pflbench.store import database as db
 from pflbench.store.rounds import by_series
 from pflbench.store.runs import ALL, Result, Select, results
 from pflbench.store.schema import ReferenceRow, RunRow
-from pflbench.store.write import RoundRecord, create_run, write_round
+from pflbench.store.write import RoundRecord, create_run
 
 FILES = sorted((ROOT / "pflbench" / "papers").glob("*.csv"))
 

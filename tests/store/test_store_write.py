@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine
-from support.store_samples import finish, make_partition, make_record, make_spec, python
+from support.store_samples import finish, make_partition, make_record, make_spec, python, write_round
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
@@ -55,7 +55,7 @@ def test_round_is_stored_as_given(engine: Engine) -> None:
         name: 0.125 + i / 4 for i, name in enumerate(("accuracy_mean", "accuracy_std", "test_loss", "train_loss"))
     }
     values |= {name: 2**40 + i for i, name in enumerate(("params_up", "params_down", "bytes_up", "bytes_down"))}
-    write.write_round(engine, run_id, make_record(2, series={"global": (0.25, 1.5)}, peak_memory=2**33, **values))
+    write_round(engine, run_id, make_record(2, series={"global": (0.25, 1.5)}, peak_memory=2**33, **values))
 
     names = [*values, "accuracy", "peak_memory", "participants", "seconds_update"]
     stored = rows(engine, f"SELECT {', '.join(names)} FROM round WHERE run_id = :run AND round = 2", run=run_id)
@@ -70,8 +70,8 @@ def test_only_evaluated_clients_have_rows(engine: Engine) -> None:
     some: dict[str, Any] = {
         name: np.array(values) for name, values in {"clients": [3, 1], "correct": [7, 8], "total": [9, 9]}.items()
     }
-    write.write_round(engine, run_id, RoundRecord(round=0, loss=np.array([0.5, np.inf]), **some))
-    write.write_round(engine, run_id, RoundRecord(round=1, train_loss=0.5))
+    write_round(engine, run_id, RoundRecord(round=0, loss=np.array([0.5, np.inf]), **some))
+    write_round(engine, run_id, RoundRecord(round=1, train_loss=0.5))
     stored = rows(engine, "SELECT round, client, correct, loss FROM client_round ORDER BY client")
     assert stored == [(0, 1, 8, np.inf), (0, 3, 7, 0.5)]
     assert rows(engine, "SELECT round, accuracy, train_loss FROM round ORDER BY round") == [
@@ -93,7 +93,7 @@ def test_only_evaluated_clients_have_rows(engine: Engine) -> None:
 )
 def test_artifact_is_stored_as_given(engine: Engine, array: np.ndarray) -> None:
     run_id = new_run(engine)
-    write.write_round(engine, run_id, make_record(1, artifacts={"ala.weights": array}))
+    write_round(engine, run_id, make_record(1, artifacts={"ala.weights": array}))
     with engine.connect() as connection:
         stored = connection.execute(sa.select(schema.ArtifactRow)).one()
     independent = np.frombuffer(zlib.decompress(stored.data), dtype=stored.dtype).reshape(stored.shape)
@@ -106,9 +106,9 @@ def test_failed_round_leaves_nothing(engine: Engine) -> None:
     run_id = new_run(engine)
     bad: Any = {"global": (0.5, None)}
     with pytest.raises(sa.exc.IntegrityError):
-        write.write_round(engine, run_id, make_record(0, series=bad))
+        write_round(engine, run_id, make_record(0, series=bad))
     assert count(engine, "round") == count(engine, "client_round") == 0
-    write.write_round(engine, run_id, make_record(0))
+    write_round(engine, run_id, make_record(0))
     assert count(engine, "client_round") == 4
 
 
@@ -124,7 +124,7 @@ def test_failed_round_leaves_nothing(engine: Engine) -> None:
 def test_wrong_values_are_refused(engine: Engine, columns: dict[str, Any], message: str) -> None:
     run_id = new_run(engine)
     with pytest.raises(ValueError, match=message):
-        write.write_round(engine, run_id, make_record(0, **columns))
+        write_round(engine, run_id, make_record(0, **columns))
     assert count(engine, "round") == 0
 
 
@@ -144,9 +144,9 @@ def test_run_keeps_its_specification(engine: Engine) -> None:
 def test_newest_attempt_is_found(engine: Engine) -> None:
     first, second, other = new_run(engine), new_run(engine), new_run(engine, seed=1)
     for t in range(3):
-        write.write_round(engine, first, make_record(t))
-    write.write_round(engine, second, make_record(0))
-    write.write_round(engine, other, make_record(2))
+        write_round(engine, first, make_record(t))
+    write_round(engine, second, make_record(0))
+    write_round(engine, other, make_record(2))
     found = runs.newest(engine, make_spec().key)
     assert found is not None
     assert (found.id, found.attempt, found.last_round) == (second, 2, 0)
@@ -213,12 +213,12 @@ def test_rewind_deletes_later_rows_of_that_run_only(engine: Engine) -> None:
     run_id, other = new_run(engine), new_run(engine, seed=1)
     for run in (run_id, other):
         for t in range(5):
-            write.write_round(engine, run, make_record(t, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
+            write_round(engine, run, make_record(t, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
     write.rewind(engine, run_id, 2)
     for table, per_round in (("round", 1), ("client_round", 4), ("series", 1), ("artifact", 1)):
         kept = rows(engine, f"SELECT run_id, max(round), count(*) FROM {table} GROUP BY run_id ORDER BY run_id")
         assert kept == [(run_id, 2, 3 * per_round), (other, 4, 5 * per_round)], table
-    write.write_round(engine, run_id, make_record(3))
+    write_round(engine, run_id, make_record(3))
     write.rewind(engine, run_id, -1)
     assert rows(engine, "SELECT DISTINCT run_id FROM round") == [(other,)]
 
@@ -228,7 +228,7 @@ def test_removed_run_takes_its_rounds_along(engine: Engine) -> None:
     partition_id = partitions.save(engine, make_partition())
     for run in (run_id, other):
         write.update_run(engine, run, partition_id=partition_id)
-        write.write_round(engine, run, make_record(0, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
+        write_round(engine, run, make_record(0, series={"global": (0.5, 1.0)}, artifacts={"a": np.eye(2)}))
     write.remove_run(engine, run_id)
     for table in ("round", "client_round", "series", "artifact"):
         assert rows(engine, f"SELECT DISTINCT run_id FROM {table}") == [(other,)]
@@ -238,11 +238,11 @@ def test_removed_run_takes_its_rounds_along(engine: Engine) -> None:
 WRITE_ROUNDS = """
 import sys
 from pflbench.store import database as db, write
-from support.store_samples import make_record, make_spec
+from support.store_samples import make_record, make_spec, write_round
 engine = db.connect(db.to_url(sys.argv[1]))
 run_id = write.create_run(engine, make_spec(seed=int(sys.argv[2]), rounds=int(sys.argv[3]), clients=20), {})
 for t in range(int(sys.argv[3])):
-    write.write_round(engine, run_id, make_record(t, clients=20))
+    write_round(engine, run_id, make_record(t, clients=20))
     print(t, flush=True)
 """
 

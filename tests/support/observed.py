@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Engine
 from support.report_database import spec
+from support.store_samples import write_round
 
 from pflbench.store import partitions, write
 from pflbench.store.partitions import PartitionRecord
@@ -34,7 +35,7 @@ def add(
     run = write.create_run(engine, spec(method, seed, partition=scheme), {})
     write.update_run(engine, run, status="finished", **({} if partition is None else {"partition_id": partition}))
     for t, held in enumerate(artifacts):
-        write.write_round(engine, run, RoundRecord(round=t, accuracy=0.5, artifacts={k: np.array(v) for k, v in held.items()}))
+        write_round(engine, run, RoundRecord(round=t, accuracy=0.5, artifacts={k: np.array(v) for k, v in held.items()}))
     return run
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
+from support.store_samples import write_round
 
 from pflbench.spec import RunSpec
 from pflbench.store import locks, partitions, runs, write
@@ -78,9 +79,7 @@ def add_run(
     for t, accuracy in enumerate(accuracies):
         extra = last if t == len(accuracies) - 1 else {}
         spent = None if seconds is None else seconds * (t > 0)
-        write.write_round(
-            engine, run, RoundRecord(round=t, accuracy=accuracy, seconds_update=spent, seconds_evaluate=5.0, **extra)
-        )
+        write_round(engine, run, RoundRecord(round=t, accuracy=accuracy, seconds_update=spent, seconds_evaluate=5.0, **extra))
     return run
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sqlalchemy import Engine
 
 import pflbench
 from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
+from pflbench.store.database import writing
 from pflbench.store.partitions import PartitionRecord
-from pflbench.store.write import RoundRecord
+from pflbench.store.write import RoundRecord, insert_rows, rows_of
 
 ROOT = Path(pflbench.__file__).parents[1]
 
@@ -37,6 +39,12 @@ def make_record(t: int, clients: int = 4, **columns: Any) -> RoundRecord:
     values: dict[str, Any] = {"accuracy": float(correct.sum() / total.sum()), "loss": 0.5 * who + t}
     values |= columns
     return RoundRecord(round=t, clients=who, correct=correct, total=total, **values)
+
+
+def write_round(engine: Engine, run: int, record: RoundRecord) -> None:
+    """A round in a transaction of its own, of a run that nobody is at."""
+    with writing(engine) as connection:
+        insert_rows(connection, rows_of(run, record))
 
 
 HELD = (("train", 0, [4, 2, 7]), ("test", 0, [1]), ("train", 1, [3, 5, 6]), ("test", 1, [0]))

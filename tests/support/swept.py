@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from sqlalchemy import Engine
 from support.report_database import spec
+from support.store_samples import write_round
 
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
@@ -23,7 +24,7 @@ def sent(engine: Engine, method: str, accuracies: list[float], seconds: float, m
     for t, accuracy in enumerate(accuracies):
         cost = SENT | {"bytes_up": int(megabytes * 1e6), "bytes_down": int(megabytes * 1e6)} if t else {}
         spent = {"seconds_receive": seconds / 4, "seconds_update": 3 * seconds / 4} if t else {}
-        write.write_round(engine, run, RoundRecord(round=t, accuracy=accuracy, **cost, **spent))
+        write_round(engine, run, RoundRecord(round=t, accuracy=accuracy, **cost, **spent))
     return run
 
 
@@ -39,5 +40,5 @@ def add_clients(engine: Engine, method: str, seed: int, correct: list[int], *, p
     for t, of in enumerate((correct, [0] * number)):
         pooled = sum(of) / (10 * number)
         arrays = {"clients": np.arange(number), "correct": np.array(of), "total": np.full(number, 10), "loss": np.zeros(number)}
-        write.write_round(engine, run, RoundRecord(round=t, accuracy=pooled, **arrays))
+        write_round(engine, run, RoundRecord(round=t, accuracy=pooled, **arrays))
     return run

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell, finish, start
-from support.store_samples import make_record, make_spec
+from support.store_samples import make_record, make_spec, write_round
 
 from pflbench.cli.reports import found_runs
 from pflbench.errors import Unreachable
@@ -41,7 +41,7 @@ def add_rounds(engine: Engine, run: int, first: int, end: int) -> None:
         more: dict[str, Any] = {"accuracy_std": 0.1 * t, "test_loss": 2.5, "bytes_up": 3_000_000_000 + t, "bytes_down": 12}
         if t:  # nothing was trained before
             more |= {"train_loss": 1 / t, "seconds_update": 0.25 * t, "seconds_evaluate": 1.0}
-        write.write_round(engine, run, make_record(t, series={"global": (0.5, t / 8)}, **more))
+        write_round(engine, run, make_record(t, series={"global": (0.5, t / 8)}, **more))
 
 
 def rows(query: str) -> list[dict[str, Any]]:
