@@ -102,7 +102,10 @@ def show(
         print_json(
             {
                 "info": _line(found),
-                **{name: getattr(found, name) for name in ("protocol", "spec", "environment", "parameters")},
+                "protocol": found.protocol,
+                "spec": dict(found.spec),
+                "environment": dict(found.environment),
+                "parameters": found.parameters,
                 "partition": None if partition is None else _plain(partition),
                 "last_rounds": newest,
                 "series": series,

@@ -26,7 +26,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 from pflbench import papers
 from pflbench.errors import NothingYet, UserError
 from pflbench.store import journal
-from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, place, sqlite_path, without_password
+from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, json_or_unreadable, place, sqlite_path, without_password
 from pflbench.store.opened import putting_back, require_in_place, rescued, watch
 from pflbench.store.schema import ReferenceRow
 
@@ -225,11 +225,11 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
         if target.drivername == "postgresql+psycopg":
             return _server(target, read_only)
         if read_only:
-            engine = sa.create_engine(target, creator=_reader(target))
+            engine = sa.create_engine(target, creator=_reader(target), json_deserializer=json_or_unreadable)
         elif target.get_backend_name() != "sqlite":
             return sa.create_engine(target, pool_pre_ping=True)
         else:
-            engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS})
+            engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS}, json_deserializer=json_or_unreadable)
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise UserError(
             f"'{without_password(url)}' is no database URL.", "Give a path, or e.g. postgresql://user@host/name."

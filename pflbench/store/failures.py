@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
@@ -21,6 +22,25 @@ BUSY_SECONDS = 30
 _BEFORE_HOST = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s:/@]*:)[^\s/]*@")
 _IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\"]*")
 ELSEWHERE = "--db or PFLBENCH_DB names another database."
+
+
+class Unreadable(dict[str, Any]):
+    """Stands where the database should hold JSON and does not: who only passes it on goes on, who looks into it is told."""
+
+    def _refused(self, *_: object) -> Any:
+        raise UserError(
+            "A row of the database is damaged: what should be JSON in it is none.",
+            "`pflbench db check` names it; `pflbench runs rm` removes a run.",
+        )
+
+    __contains__ = __getitem__ = __iter__ = get = items = keys = values = _refused
+
+
+def json_or_unreadable(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return Unreadable()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from pflbench.errors import UserError, unknown
 from pflbench.spec import OTHER_CONTENT
 from pflbench.store.database import reading
+from pflbench.store.failures import Unreadable
 from pflbench.store.locks import UNDER_WAY, presence
 from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow
 
@@ -57,7 +58,8 @@ class Select:
 class Run:
     """One attempt at a run: a row of the table `run`, whose columns these are, and how far it got.
 
-    partition: its hash. last_round, best: the newest stored round and the highest accuracy of any, None before there is one.
+    spec, environment: `Unreadable` where they are damaged. partition: its hash. last_round, best: the newest stored round and the
+    highest accuracy of any, None before there is one.
     """
 
     id: int
@@ -85,6 +87,11 @@ class Run:
     finished_at: str | None
     last_round: int | None
     best: float | None
+
+    def __post_init__(self) -> None:
+        for name in ("spec", "environment"):
+            if not isinstance(getattr(self, name), dict):
+                object.__setattr__(self, name, Unreadable())
 
     @property
     def title(self) -> str | None:

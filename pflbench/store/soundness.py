@@ -79,6 +79,16 @@ def _of_specifications(connection: Connection) -> Iterator[str]:
                 yield f"run {number}: {name} is {value}, and {copies(spec)[name]} in its specification"
 
 
+def _of_environments(connection: Connection) -> Iterator[str]:
+    for number, plain in connection.execute(_plain(RunRow, "id", "environment").order_by(RunRow.id)):
+        try:
+            sound = isinstance(json.loads(plain), dict)
+        except (ValueError, TypeError, RecursionError):
+            sound = False
+        if not sound:
+            yield f"run {number}: its environment is no JSON of one"
+
+
 def _of_partitions(connection: Connection) -> Iterator[str]:
     names = ("id", "clients", "classes", "train_counts", "test_counts", "indices")
     for number, clients, *texts, packed in connection.execute(_plain(PartitionRow, *names).order_by(PartitionRow.id)):
@@ -207,7 +217,8 @@ def _of_numbers(connection: Connection) -> Iterator[str]:
 
 _COPIES = ("dataset", "model", "scheme", "partition_label", "clients", "join_ratio", "rounds", "method", "seed")
 _RULES: tuple[Callable[[Connection], Iterator[str]], ...] = (
-    _refused, _of_specifications, _of_partitions, _of_rounds, _of_clients, _of_series, _of_arrays, _of_bytes, _of_numbers,
+    _refused, _of_specifications, _of_environments, _of_partitions, _of_rounds,
+    _of_clients, _of_series, _of_arrays, _of_bytes, _of_numbers,
 )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def test_an_older_one_is_warned_of_until_its_journal_is_changed(shared: Path, sh
 WRITE = """
 import sys
 from pflbench.store import database as db, write
-from support.store_samples import make_record, make_spec
+from support.store_samples import make_record, make_spec, write_round
 engine = db.connect(sys.argv[1])
 run_id = write.create_run(engine, make_spec(seed=int(sys.argv[2]), rounds=60), {})
 for t in range(61):

@@ -85,7 +85,7 @@ def test_a_backup_is_one_moment_and_nobody_waits_for_it(engine: Engine, tmp_path
 WRITE = """
 import sys
 from pflbench.store import database as db, write
-from support.store_samples import make_record, make_spec
+from support.store_samples import make_record, make_spec, write_round
 engine = db.connect(sys.argv[1])
 run = write.create_run(engine, make_spec(seed=77, rounds=100_000, clients=20), {})
 t = 0
