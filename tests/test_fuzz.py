@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import h5py
 import numpy as np
@@ -20,7 +22,7 @@ from support.store_samples import make_partition, make_record, make_spec, write_
 from support.vision_files import put_set
 
 from pflbench import data
-from pflbench.data import table
+from pflbench.data import images, table, tiny
 from pflbench.errors import UserError
 from pflbench.partition import pfllib
 from pflbench.store import database as db
@@ -81,6 +83,23 @@ def _image(folder: Path) -> Path:
 def _image_read(path: Path) -> None:
     spec = data.parse(f"folder:{path.parents[1]}", path.parents[2])
     data.load(spec, path.parents[2])
+
+
+def _zip(folder: Path) -> Path:
+    """Tiny-ImageNet's, with two classes of one image."""
+    pixels = Image.fromarray(np.full((64, 64, 3), 9, np.uint8))
+    with zipfile.ZipFile(folder / "tiny-imagenet-200.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for name in "ab":
+            with file.open(f"tiny-imagenet-200/train/{name}/images/{name}_0.JPEG", "w") as out:
+                pixels.save(out, "JPEG")
+    return folder / "tiny-imagenet-200.zip"
+
+
+def _zip_read(path: Path) -> None:
+    images._zip.cache_clear()
+    with patch.multiple(tiny, CLASSES=2, PER_CLASS=1):
+        data.verify("tiny", path.parent)
+        data.load(data.parse("tiny", path.parent), path.parent)
 
 
 def _pickle(folder: Path) -> Path:
@@ -153,6 +172,7 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "idx": (_idx, _idx_read),
     "cifar": (_cifar, _cifar_read),
     "image": (_image, _image_read),
+    "zip": (_zip, _zip_read),
     "pickled npz": (_pickle, _pickle_read),
     "config.json": (_config, _config_read),
     "h5": (_h5, results.load),

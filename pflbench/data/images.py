@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import stat
+import struct
 import sys
 import zipfile
 import zlib
@@ -187,7 +188,7 @@ def _bytes(root: Path, name: str) -> bytes:
     try:
         _refuse_large(f"{root / name}", _zip(root).getinfo(name).file_size)
         return _zip(root).read(name)
-    except (zipfile.BadZipFile, zlib.error, EOFError) as e:
+    except NO_ZIP as e:
         raise UserError(f"{root} is corrupt at {name}: {e}.", "Delete it and get it anew.") from e
 
 
@@ -196,6 +197,10 @@ def _refuse_large(file: str, size: int) -> None:
         raise UserError(
             f"{file} has {size >> 20} MiB; an image has at most {LARGEST_FILE >> 20}.", "Remove it, or make it smaller."
         )
+
+
+# What zipfile raises for damaged ones: also for other offsets, ways of packing, encryption and names.
+NO_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, KeyError, RuntimeError)
 
 
 @lru_cache(1)

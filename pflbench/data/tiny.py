@@ -77,7 +77,7 @@ def _findings(root: Path) -> tuple[list[Finding], Listing | None]:
         return [Finding(_places(root)[0], "missing", f"{SIZE} to download")], None
     try:
         files = _class_files(place)
-    except (OSError, zipfile.BadZipFile) as e:
+    except images.NO_ZIP as e:
         return [Finding(place, "corrupt", str(e))], None
     wrong = _incomplete(place, files)
     if wrong:
