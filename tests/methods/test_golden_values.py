@@ -27,7 +27,7 @@ NAMES = methods.names(with_ala=True)
 WRITE = "python tests/golden/values.py"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", rest_slow(NAMES, *methods.METHODS, "fedavg+ala"))
 def test_numbers_are_those_of_the_version(name: str) -> None:
     kept = values.kept().get(name)
     assert kept is not None, f"{name} has no numbers yet: run `{WRITE} {name}`"
@@ -41,7 +41,8 @@ def test_there_are_no_numbers_of_other_methods() -> None:
     assert values.kept().keys() == set(NAMES)
 
 
-@pytest.mark.parametrize("name", rest_slow(NAMES, "fedrep+ala"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_the_batched_executor_gives_them_as_well(name: str) -> None:
     found = values.values(name, Execution("cpu", "batched"))
     assert list(values.differences(found, values.kept()[name]["values"], 1e-9)) == []
