@@ -60,7 +60,8 @@ def remove_abandoned(target: Path) -> None:
             if partial.is_dir():
                 shutil.rmtree(partial)
             else:
-                partial.unlink()
+                for each in (partial, *(Path(f"{partial}{more}") for more in ("-journal", "-wal", "-shm"))):  # an SQLite file's
+                    each.unlink(missing_ok=True)
 
 
 @contextmanager

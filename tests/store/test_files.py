@@ -167,6 +167,7 @@ def test_a_hyperparameter_is_set_once(shell: Shell) -> None:
 def test_what_a_killed_process_left_aside_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
     target = tmp_path / "out.csv"
     (tmp_path / ".out.csv.1.partial").write_text("half")
+    (tmp_path / ".out.csv.1.partial-wal").touch()
     (tmp_path / ".out.csv.2.partial").mkdir()
     with files.aside(target) as first:
         first.write(b"first")

@@ -52,6 +52,8 @@ VICTIMS = [
     Victim("import", ("import", "other.db"), {"pflbench.db": "first", "other.db": "both"}),
     Victim("import of schema 0001", ("import", "other.db"), {"pflbench.db": "first", "other.db": "0001"}),
     Victim("db copy", ("db", "copy", "pflbench.db", "copy.db", "-q"), BOTH, refuses="is not empty"),
+    Victim("db backup", ("db", "backup", "copy.db"), BOTH, refuses="is there already"),
+    Victim("db repair", ("db", "repair", "-o", "copy.db"), BOTH, refuses="is there already"),
     Victim("export csv", ("export", "clients", "-o", "o.csv"), BOTH, ("o.csv",), older="first"),
     Victim("export parquet", ("export", "clients", "-o", "o.parquet"), BOTH, ("o.parquet",), older="first"),
     Victim(
