@@ -24,7 +24,6 @@ from pflbench import methods
 from pflbench.errors import Diverged, UserError
 from pflbench.run.loop import execute
 from pflbench.store import database as db
-from pflbench.store.failures import sqlite_path
 
 FEW = int(os.environ.get("PFLBENCH_FEDERATIONS", "1"))
 
@@ -60,7 +59,6 @@ def check(case: Case, after: int | None, stores: Sequence[Engine]) -> str:
 def many(name: str, examples: int, new: Path, folder: Path) -> Counter[str]:
     """How many runs ended in which way; those that are refused before they train count for none of the examples."""
     found: Counter[str] = Counter()
-    stores = [db.open_engine(db.to_url(str(folder / f"{which}.db"))) for which in "ab"]
 
     @seed(zlib.crc32(name.encode()))
     # To shrink what fails would take minutes, and is seldom needed: federations are small.
@@ -73,23 +71,20 @@ def many(name: str, examples: int, new: Path, folder: Path) -> Counter[str]:
     )
     @given(cases(name), st.none() | st.integers(0, 2))
     def each(case: Case, after: int | None) -> None:
-        for store in stores:
-            store.dispose()
-            for left in folder.glob(f"{sqlite_path(store.url).name}*"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            shutil.copy(new, sqlite_path(store.url))
+        shutil.rmtree(folder)
+        folder.mkdir()
+        stores = [db.open_engine(db.to_url(str(shutil.copy(new, folder / f"{which}.db")))) for which in "ab"]
         try:
             found[check(case, after, stores)] += 1
         except UserError:
             assert not rows(stores[0], "SELECT 1 FROM run"), "refused, and yet begun"
             found["refused"] += 1
             reject()
+        finally:
+            for store in stores:
+                store.dispose()
 
-    try:
-        each()
-    finally:
-        for store in stores:
-            store.dispose()
+    each()
     return found
 
 
