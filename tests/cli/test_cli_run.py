@@ -279,7 +279,7 @@ def files_end_at(size: int) -> Iterator[None]:
 
 def test_a_disk_that_fills_up_loses_nothing_committed(shell: Shell, tmp_path: Path) -> None:
     command = ("run", "-m", "local", "-d", "digits", "--rounds", "40", "--clients", "5", "--batch-size", "500")
-    with files_end_at(350_000):
+    with files_end_at(470_000):
         done = shell(*command)
     assert_refused(done)
     assert "committed before is kept" in done.err
