@@ -12,12 +12,26 @@ import math
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 Value = bool | int | float | str | None
 
 # Where own data lies on one machine is no property of the run: `content`, the hash of that data, stands for it in the key.
 _NOT_IN_KEY = {"path", "test_labels"}
+
+# Of pydantic: what keeps a specification from being one of this version, though it has the form of one.
+_OF_ANOTHER_VERSION = {
+    "extra_forbidden", "literal_error", "union_tag_invalid", "value_error",
+    "greater_than", "greater_than_equal", "less_than", "less_than_equal",
+}  # fmt: skip
 
 # Marks a field that came after the first runs were stored. Its default means what was before it, and then it is left out of
 # the JSON form: so the keys of older runs stay what they are.
@@ -210,7 +224,7 @@ class TrainSpec(Spec):
         # PyTorch's defaults, written out. Without AdamW a decay of 0 is none: it must not split keys either.
         usual = {"momentum": ("momentum", 0.9), "adamw": ("weight_decay", 0.01), "step": ("lr_gamma", 0.1)}
         for choice in (found.get("optimizer"), found.get("lr_schedule")):
-            if choice in usual and found.get(usual[choice][0]) is None:
+            if isinstance(choice, str) and choice in usual and found.get(usual[choice][0]) is None:
                 found |= dict([usual[choice]])
         if found.get("optimizer") != "adamw" and found.get("weight_decay") == 0:
             found["weight_decay"] = None
@@ -278,6 +292,15 @@ class RunSpec(Spec):
     def protocol(self) -> str:
         """As `key`, without method and seed: runs with the same protocol are comparable."""
         return protocol_of(self.canonical())
+
+
+def is_specification(plain: Any) -> bool:
+    """Whether stored JSON has all parts of a specification, though values or further parts may be of another version."""
+    try:
+        RunSpec.model_validate(plain)
+    except ValidationError as error:
+        return all(one["type"] in _OF_ANOTHER_VERSION for one in error.errors(include_url=False))
+    return True
 
 
 def key_of(plain: dict[str, Any]) -> str:

@@ -136,9 +136,9 @@ def names(label: str) -> set[str]:
 
 
 def recorded_content(environment: dict[str, Any]) -> str | None:
-    """What a run's record says of the content of its data: 'official, hash 1a2b3c...'; None of older runs."""
-    recorded = environment.get("data")
-    return recorded and f"{recorded['state']}, hash {recorded['hash'][:16]}"
+    """What a run's record says of the content of its data: 'official, hash 1a2b3c...'; None where it says nothing."""
+    recorded = environment.get("data", {})
+    return f"{recorded['state']}, hash {str(recorded['hash'])[:16]}" if {"state", "hash"} <= recorded.keys() else None
 
 
 def rank(names: Sequence[str] | dict[str, str], name: str) -> tuple[int, str]:

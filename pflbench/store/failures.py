@@ -25,13 +25,17 @@ ELSEWHERE = "--db or PFLBENCH_DB names another database."
 
 
 class Unreadable(dict[str, Any]):
-    """Stands where the database should hold JSON and does not: who only passes it on goes on, who looks into it is told."""
+    """Stands where the database should hold JSON and does not: who only passes it on goes on, who looks into it is told.
+
+    what: is damaged, and how, as a sentence.
+    """
+
+    def __init__(self, what: str = "A row of the database is damaged: what should be JSON in it is none.") -> None:
+        super().__init__()
+        self._what = what
 
     def _refused(self, *_: object) -> Any:
-        raise UserError(
-            "A row of the database is damaged: what should be JSON in it is none.",
-            "`pflbench db check` names it; `pflbench runs rm` removes a run.",
-        )
+        raise UserError(self._what, "`pflbench db check` names what is damaged; `pflbench runs rm` removes a run.")
 
     __contains__ = __getitem__ = __iter__ = get = items = keys = values = _refused
 

@@ -12,11 +12,11 @@ from sqlalchemy import ColumnElement, Engine, func, literal, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from pflbench.errors import UserError, unknown
-from pflbench.spec import OTHER_CONTENT
+from pflbench.spec import OTHER_CONTENT, is_specification
 from pflbench.store.database import reading
 from pflbench.store.failures import Unreadable
 from pflbench.store.locks import UNDER_WAY, presence
-from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow
+from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow, is_environment
 
 SMOKE = "smoke"  # the scale of runs which show that everything works, and nothing about methods
 
@@ -89,9 +89,10 @@ class Run:
     best: float | None
 
     def __post_init__(self) -> None:
-        for name in ("spec", "environment"):
-            if not isinstance(getattr(self, name), dict):
-                object.__setattr__(self, name, Unreadable())
+        for name, (what, sound) in _JSON.items():
+            plain = getattr(self, name)
+            if isinstance(plain, Unreadable) or not sound(plain):
+                object.__setattr__(self, name, Unreadable(f"Run {self.id} is damaged: its {what} is no JSON of one."))
 
     @property
     def title(self) -> str | None:
@@ -116,6 +117,7 @@ class Result(Run):
 
 R = TypeVar("R", bound=Run)
 
+_JSON = {"spec": ("specification", is_specification), "environment": ("environment", is_environment)}
 _LAST = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
 _BEST = select(func.max(RoundRow.accuracy)).where(RoundRow.run_id == RunRow.id).correlate(RunRow).scalar_subquery()
 _OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": _BEST}
@@ -239,7 +241,8 @@ def hidden_smoke(engine: Engine, among: Among) -> int:
 
 
 def _now(run: R, present: Callable[[str, str], str]) -> R:
-    return replace(run, status=present(run.key, run.status))
+    status = present(run.key, run.status)
+    return run if status == run.status else replace(run, status=status)
 
 
 def _query(*more: Any) -> Any:

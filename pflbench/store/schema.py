@@ -27,6 +27,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from pflbench.spec import RunSpec
 
+ENVIRONMENT_OBJECTS = ("plugin", "notes", "chunk", "steps", "packages", "data")  # where it has them
 STATUSES = ("queued", "running", "finished", "failed", "diverged", "interrupted")
 
 
@@ -142,6 +143,11 @@ def copies(spec: RunSpec) -> dict[str, Any]:
         "method": spec.method.name,
         "seed": spec.seed,
     }
+
+
+def is_environment(plain: Any) -> bool:
+    """Whether stored JSON may be what was written down with a run, by whatever version."""
+    return isinstance(plain, dict) and all(isinstance(plain.get(entry, {}), dict) for entry in ENVIRONMENT_OBJECTS)
 
 
 class RoundRow(Base):

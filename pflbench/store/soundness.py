@@ -18,11 +18,21 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 from sqlalchemy import CheckConstraint, Connection, Float, Table, and_, func, select
 
-from pflbench.spec import RunSpec, key_of, protocol_of
+from pflbench.spec import RunSpec, is_specification, key_of, protocol_of
 from pflbench.store import numbering
 from pflbench.store.arrays import unpack_array
 from pflbench.store.partitions import unpack_indices
-from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, PartitionRow, RoundRow, RunRow, SeriesRow, copies
+from pflbench.store.schema import (
+    ArtifactRow,
+    Base,
+    ClientRoundRow,
+    PartitionRow,
+    RoundRow,
+    RunRow,
+    SeriesRow,
+    copies,
+    is_environment,
+)
 
 _SHOWN = 10  # problems of a kind
 _NEAR = 1e-6  # sums of floats in another order
@@ -66,6 +76,8 @@ def _of_specifications(connection: Connection) -> Iterator[str]:
     for number, key, protocol, plain, *copied in connection.execute(_plain(RunRow, *names).order_by(RunRow.id)):
         try:
             plain = json.loads(plain)
+            if not is_specification(plain):
+                raise ValueError(plain)
             if (key, protocol) != (key_of(plain), protocol_of(plain)):
                 yield f"run {number}: its key {key} or protocol {protocol} is not that of its specification"
             spec = RunSpec.model_validate(plain)
@@ -82,7 +94,7 @@ def _of_specifications(connection: Connection) -> Iterator[str]:
 def _of_environments(connection: Connection) -> Iterator[str]:
     for number, plain in connection.execute(_plain(RunRow, "id", "environment").order_by(RunRow.id)):
         try:
-            sound = isinstance(json.loads(plain), dict)
+            sound = is_environment(json.loads(plain))
         except (ValueError, TypeError, RecursionError):
             sound = False
         if not sound:

@@ -354,8 +354,14 @@ def test_check_tells_of_checks_that_are_missing(filled: Path) -> None:
     assert any("no check ck_series_accuracy" in line for line in inspection.check(url_of(filled)))
 
 
-@pytest.mark.parametrize("column", ["spec", "environment"])
-@pytest.mark.parametrize("value", ["{", "[1]", "[" * 100_000])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("spec", "{"), ("spec", "[1]"), ("spec", "[" * 100_000), ("spec", "null"), ("spec", '{"a": 1}'),
+        ("spec", '{"data": {"name": 3}}'), ("spec", '{"train": {"optimizer": []}}'),
+        ("environment", "{"), ("environment", "[]"), ("environment", "null"), ("environment", '{"plugin": 3}'),
+    ],
+)  # fmt: skip
 def test_a_run_whose_json_is_damaged(filled: Path, shell: Shell, column: str, value: str) -> None:
     """It is listed, named and removable, and in nobody's way; whoever needs it is told."""
     engine = db.connect(url_of(filled))
@@ -365,12 +371,11 @@ def test_a_run_whose_json_is_damaged(filled: Path, shell: Shell, column: str, va
     engine.dispose()
     at = ("--db", str(filled))
     assert [row["id"] for row in parsed(shell("runs", "list", "--json", *at))] == [other, 1]
+    what = "specification" if column == "spec" else column
     for command in (("runs", "show", "2"), ("runs", "show", "2", "--json")):
-        assert "what should be JSON in it is none" in shell.refused(*command, *at)
+        assert f"Run 2 is damaged: its {what} is no JSON of one" in shell.refused(*command, *at)
     problems = parsed(shell("db", "check", "--json", *at), code=2)["problems"]
-    assert [line for line in problems if "JSON" in line] == [
-        f"run 2: its {'specification' if column == 'spec' else column} is no JSON of one"
-    ]
+    assert [line for line in problems if "JSON" in line] == [f"run 2: its {what} is no JSON of one"]
     assert shell("runs", "show", "1", *at).code == 0
     assert shell("runs", "rm", "2", "--yes", *at).code == 0
     assert inspection.check(url_of(filled)) == []

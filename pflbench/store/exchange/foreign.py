@@ -25,6 +25,7 @@ from pflbench.errors import UserError, why
 from pflbench.spec import RunSpec, key_of, protocol_of
 from pflbench.store.failures import friendly
 from pflbench.store.schema import (
+    ENVIRONMENT_OBJECTS,
     STATUSES,
     ArtifactRow,
     Base,
@@ -49,7 +50,6 @@ _SHOWN = 40  # characters of a value that is wrong
 
 _FRACTIONS = {"accuracy", "accuracy_mean", "accuracy_std", "auc"}
 _LOSSES = {"test_loss", "train_loss", "loss"}  # finite, whatever else they are
-_OBJECTS = ("plugin", "notes", "chunk", "steps", "packages", "data")  # of a record, where it has them
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _require_runs(raw: sqlite3.Connection, name: str) -> None:
         if attempt < 1:
             raise _refusal(name, "run", row, "attempt", _shown(attempt), "at least 1")
         environment = _json(name, "run", row, "environment", record, dict)
-        for entry in _OBJECTS:
+        for entry in ENVIRONMENT_OBJECTS:
             if not isinstance(environment.get(entry, {}), dict):
                 raise _refusal(name, "run", row, f"environment.{entry}", _shown(str(environment[entry])), "an object")
         plain = _json(name, "run", row, "spec", text, dict)
