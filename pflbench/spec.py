@@ -27,6 +27,8 @@ Value = bool | int | float | str | None
 # Where own data lies on one machine is no property of the run: `content`, the hash of that data, stands for it in the key.
 _NOT_IN_KEY = {"path", "test_labels"}
 
+LARGEST_COUNT = 2**31 - 1  # that a column of the database holds, on a server
+
 # Of pydantic: what keeps a specification from being one of this version, though it has the form of one.
 _OF_ANOTHER_VERSION = {
     "extra_forbidden", "literal_error", "union_tag_invalid", "value_error",
@@ -83,8 +85,8 @@ class DataSpec(Spec):
 
 
 class _Partition(Spec):
-    clients: int = Field(ge=1)
-    seed: int = Field(1, ge=0)
+    clients: int = Field(ge=1, le=LARGEST_COUNT)
+    seed: int = Field(1, ge=0, le=2**32 - 1)  # NumPy's
     test_share: float = Field(0.25, gt=0, lt=1)
     central_test: Annotated[bool, ADDED] = False  # the official test part is set aside; clients share the training part
 
@@ -172,7 +174,7 @@ DEPENDS_ON: dict[str, tuple[str, tuple[str, ...]]] = {
 class TrainSpec(Spec):
     """The shared protocol (methods.md 0.2, 0.5, 2.2, 2.3)."""
 
-    rounds: int = Field(ge=1)
+    rounds: int = Field(ge=1, le=LARGEST_COUNT)
     local_epochs: int = Field(1, ge=1)
     batch_size: int = Field(10, ge=1)
     lr: float = Field(gt=0)
@@ -266,7 +268,7 @@ class RunSpec(Spec):
     model: str
     train: TrainSpec
     method: MethodSpec
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**63 - 1)  # the database's
     own_model: Annotated[OwnModel | None, ADDED] = None  # whose name is `model`
 
     @model_validator(mode="after")

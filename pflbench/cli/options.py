@@ -327,7 +327,7 @@ EXECUTION = group(
             "batched on GPU.",
         ),
     ),
-    workers=_paper(int, min=1, help="loop: clients trained side by side. Default: all cores."),
+    workers=_paper(int, min=1, max=1024, help="loop: clients trained side by side. Default: all cores."),
     chunk=_paper(
         int,
         metavar="auto|N",

@@ -24,6 +24,7 @@ from pflbench.data.base import Arrays, Defaults, Progress, Source
 from pflbench.errors import UserError
 
 GROUP = "pflbench.datasets"
+LARGEST_VOCABULARY = 2**31 - 1
 QUICK = 2.0  # seconds: what takes longer is not called twice
 PARTS = ("x", "y", "classes", "vocabulary", "train_size")
 _GIVES = "It returns (x, y) or (x, y, classes), or a dict of these: see docs/own-model.md."
@@ -119,7 +120,10 @@ def _called(path: Path, function: Callable[..., Any], file: plugins.PythonFile |
     except Exception as error:
         where = file.where(error) if file else ""
         raise UserError(f"{path} failed{where}: {plugins.in_a_line(error)}.", plugins.TRACEBACK) from error
-    return _as_arrays(str(path), given)
+    try:
+        return _as_arrays(str(path), given)
+    except MemoryError as error:
+        raise UserError(f"{path} gives more than the memory holds: {error}.", "Give fewer or smaller samples.") from None
 
 
 def _as_arrays(place: str, given: Any) -> Arrays:
@@ -150,6 +154,8 @@ def _tokens(place: str, x: npt.NDArray[Any], y: npt.NDArray[np.int64], vocabular
         raise UserError(f"{place}: x is {x.dtype} with the shape {x.shape}.", "Texts are token ids, integers [n, positions].")
     if len(x) != len(y):
         raise UserError(f"{place}: x has {len(x)} samples, y has {len(y)} labels.", "Expected one label per sample.")
+    if vocabulary > LARGEST_VOCABULARY:
+        raise UserError(f"{place}: vocabulary is {vocabulary}.", f"It has at most {LARGEST_VOCABULARY} words.")
     if x.min() < 0 or x.max() >= vocabulary:
         raise UserError(
             f"{place}: x has tokens from {x.min()} to {x.max()}.", f"A vocabulary of {vocabulary} has 0 to {vocabulary - 1}."

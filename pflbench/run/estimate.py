@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflbench import methods
+from pflbench.engine import memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import COPIES
@@ -71,8 +72,21 @@ def estimate(spec: RunSpec, setting: Setting, *, captured: bool) -> Needs | None
 
 
 def require_possible(spec: RunSpec, setting: Setting) -> None:
-    """Raises UserError where the method does not go with the model or the protocol."""
-    _kept(spec, without_data(spec, setting)[0])
+    """Raises UserError where the method does not go with the model or the protocol, or no memory here holds the model."""
+    fed = without_data(spec, setting)[0]
+    _require_memory(fed)
+    _kept(spec, fed)
+
+
+def _require_memory(fed: Federation) -> None:
+    """Raises UserError where one model and its gradient are more than the machine has."""
+    half = memory.room(torch.device("cpu"))
+    if half is None or fed.flat.size * fed.dtype.itemsize <= half:
+        return
+    raise UserError(
+        f"The model has {fed.flat.size:,} parameters: with their gradient more than this machine's {2 * half / 1e9:,.0f} GB.",
+        f"At most {half // fed.dtype.itemsize:,} fit: a smaller model has fewer, and of texts a smaller vocabulary.",
+    )
 
 
 def without_data(spec: RunSpec, setting: Setting) -> tuple[Federation, Samples]:

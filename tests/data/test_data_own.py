@@ -13,6 +13,7 @@ from support.command import Shell, parsed, write
 
 from pflbench import data
 from pflbench.data import own
+from pflbench.engine import memory
 from pflbench.errors import UserError
 from pflbench.report import labels
 
@@ -91,6 +92,8 @@ def test_defaults_follow_the_samples(shell: Shell) -> None:
         ("{'x': np.zeros((8, 3), int), 'y': np.arange(8) % 2, 'vocabulary': 8.5}", "vocabulary is 8.5, no whole number"),
         ("{'x': np.zeros((8, 3), int), 'y': np.arange(8) % 2, 'vocabulary': '9'}", "vocabulary is '9', no whole number"),
         ("{'x': np.full((8, 3), 9), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x has tokens from 9 to 9"),
+        ("{'x': np.zeros((8, 3), int), 'y': np.arange(8) % 2, 'vocabulary': 10**30}", "It has at most 2147483647 words"),
+        ("np.broadcast_to(np.float32(1), (8, 10**14)), np.arange(8) % 2", "gives more than the memory holds"),
         ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x is float64 with the shape"),
         ("{'x': np.zeros((8, 3), int), 'y': np.arange(7) % 2, 'vocabulary': 9}", "x has 8 samples, y has 7 labels"),
         ("np.zeros(3)[5]", r"failed \(line \d+\): IndexError"),
@@ -100,6 +103,20 @@ def test_defaults_follow_the_samples(shell: Shell) -> None:
 def test_what_is_no_data_is_refused(shell: Shell, returned: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         data.parse(function(returned), Path("data"))
+
+
+def test_a_vocabulary_that_no_memory_holds(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "room", lambda *_, **__: 10**9)
+    file = function(f"{{'x': np.zeros((40, 3), int), 'y': np.arange(40) % 2, 'vocabulary': {2**31 - 1}}}")
+    told = shell.refused("run", "-m", "fedavg", "-d", file, "--clients", "2", "--beta", "10")
+    assert f"has {32 * (2**31 - 1) + 32 * 33 + 33 * 2:,} parameters" in told
+    assert "At most 250,000,000 fit" in told
+
+
+def test_numbers_that_nothing_holds(shell: Shell) -> None:
+    for option in ("clients", "rounds", "seed", "partition-seed"):
+        assert "it must be at most" in shell.refused("run", "-m", "fedavg", f"--{option}", "1" + "0" * 400)
+    assert shell("run", "-m", "fedavg", "--workers", str(10**12)).code == 2
 
 
 @pytest.mark.parametrize(
