@@ -76,7 +76,8 @@ def locked(engine: Engine, key: str) -> Iterator[Hold]:
         with claims.claimed(engine, key) as claim:
             yield claim
     else:
-        with _file_locked(folder(sqlite_path(engine.url)), key):
+        database = sqlite_path(engine.url)
+        with _file_locked(folder(database), key, str(database or "The working directory")):
             yield _Lock()
 
 
@@ -92,13 +93,16 @@ def _held(path: Path) -> bool:
 
 
 @contextmanager
-def _file_locked(where: Path, key: str) -> Iterator[None]:
+def _file_locked(where: Path, key: str, database: str) -> Iterator[None]:
     path = where / f"{key}.lock"
     try:
         where.mkdir(parents=True, exist_ok=True)
         handle = _own(path)
     except PermissionError as error:
-        raise UserError(f"{where} cannot be written: {error.strerror}.", "Checkpoints lie there; choose another --db.") from None
+        raise UserError(
+            f"{database} can be read, but no run be made: {where} cannot be written: {error.strerror}.",
+            "Checkpoints lie there; choose another --db.",
+        ) from None
     with handle:
         try:
             yield

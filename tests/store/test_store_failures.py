@@ -21,7 +21,7 @@ from support.store_samples import ROOT, finish, make_partition, make_record, mak
 
 from pflbench.errors import UserError
 from pflbench.store import database as db
-from pflbench.store import failures, inspection, partitions, runs, write
+from pflbench.store import failures, inspection, locks, partitions, runs, write
 
 ONES = np.ones((4, 2), dtype=np.int64)  # samples of 4 clients by class
 MEANS = [sum(min(i + t, 10 * (i + 1)) / (10 * (i + 1)) for i in range(4)) / 4 for t in range(4)]  # of make_record's clients
@@ -379,3 +379,13 @@ def test_a_run_whose_json_is_damaged(filled: Path, shell: Shell, column: str, va
     assert shell("runs", "show", "1", *at).code == 0
     assert shell("runs", "rm", "2", "--yes", *at).code == 0
     assert inspection.check(url_of(filled)) == []
+
+
+def test_a_run_in_a_read_only_folder_is_told_of_its_database(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    engine = db.connect(url_of(filled))
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UserError, match=f"^{filled} can be read, but no run be made"), locks.locked(engine, "a" * 16):
+        pass
