@@ -259,6 +259,7 @@ def migrating(engine: Engine) -> Iterator[Connection]:
         assert isinstance(driver, sqlite3.Connection)
         # Altering a table copies and drops it, which would delete the rows that refer to it.
         driver.execute("PRAGMA foreign_keys=OFF")
+        driver.execute("PRAGMA legacy_alter_table=ON")  # nor are users' views looked at while a table is away
         journal.begin(driver, sqlite_path(engine.url))
         try:
             connection.execution_options(immediate=True)
@@ -269,6 +270,7 @@ def migrating(engine: Engine) -> Iterator[Connection]:
                 if broken:
                     raise RuntimeError(f"The migration broke {broken.total()} references; it was rolled back.")
         finally:
+            driver.execute("PRAGMA legacy_alter_table=OFF")
             driver.execute("PRAGMA foreign_keys=ON")
 
 
@@ -379,7 +381,7 @@ def _missing(url: URL) -> UserError:
     path = sqlite_path(url)
     if path and not path.exists() and (kept := rescued(path)):
         told = f"No results: there is no database at {path}; when it vanished, it was kept in {kept[-1].name}."
-        return NothingYet(told, f"`{putting_back(kept[-1], path)}` puts it back; {ELSEWHERE}")
+        return NothingYet(told, f"`{putting_back(kept[-1], path.resolve())}` puts it back; {ELSEWHERE}")
     found = f"there is no database at {place(url)}" if path else f"{place(url)} is empty"
     return NothingYet(f"No results yet: {found}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sqlite3
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -19,8 +20,14 @@ from sqlalchemy import Connection, Engine, event
 
 from pflbench.errors import Vanished
 
+try:
+    import fcntl
+except ImportError:  # Windows: no advisory locks there
+    fcntl = None  # type: ignore[assignment]
+
 _OPTION = "opened"
 _LOG = "opened_log"  # of a connection: what its log was
+_SHARED = (0x40000002, 510)  # first byte and number of those that SQLite's readers lock
 _PATIENCE = 1000  # milliseconds for others that read the file
 
 
@@ -55,7 +62,8 @@ class _Opened:
 
     def __init__(self, path: Path, keep: bool) -> None:
         self._path, self._keep = path.absolute(), keep
-        self._beside = tuple(f"{self._path}-{of}" for of in ("wal", "shm"))  # its write-ahead log, and the index of that
+        self._behind = path.resolve()  # a link: there SQLite makes its files, and checkpoints lie
+        self._beside = tuple(f"{self._behind}-{of}" for of in ("wal", "shm"))  # its write-ahead log, and the index of that
         self._file: tuple[int, int] | None = None
         self._kept: Path | None = None
 
@@ -70,12 +78,17 @@ class _Opened:
             raise self._vanished(wrong)
 
     def require(self, connection: Connection, written: bool) -> None:
-        wrong = self._wrong() or self._wrong_log(connection, written)
+        gone = self._wrong()
+        wrong = gone or self._wrong_log(connection, written)
         if not wrong:
             return
         raw = connection.connection.driver_connection
         if self._keep and self._kept is None and isinstance(raw, sqlite3.Connection):
             self._kept = self._copied(raw)
+            if not gone:
+                _leave_as_it_is(self._behind)
+            elif self._kept is not None:
+                _empty_log(raw)
         raise self._vanished(wrong)
 
     def _wrong_log(self, connection: Connection, written: bool) -> str:
@@ -97,25 +110,39 @@ class _Opened:
         if self._kept is None:
             return Vanished(wrong, "Nothing more is written to it.")
         ways = [f"`{shlex.join(['pflbench', 'import', str(self._kept)])}` takes its runs into another database."]
-        if self._path.parent.is_dir() and not self._path.exists():
-            ways.insert(0, f"`{putting_back(self._kept, self._path)}` puts it back,")
+        if self._behind.parent.is_dir() and not self._behind.exists():
+            ways.insert(0, f"`{putting_back(self._kept, self._behind)}` puts it back,")
         return Vanished(wrong, f"All that was in it is kept: {' '.join(ways)}", self._kept)
 
     def _copied(self, raw: sqlite3.Connection) -> Path | None:
-        for folder in _folders(self._path.parent):
+        for folder in _folders(self._behind.parent):
             with suppress(OSError, sqlite3.Error):
-                kept = _copied_into(folder, self._path, raw)
-                # With an empty log neither the old file nor what takes its place is read with rows that are not its own.
-                with suppress(sqlite3.Error):
-                    raw.execute(f"PRAGMA busy_timeout={_PATIENCE}")
-                    raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                return kept
+                return _copied_into(folder, self._behind, raw)
         return None
 
 
 def rescued(path: Path) -> list[Path]:
     """Files beside a database's path, in which it was kept when it had vanished."""
+    path = path.resolve()
     return sorted(path.parent.glob(f"{path.stem}.rescued*{path.suffix}"))
+
+
+def _empty_log(raw: sqlite3.Connection) -> None:
+    """So that neither the old file nor what takes its place is read with rows that are not its own."""
+    with suppress(sqlite3.Error):
+        raw.execute(f"PRAGMA busy_timeout={_PATIENCE}")
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _leave_as_it_is(path: Path) -> None:
+    """Closing the last connection writes a log into the file. One that nobody else sees would undo what others wrote since.
+
+    To SQLite this is the lock of another reader. It lasts as long as the process, as closing it would drop SQLite's own.
+    """
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        return
+    with suppress(OSError):
+        fcntl.fcntl(os.open(path, os.O_RDONLY), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, *_SHARED, 0))
 
 
 def _identity(path: str | Path) -> tuple[int, int] | None:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from support.cases import rest_slow
 from support.command import Done, Shell, assert_refused, finish, start
 from support.runs import by_key, numbers, rows, run, short
+from support.store_samples import python
 
 from pflbench.errors import Occupied, Vanished
 from pflbench.run.execution import Execution
@@ -100,6 +101,53 @@ def test_all_that_was_in_it_is_kept(store, wreck, tmp_path, new_database):
         assert content(tmp_path / "results.db") == before
     if wreck is moved:  # whole in itself, too
         assert dict(content(tmp_path / "elsewhere.db"))["run"][1][4] == "running"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wreck", [removed, without_log])
+def test_behind_a_link(wreck, tmp_path, new_database):
+    """SQLite's files lie beside the database, not beside the link, and so do checkpoints: there it can go on."""
+    (tmp_path / "real").mkdir()
+    shutil.copy(new_database, tmp_path / "real" / "results.db")
+    (tmp_path / "results.db").symlink_to(tmp_path / "real" / "results.db")
+    store = db.connect(db.to_url(str(tmp_path / "results.db")))
+    told = until(store, 2, lambda link: wreck(link.resolve()))
+    store.dispose()
+    assert told.kept == tmp_path / "real" / "results.rescued.db"
+    if wreck is removed:
+        told.kept.rename(tmp_path / "real" / "results.db")
+        assert f"`mv {told.kept} {tmp_path / 'real' / 'results.db'}`" in str(told)
+        again = db.connect(str(store.url))
+        assert run(short(), again)[0].kind == "resumed"
+        again.dispose()
+
+
+IMPORTED = """
+import sys
+from pflbench.store import database as db, write
+from support.store_samples import make_record, make_spec, write_round
+engine = db.connect(sys.argv[1])
+run = write.create_run(engine, make_spec(seed=7, rounds=3), {})
+for t in range(4):
+    write_round(engine, run, make_record(t))
+engine.dispose()
+"""
+
+
+@pytest.mark.slow
+def test_what_others_have_written_behind_a_lost_log_stays(store, tmp_path):
+    """A process that has opened the file anew, and is over, has left it whole. The old log would put older pages there."""
+    after = []
+
+    def wreck(database: Path) -> None:
+        without_log(database), without_index(database)
+        done = python(IMPORTED, str(store.url))
+        assert done.wait() == 0
+        after.append(database.read_bytes())
+
+    until(store, 2, wreck)
+    store.dispose()
+    assert (tmp_path / "results.db").read_bytes() == after[0]
 
 
 @pytest.mark.parametrize("reached", rest_slow([0, 2, 4], 2))

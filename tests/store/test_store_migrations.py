@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -255,6 +257,20 @@ def test_rows_that_the_schema_would_refuse_are_kept(engine: Engine) -> None:
             connection.exec_driver_sql(statement)
     migrate(engine, "0007")
     assert read(engine) == before
+
+
+def test_views_that_users_have_made_stay(tmp_path: Path) -> None:
+    """They name tables that are away for a moment while they are altered."""
+    path = tmp_path / "old.db"
+    path.write_bytes(lzma.decompress((ROOT / "tests" / "golden" / "golden.db.xz").read_bytes()))
+    best = "SELECT run.key, max(accuracy) FROM run JOIN round ON run.id = run_id GROUP BY run.id ORDER BY 1"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"CREATE VIEW best AS {best}")
+        before = connection.execute(best).fetchall()
+    db.upgrade(db.to_url(str(path)))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT * FROM best").fetchall() == before
+    assert before
 
 
 def test_numbers_of_runs_are_given_out_once(engine: Engine, add_migration: Callable[..., Path]) -> None:
