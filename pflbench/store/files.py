@@ -6,7 +6,7 @@ import glob
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -46,6 +46,29 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def aside_by_name(path: Path) -> Iterator[Path]:
+    """As `aside`, the name of a file for SQLite to make, in a folder of its own with what it writes beside it.
+
+    The lock is the folder's: on NFS one of the file itself would keep SQLite from it, also in this process.
+    """
+    target = path.resolve()
+    remove_abandoned(target)
+    partial = partial_of(target)
+    try:
+        partial.mkdir()
+        with ExitStack() as stack:
+            with suppress(OSError):  # where there are no locks
+                stack.enter_context(locked(partial))
+            made = partial / target.name
+            yield made
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
+            made.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def partial_of(target: Path) -> Path:

@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,13 +24,14 @@ from pflbench.errors import UserError
 from pflbench.spec import RunSpec, key_of, protocol_of
 from pflbench.store import database as db
 from pflbench.store import inspection, journal
-from pflbench.store.failures import ELSEWHERE, friendly, sqlite_path
-from pflbench.store.files import aside
+from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, sqlite_path
+from pflbench.store.files import aside_by_name
 from pflbench.store.numbering import KEPT_IN
 from pflbench.store.schema import STATUSES, copies
 
 _BEYOND = 4096  # numbers after the last one that is known of: a page has fewer rows
 _SMALLEST_PAGE = 512  # bytes
+_NOT_NOW = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 _BY_NUMBER = ("partition", "run", "reference_run", "measurement", "sweep", "artifact")
 _JSON = {
     "run": ("spec", "environment"),
@@ -66,10 +67,10 @@ def repair(url: str, target: Path) -> tuple[Saved, list[str]]:
             f"{target} is there already, or its folder is not.", "Name a new file with -o: a repair replaces nothing."
         )
     try:
-        with aside(target) as out, friendly(url):
-            told = save(source, Path(out.name))
-            problems = inspection.check(db.to_url(out.name))
-            journal.change(Path(out.name), journal.ROLLBACK)  # in one file
+        with aside_by_name(target) as new, friendly(url):
+            told = save(source, new)
+            problems = inspection.check(db.to_url(str(new)))
+            journal.change(new, journal.ROLLBACK)  # in one file
     except OSError as error:
         raise UserError(f"Cannot write {target}: {error.strerror or error}.", "Name a file in a writable folder.") from None
     if not journal.network(target):
@@ -80,7 +81,7 @@ def repair(url: str, target: Path) -> tuple[Saved, list[str]]:
 def save(source: Path, target: Path) -> Saved:
     """Fills a new database at `target`. Raises UserError where not even the list of tables can be read."""
     told = Saved()
-    with _in_whole_pages(source, target) as readable, closing(_opened(readable)) as old:
+    with _opened(source, target) as old:
         revision = _revision(old, source)
         _make(target, revision)
         with closing(sqlite3.connect(target, isolation_level=None)) as new:
@@ -98,30 +99,58 @@ def save(source: Path, target: Path) -> Saved:
 
 
 @contextmanager
-def _in_whole_pages(source: Path, target: Path) -> Iterator[Path]:
-    """The file, or a copy without its last page where that was cut off: SQLite would read zeros there."""
-    with source.open("rb") as file:
-        page = int.from_bytes(file.read(18)[16:], "big")
-    size, page = source.stat().st_size, 65536 if page == 1 else page
-    if page < _SMALLEST_PAGE or size % page == 0:
-        yield source
+def _opened(source: Path, target: Path) -> Iterator[sqlite3.Connection]:
+    """The file as it is at one moment; where reading it takes writing, a copy of it beside the target."""
+    source = source.resolve()  # where its journal lies
+    torn = _torn(source)
+    if not torn and not _left_in_a_transaction(source):
+        with closing(_connected(source, "ro")) as old:
+            yield old
         return
     with TemporaryDirectory(prefix=f".{target.name}", dir=target.absolute().parent) as folder:
         copy = Path(folder) / source.name
-        shutil.copyfile(source, copy)
-        os.truncate(copy, size - size % page)
-        log = Path(f"{source}-wal")
-        if log.exists():
-            shutil.copyfile(log, Path(folder) / log.name)
-        yield copy
+        for suffix in ("", "-wal", "-journal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{source}{suffix}", f"{copy}{suffix}")
+        os.truncate(copy, copy.stat().st_size - torn)
+        with closing(_connected(copy, "rw")) as old:
+            yield old
 
 
-def _opened(source: Path) -> sqlite3.Connection:
-    old = sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+def _torn(source: Path) -> int:
+    """Bytes of a last page that was cut off: SQLite would read zeros behind them."""
+    with source.open("rb") as file:
+        page = int.from_bytes(file.read(18)[16:], "big")
+    page = 65536 if page == 1 else page
+    return 0 if page < _SMALLEST_PAGE else source.stat().st_size % page
+
+
+def _left_in_a_transaction(source: Path) -> bool:
+    """Whether a process that was killed has left its rollback journal: half of what it wrote is in the file."""
+    try:
+        _connected(source, "ro").close()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        return True
+    return False
+
+
+def _connected(source: Path, mode: str) -> sqlite3.Connection:
+    """In a transaction that reads. Raises sqlite3.OperationalError where the file cannot be read now."""
+    old = sqlite3.connect(f"{source.as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=BUSY_SECONDS)
     old.text_factory = lambda data: data.decode(errors="replace")
     # The first lets a file be read that is shorter than it says, or whose schema is damaged in part.
-    for setting in ("writable_schema=ON", "trusted_schema=OFF", "cell_size_check=ON"):
-        old.execute(f"PRAGMA {setting}")
+    for statement in ("PRAGMA writable_schema=ON", "PRAGMA trusted_schema=OFF", "PRAGMA cell_size_check=ON", "BEGIN"):
+        old.execute(statement)
+    try:
+        old.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF in _NOT_NOW:
+            old.close()
+            raise
+    except sqlite3.DatabaseError:  # damaged: told of where its tables are looked for
+        pass
     return old
 
 
@@ -278,7 +307,7 @@ def _derive(new: sqlite3.Connection, told: Saved) -> None:
         if left:
             told.lost.append(f"{table}: {left} rows whose round is not there")
     for number, there in new.execute(
-        "SELECT id, partition_id FROM run WHERE partition_id NOT IN (SELECT id FROM partition)"
+        "SELECT id, partition_id FROM run WHERE partition_id IS NOT NULL AND partition_id NOT IN (SELECT id FROM partition)"
     ).fetchall():
         new.execute("UPDATE run SET partition_id = NULL WHERE id = ?", (number,))
         told.changed.append(f"run {number}: its partition {there} is not there")

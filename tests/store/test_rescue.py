@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import shutil
+import signal
 import sqlite3
+import struct
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy import Engine
+from support.cases import rest_slow
 from support.command import Shell, parsed
 from support.postgres import Server
 from support.store_samples import make_partition, make_record, make_spec, python, write_round
 
 from pflbench.errors import UserError
 from pflbench.store import database as db
-from pflbench.store import inspection, partitions, write
+from pflbench.store import inspection, journal, partitions, write
+from pflbench.store import repair as repairing
 from pflbench.store.exchange import backup
 from pflbench.store.repair import repair
 
@@ -133,6 +139,26 @@ def test_a_backup_replaces_nothing_and_leaves_nothing(whole: Path, tmp_path: Pat
     ]
 
 
+@pytest.mark.parametrize("make", rest_slow([backup.backup, repair], backup.backup))
+def test_locks_of_files_that_sqlites_own_meet(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    """As on NFS, where `flock` is a lock of all bytes, by whoever has opened the file. Waiting would not end."""
+
+    def flock(file: Any, operation: int) -> None:
+        kind = fcntl.F_RDLCK if operation & fcntl.LOCK_SH else fcntl.F_WRLCK
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, 0, 0, 0, 0))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for itself"))
+    signal.alarm(10)
+    try:
+        make(db.to_url(str(whole)), tmp_path / "new.db")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert content(tmp_path / "new.db") == content(whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["new.db"]
+
+
 # -- repair -------------------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +240,51 @@ def test_a_sound_file_is_saved_as_it_is(whole: Path, tmp_path: Path, shell: Shel
     (tmp_path / "text.db").write_text("no database, but long enough to be looked at" * 30)
     assert "can be read" in shell.refused("db", "repair", "-o", "other.db", "--db", "text.db")
     assert not (tmp_path / "other.db").exists()
+
+
+def test_a_file_is_saved_as_it_is_at_one_moment(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each table is read, a run writes one more round."""
+    run = write.create_run(engine, make_spec(rounds=ROUNDS), {})
+    later, copied = iter(range(ROUNDS)), repairing._Rescue._copy
+    write_round(engine, run, make_record(next(later)))
+
+    def beside(self: Any, table: str, rows: Any) -> None:
+        write_round(engine, run, make_record(next(later)))
+        copied(self, table, rows)
+
+    monkeypatch.setattr(repairing._Rescue, "_copy", beside)
+    told, problems = repair(db.to_url(str(engine.url.database)), tmp_path / "new.db")
+    assert (told.lost, told.changed, problems, told.rows["round"]) == ([], [], [], 1)
+
+
+@pytest.mark.parametrize("more", rest_slow([b"", b"torn"], b""))
+def test_a_transaction_that_was_killed_is_undone(whole: Path, tmp_path: Path, more: bytes) -> None:
+    """Of a rollback journal: the file has half of what was written, the journal what was there before."""
+    path = tmp_path / "killed.db"
+    shutil.copy(whole, tmp_path / "other.db")
+    journal.change(tmp_path / "other.db", journal.ROLLBACK)
+    with closing(sqlite3.connect(tmp_path / "other.db", isolation_level=None)) as connection:
+        connection.execute("PRAGMA cache_size=2")
+        connection.execute("BEGIN")
+        connection.execute("UPDATE client_round SET correct = 0")
+        path.write_bytes((tmp_path / "other.db").read_bytes() + more)
+        shutil.copy(tmp_path / "other.db-journal", f"{path}-journal")
+    assert path.read_bytes()[20:] != whole.read_bytes()[20:]
+    before = [(tmp_path / name).read_bytes() for name in ("killed.db", "killed.db-journal")]
+    told, problems = repair(db.to_url(str(path)), tmp_path / "new.db")
+    assert (told.lost, told.changed, problems) == ([], [], [])
+    assert content(tmp_path / "new.db") == content(whole)
+    assert [(tmp_path / name).read_bytes() for name in ("killed.db", "killed.db-journal")] == before
+
+
+def test_a_locked_file_is_not_called_damaged(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairing, "BUSY_SECONDS", 0.05)
+    shutil.copy(whole, tmp_path / "locked.db")
+    journal.change(tmp_path / "locked.db", journal.ROLLBACK)
+    with closing(sqlite3.connect(tmp_path / "locked.db", isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UserError, match="has been locked by another process"):
+            repair(db.to_url(str(tmp_path / "locked.db")), tmp_path / "new.db")
 
 
 DAMAGES = {

@@ -28,8 +28,7 @@ def backup(url: str, target: Path, progress: Progress = lambda done, pages: None
     """
     _require_new(target)
     try:
-        with files.aside(target) as out:
-            partial = Path(out.name)
+        with files.aside_by_name(target) as partial:
             with as_it_is(url) as (connection, _):
                 if connection.dialect.name == "sqlite":
                     with friendly(to_url(str(target))):
@@ -40,9 +39,6 @@ def backup(url: str, target: Path, progress: Progress = lambda done, pages: None
             _require_new(target)
     except OSError as error:
         raise UserError(f"Cannot write {target}: {error.strerror or error}.", "Name a file in a writable folder.") from None
-    finally:
-        for more in ("-journal", "-wal", "-shm"):
-            Path(f"{files.partial_of(target.resolve())}{more}").unlink(missing_ok=True)
 
 
 def _copy_pages(connection: Connection, partial: Path, progress: Progress, target: Path) -> None:
