@@ -24,7 +24,8 @@ def _run(connection: Connection) -> None:
     given_out = numbering.given_out(connection)
     with context.begin_transaction():
         context.run_migrations()
-    numbering.go_on(connection, given_out)  # SQLite forgets with a table that is copied which numbers it has given out
+    if connection.dialect.name == "sqlite":  # it forgets with a table that is copied which numbers it has given out
+        numbering.go_on(connection, given_out)
 
 
 given = context.config.attributes.get("connection")

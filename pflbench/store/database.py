@@ -332,7 +332,7 @@ def _begin_sqlite(connection: Connection) -> None:
 def _is_write_protected(url: URL) -> bool:
     """Whether there is such a file and it, or its folder, cannot be written, as on a read-only file system."""
     path = sqlite_path(url)
-    return path is not None and path.is_file() and not all(os.access(each, os.W_OK) for each in (path, path.absolute().parent))
+    return path is not None and path.is_file() and not all(os.access(each, os.W_OK) for each in (path, path.resolve().parent))
 
 
 def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
@@ -340,7 +340,7 @@ def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
     path = sqlite_path(url)
     if path is None:
         raise UserError(f"{place(url)} cannot be opened read-only.", "An SQLite file can, and a database on PostgreSQL.")
-    path, options, copy = path.absolute(), "mode=ro", None
+    path, options, copy = path.resolve(), "mode=ro", None  # the log lies beside the file, not beside a link to it
     if path.is_file() and not os.access(path.parent, os.W_OK):
         # Readers of a write-ahead log need an index of it beside the file, which they cannot make there.
         logged = Path(f"{path}-wal")

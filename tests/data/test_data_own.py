@@ -105,6 +105,7 @@ def test_what_is_no_data_is_refused(shell: Shell, returned: str, words: str) -> 
         data.parse(function(returned), Path("data"))
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_no_memory_holds(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "room", lambda *_, **__: 10**9)
     file = function(f"{{'x': np.zeros((40, 3), int), 'y': np.arange(40) % 2, 'vocabulary': {2**31 - 1}}}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import time
@@ -47,6 +48,38 @@ def test_locked(trials: Of, tally: Tally) -> None:
     for i in range(5 * wanted):
         if tally.tries < wanted:
             of.one(tally, f"try {i}", disturb, (2,), "has been locked")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["removed", "removed with its log", "moved", "replaced"])
+def test_vanished(how: str, trials: Of, tally: Tally) -> None:
+    """database that goes away under a run, and its rescued copy put back"""
+    of, chance = trials("run"), random.Random(0)
+
+    def disturb(folder: Path, more: Disturbance) -> Done:
+        path, kept = folder / "pflbench.db", folder / "pflbench.rescued.db"
+        other = shutil.copy(of.material.path("first"), folder / "other.db")
+        child = of.start(folder, more)
+        time.sleep(chance.random() * of.whole.seconds)
+        if how == "replaced":
+            Path(other).replace(path)
+        elif how == "moved":
+            path.rename(folder / "elsewhere.db")
+        else:
+            for each in folder.glob("pflbench.db-*") if "log" in how else ():
+                each.unlink(missing_ok=True)
+            path.unlink()
+        done = child.wait()
+        for each in (*folder.glob("pflbench.db-*"), folder / "other.db", folder / "elsewhere.db"):
+            each.unlink(missing_ok=True)
+        if kept.exists():
+            kept.replace(path)
+        return done
+
+    wanted = tally.number(2, 25)
+    for i in range(5 * wanted):  # some come when it is over already, or before the database was opened
+        if tally.tries < wanted:
+            of.one(tally, f"try {i}", disturb, (2,), "while it was in use")
 
 
 def checkpoint(of: Trials, spoil: Callable[[Path], None]) -> Callable[[Path, Disturbance], Done]:

@@ -118,8 +118,11 @@ def test_rows_that_only_the_log_has_are_read_there(shell: Shell, filled: Path, s
         for suffix in ("", "-wal"):
             shutil.copy(f"{filled}{suffix}", folder)
     connection.close()
+    link = folder.with_name("link.db")  # beside it there is no log
+    link.symlink_to(folder / filled.name)
     sealed(folder)
-    assert shell("runs", "list", "--db", str(folder / filled.name)).out.count("only-in-the-log") == 2
+    for name in (folder / filled.name, link):
+        assert shell("runs", "list", "--db", str(name)).out.count("only-in-the-log") == 2
 
 
 def test_a_run_that_nobody_is_at_is_interrupted(shell: Shell, filled: Path) -> None:
