@@ -33,7 +33,7 @@ def test_signal(name: str, number: str, times: int, trials: Of, tally: Tally) ->
             time.sleep(chance.random() * 0.02)
         return child.wait()
 
-    wanted = tally.number(1, 60 if name == "run" else 10)
+    wanted = tally.number(1, 12 if name == "run" else 4)
     for i in range(5 * wanted):  # some come when it is over already
         if tally.tries < wanted:
             of.one(tally, f"{number}, try {i}", disturb, codes)

@@ -44,7 +44,7 @@ def test_locked(trials: Of, tally: Tally) -> None:
             other.execute("BEGIN IMMEDIATE")
             return child.wait()
 
-    wanted = tally.number(2, 40)
+    wanted = tally.number(2, 12)
     for i in range(5 * wanted):
         if tally.tries < wanted:
             of.one(tally, f"try {i}", disturb, (2,), "has been locked")
@@ -76,7 +76,7 @@ def test_vanished(how: str, trials: Of, tally: Tally) -> None:
             kept.replace(path)
         return done
 
-    wanted = tally.number(2, 25)
+    wanted = tally.number(2, 10)
     for i in range(5 * wanted):  # some come when it is over already, or before the database was opened
         if tally.tries < wanted:
             of.one(tally, f"try {i}", disturb, (2,), "while it was in use")
@@ -105,7 +105,7 @@ def test_flipped_bits(trials: Of, tally: Tally) -> None:
         content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
         path.write_bytes(content)
 
-    for i in range(tally.number(1, 200)):
+    for i in range(tally.number(1, 60)):
         of.one(tally, f"bit {i}", checkpoint(of, flip))
 
 
@@ -117,7 +117,7 @@ def test_cut_off(trials: Of, tally: Tally) -> None:
     def cut(path: Path) -> None:
         path.write_bytes(path.read_bytes()[: chance.randrange(path.stat().st_size)])
 
-    for i in range(tally.number(2, 20)):
+    for i in range(tally.number(2, 10)):
         of.one(tally, f"cut {i}", checkpoint(of, cut))
 
 
@@ -141,7 +141,7 @@ def test_stopped(trials: Of, tally: Tally) -> None:
         child.signal(signal.SIGCONT)
         return child.wait()
 
-    for i in range(tally.number(2, 30)):
+    for i in range(tally.number(2, 10)):
         of.one(tally, f"stop {i}", disturb, (0,))
     told = "is under way|Another process is at this run|has been locked"  # where it was stopped in a commit
     tally.wrong += [text for text in refused if not re.match(f"2 .*({told})", text, re.S)]

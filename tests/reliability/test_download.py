@@ -85,5 +85,5 @@ def test_download(name: str, server: str, forks: Forks, material: Material, tmp_
     of, chance = Trials(victim, forks, material, tmp_path, patches(name, server)), random.Random(0)
     for at in tally.some(range(len(of.whole.events["file"])), 3):
         of.killed_at(tally, "file", at)
-    for _ in range(tally.number(3, 60)):
+    for _ in range(tally.number(3, 15)):
         of.killed_after(tally, chance.random() * of.whole.seconds)

@@ -12,6 +12,7 @@ from support.cases import rest_slow
 from support.faults.tally import Tally
 from support.faults.victims import VICTIMS, Of
 
+ALL = 1_000_000
 NAMES = [victim.name for victim in VICTIMS]
 
 
@@ -19,7 +20,7 @@ NAMES = [victim.name for victim in VICTIMS]
 def test_sql(name: str, trials: Of, tally: Tally) -> None:
     """kill -9 before an SQL statement"""
     of = trials(name)
-    for at in tally.some(range(len(of.whole.events["sql"])), 2 if name == "run" else 1):
+    for at in tally.some(range(len(of.whole.events["sql"])), 2 if name == "run" else 1, ALL if name == "run" else 24):
         of.killed_at(tally, "sql", at)
 
 
@@ -27,7 +28,7 @@ def test_sql(name: str, trials: Of, tally: Tally) -> None:
 def test_files(name: str, trials: Of, tally: Tally) -> None:
     """kill -9 before a file operation"""
     of = trials(name)
-    for at in tally.some(range(len(of.whole.events["file"])), 2 if name == "run" else 1):
+    for at in tally.some(range(len(of.whole.events["file"])), 2 if name == "run" else 1, ALL):
         of.killed_at(tally, "file", at)
 
 
@@ -35,7 +36,7 @@ def test_files(name: str, trials: Of, tally: Tally) -> None:
 def test_random(name: str, trials: Of, tally: Tally) -> None:
     """kill -9 at a random time"""
     of, chance = trials(name), random.Random(0)
-    wanted = tally.number(3, 200 if name == "run" else 40)
+    wanted = tally.number(3, 80 if name == "run" else 12)
     for _ in range(10 * wanted):  # some come when it is over already
         if tally.tries < wanted:
             of.killed_after(tally, chance.random() * of.whole.seconds)

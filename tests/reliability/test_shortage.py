@@ -127,5 +127,5 @@ def test_dev_full(name: str, trials: Of, tally: Tally) -> None:
     """output to a full device"""
     of = Trials(Victim(name, ("db", "check"), BOTH), trials("run").forks, trials("run").material, trials("run").scratch())
     said = "Cannot write" if "table" not in name else ""
-    for _ in range(tally.number(1, 5)):
+    for _ in range(tally.number(1, 3)):
         of.one(tally, name, lambda folder, _: of.forks(*OUTPUTS[name], folder=folder), REFUSED, said)

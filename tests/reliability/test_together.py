@@ -42,7 +42,7 @@ READERS = (("runs", "list", "--json"), ("table", "accuracy"), ("db", "check"), (
 def test_writers(forks: Forks, material: Material, one_by_one: Path, tmp_path: Path, tally: Tally) -> None:
     """16 processes that write one SQLite file, and readers beside them"""
     whole = aftermath.left(one_by_one)
-    for i in range(tally.number(1, 6)):
+    for i in range(tally.number(1, 3)):
         folder = tmp_path / str(i)
         folder.mkdir()
         if i % 2:  # else the first of them makes the database
@@ -70,7 +70,7 @@ def test_same(processes: int, forks: Forks, material: Material, tmp_path: Path, 
     """processes that want the same run at the same moment"""
     reference = material.path("first")
     whole = aftermath.tables(reference)
-    for i in range(tally.number(1, 60 if processes == 2 else 20)):
+    for i in range(tally.number(1, 20 if processes == 2 else 8)):
         folder = tmp_path / str(i)
         folder.mkdir()
         shutil.copy(material.path("new"), folder / "pflbench.db")
@@ -92,7 +92,7 @@ def test_taken_over(forks: Forks, material: Material, tmp_path: Path, tally: Tal
     """a process that is killed while another waits for its run"""
     whole = aftermath.tables(material.path("first"))
     chance = random.Random(0)
-    for i in range(tally.number(2, 40)):
+    for i in range(tally.number(2, 15)):
         folder = tmp_path / str(i)
         folder.mkdir()
         shutil.copy(material.path("new"), folder / "pflbench.db")
@@ -116,7 +116,7 @@ def test_taken_over(forks: Forks, material: Material, tmp_path: Path, tally: Tal
 def test_on_a_server(forks: Forks, one_by_one: Path, tmp_path: Path, tally: Tally, request: pytest.FixtureRequest) -> None:
     """8 processes on PostgreSQL, two for each of four runs"""
     server = request.getfixturevalue("server")
-    for i in range(tally.number(1, 6)):
+    for i in range(tally.number(1, 3)):
         url = server.new(filled=i % 2 == 1)
         folder = tmp_path / str(i)
         folder.mkdir()
@@ -160,7 +160,7 @@ SWEEP = ("sweep", "run", *GRID, "--name", "s", "--jobs", "2", *SMALL[:-3], *OFTE
 def test_sweep(whom: str, forks: Forks, material: Material, tmp_path: Path, tally: Tally) -> None:
     """kill -9 at a random time, of a sweep with two workers"""
     chance, references = random.Random(0), []
-    for i in range(1 + tally.number(1, 10)):
+    for i in range(1 + tally.number(1, 3)):
         folder = tmp_path / str(i)
         folder.mkdir()
         shutil.copy(material.path("new"), folder / "pflbench.db")

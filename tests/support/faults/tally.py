@@ -15,7 +15,7 @@ _SHOWN = 12
 
 @dataclass
 class Tally:
-    """Of one fault. asked: how many tries, None: as few as show something, 0: all that there are."""
+    """Of one fault. asked: how many tries, None: as few as show something, 0: as many as the whole proof makes."""
 
     fault: str
     test: str
@@ -30,11 +30,11 @@ class Tally:
         """Tries of a fault that can be tried without end."""
         return few if self.asked is None else self.asked or many
 
-    def some(self, events: Sequence[Any], few: int) -> Sequence[Any]:
+    def some(self, events: Sequence[Any], few: int, many: int = 24) -> Sequence[Any]:
         """Of a fault at each of some events: all of them, or a sample that is spread over them, with the first and the last."""
         if self.number(few, 0) == 1:
             return [events[len(events) // 2]]
-        wanted = min(len(events), self.number(few, len(events)))
+        wanted = min(len(events), self.number(few, many))
         return [events[round(i * (len(events) - 1) / max(1, wanted - 1))] for i in range(wanted)]
 
     def count(self, what: str, runs: int = 0, rows: int = 0, wrong: Iterable[str] = ()) -> None:
