@@ -6,10 +6,8 @@ import hashlib
 import io
 import os
 import stat
-import struct
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pflbench import zips
 from pflbench.data import cache
 from pflbench.data.base import Arrays, Progress
 from pflbench.errors import UserError
@@ -187,8 +186,9 @@ def _bytes(root: Path, name: str) -> bytes:
         return (root / name).read_bytes()
     try:
         _refuse_large(f"{root / name}", _zip(root).getinfo(name).file_size)
-        return _zip(root).read(name)
-    except NO_ZIP as e:
+        with zips.member(_zip(root), name) as file:
+            return file.read()
+    except zips.DAMAGED as e:
         raise UserError(f"{root} is corrupt at {name}: {e}.", "Delete it and get it anew.") from e
 
 
@@ -199,13 +199,9 @@ def _refuse_large(file: str, size: int) -> None:
         )
 
 
-# What zipfile raises for damaged ones: also for other offsets, ways of packing, encryption and names.
-NO_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, KeyError, RuntimeError)
-
-
 @lru_cache(1)
 def _zip(path: Path) -> zipfile.ZipFile:
-    return zipfile.ZipFile(path)
+    return zips.opened(path)
 
 
 def _chunks(files: Sequence[str]) -> list[Sequence[str]]:

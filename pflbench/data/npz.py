@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pflbench import zips
 from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Progress, Source
 from pflbench.data.hashing import sha256
 from pflbench.errors import UserError
 
 # What zipfile and NumPy raise for files that are cut off, foreign or damaged.
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, SyntaxError, RuntimeError, TypeError)
+UNREADABLE = (*zips.DAMAGED, SyntaxError, TypeError)
 LEAST_FOR_CNN = 16  # pixels: two 5x5 convolutions, each with a 2x2 pooling, leave 1 x 1 of 16 x 16
 
 
 def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
-    with _readable(path):
-        with zipfile.ZipFile(path) as file:
-            held = [name.removesuffix(".npy") for name in file.namelist()]
+    with _readable(path), zips.opened(path) as file:
+        held = [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
         _require(path, held)
-        _require_whole(path)
-        with np.load(path, allow_pickle=False) as file:
-            x, y, names = file["x"], file["y"], file["classes"] if "classes" in held else None
+        x, y = _array(file, "x.npy"), _array(file, "y.npy")
+        names = _array(file, "classes.npy") if "classes" in held else None
     return checked(str(path), x, y, names)
 
 
@@ -62,22 +60,16 @@ def _readable(path: Path) -> Iterator[None]:
         ) from e
 
 
-def _require_whole(path: Path) -> None:
-    """Whether arrays have the bytes that their headers promise, before there is memory for them."""
-    with zipfile.ZipFile(path) as file:
-        for name in {f"{array}.npy" for array in ("x", "y", "classes")} & set(file.namelist()):
-            with file.open(name) as stream:
-                shape, dtype = _header(stream)
-                held = file.getinfo(name).file_size - stream.tell()
-            if not dtype.hasobject and math.prod(shape) * dtype.itemsize != held:
-                raise ValueError(f"{name} promises {shape} numbers of {dtype} and holds {held:,} bytes")
-
-
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(stream)
-    return shape, dtype
+def _array(file: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    """Has the bytes that its header promises: known before there is memory for them."""
+    with zips.member(file, name) as stream:
+        shape, dtype, length = zips.array_header(stream)
+    held = file.getinfo(name).file_size - length
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize != held:
+        raise ValueError(f"{name} promises {shape} numbers of {dtype} and holds {held:,} bytes")
+    with zips.member(file, name) as stream:
+        array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
 
 
 def _require(path: Path, held: list[str]) -> None:
@@ -135,8 +127,8 @@ def defaults_of(shape: tuple[int, ...]) -> Defaults:
 
 def _shape(path: Path) -> tuple[int, ...]:
     """Of x, from its header alone."""
-    with _readable(path), zipfile.ZipFile(path) as file, file.open("x.npy") as x:
-        return _header(x)[0]
+    with _readable(path), zips.opened(path) as file, zips.member(file, "x.npy") as x:
+        return zips.array_header(x)[0]
 
 
 def _content(path: Path, root: Path, progress: Progress | None) -> str:

@@ -7,11 +7,11 @@ is not read: it is not structured by class. The files of a class are in order of
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from pflbench import zips
 from pflbench.data import content as contents
 from pflbench.data import images
 from pflbench.data.base import IMAGE_RATE, Arrays, Dataset, Defaults, Finding, Progress, corrupt, missing
@@ -45,11 +45,11 @@ def _place(root: Path) -> Path | None:
 
 
 def _class_files(place: Path) -> dict[str, list[str]]:
-    """Class -> its images, as names in `place`. Raises zipfile.BadZipFile where the zip file is cut off."""
+    """Class -> its images, as names in `place`. Raises one of zips.DAMAGED where the zip file is damaged."""
     if place.is_dir():
         return class_files(place, "train")
     found: dict[str, list[str]] = {}
-    with zipfile.ZipFile(place) as file:
+    with zips.opened(place) as file:
         for name in sorted(file.namelist()):
             parts = PurePosixPath(name).parts
             if parts[1:2] == ("train",) and len(parts) == 5 and is_image(parts[-1]):
@@ -77,7 +77,7 @@ def _findings(root: Path) -> tuple[list[Finding], Listing | None]:
         return [Finding(_places(root)[0], "missing", f"{SIZE} to download")], None
     try:
         files = _class_files(place)
-    except images.NO_ZIP as e:
+    except zips.DAMAGED as e:
         return [Finding(place, "corrupt", str(e))], None
     wrong = _incomplete(place, files)
     if wrong:

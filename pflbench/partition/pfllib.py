@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pflbench import zips
 from pflbench.errors import UserError
 from pflbench.partition import pickled
 from pflbench.partition.core import Partition
@@ -119,11 +119,11 @@ def _content(path: Path, clients: int) -> str:
     digest = hashlib.sha256()
     for file in _files(path, clients):
         try:
-            with zipfile.ZipFile(file) as archive:
+            with zips.opened(file) as archive:
                 entries = [(e.filename, e.file_size, e.CRC) for e in archive.infolist()]
         except FileNotFoundError:
             raise UserError(f"{file} is missing.", f"{path / 'config.json'} promises {clients} clients.") from None
-        except (OSError, zipfile.BadZipFile) as error:
+        except zips.DAMAGED as error:
             raise UserError(f"{file} is damaged or not a file of PFLlib.", "Copy it again.") from error
         digest.update(repr((file.parent.name, file.name, entries)).encode())
     return digest.hexdigest()

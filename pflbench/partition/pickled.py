@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import pickle
 import re
-import zipfile
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from pflbench import zips
 from pflbench.errors import UserError
 
 _NUMBER = re.compile(r"[biuf]\d{1,2}")
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[biuf]\d{1,2}")
 def read(path: Path) -> dict[str, Any]:
     """The dict under key "data" of the .npz file `path`; its arrays are read-only. Raises UserError naming the file."""
     try:
-        with zipfile.ZipFile(path) as archive, archive.open("data.npy") as stream:
+        with zips.opened(path) as archive, zips.member(archive, "data.npy") as stream:
             content = _load(stream)
             while stream.read(1 << 20):  # the checksum is compared at the end of the stream
                 pass
@@ -100,9 +100,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(stream: IO[bytes]) -> Any:
-    version = np.lib.format.read_magic(stream)
-    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    _, _, dtype = header(stream)
+    _, dtype, _ = zips.array_header(stream)
     if dtype != np.dtype(object):
         raise _Refused("it holds a plain array, not a dict")
     return _plain(_Unpickler(stream).load())

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import struct
+import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -227,3 +228,20 @@ def test_a_corrupt_download_of_torchvision_is_a_users_error(
     with pytest.raises(UserError, match=r"'mnist' could not be downloaded: .*corrupted"):
         data.download("mnist", tmp_path)
     assert {f.state for f in data.verify("mnist", tmp_path)} == {"missing"}
+
+
+def test_torchvision_unpacks_only_what_has_its_checksum(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tar files may write anywhere: who has not published this one has not written it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("cifar10-unpacked"))
+    server.files["/cifar.tar.gz"] = buffer.getvalue()
+    reader = torchvision().datasets.CIFAR10
+    monkeypatch.setattr(reader, "url", f"{server.url}/cifar.tar.gz")
+    with pytest.raises(UserError, match=r"'cifar10' could not be downloaded: .*corrupted"):
+        data.download("cifar10", tmp_path)
+    assert not list(tmp_path.rglob("cifar10-unpacked"))
+    monkeypatch.setattr(reader, "tgz_md5", hashlib.md5(buffer.getvalue()).hexdigest())
+    with pytest.raises(UserError):
+        data.download("cifar10", tmp_path)
+    assert list(tmp_path.rglob("cifar10-unpacked")), "with its checksum it is"
