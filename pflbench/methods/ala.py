@@ -140,8 +140,8 @@ class ALA:
                 epochs[at] += 1
                 last[at] = torch.cat([last[at, 1:], walked.last_loss.double().cpu().unsqueeze(1)], dim=1)
                 if fed.observing:
-                    nobody = torch.full((fed.size,), torch.nan, dtype=torch.float32)
-                    means.append(nobody.index_copy(0, A.cpu()[at], walked.loss.float().cpu()))
+                    loss = walked.loss.cpu()
+                    means.append(loss.new_full((fed.size,), torch.nan).index_copy(0, A.cpu()[at], loss))
                 settled = (epochs > WINDOW) & (last.std(dim=1, correction=0) < self.threshold)
                 enough = torch.where(first_stage, settled | (epochs >= self.max_init_epochs), torch.tensor(True))
                 live &= ~(enough & (epochs >= self.min_epochs))

@@ -101,6 +101,12 @@ def test_what_is_observed_does_not_take_torch_s_default_type(name: str) -> None:
 
 
 @BOTH
+def test_losses_beyond_float32_are_observed_as_they_are(name: str) -> None:
+    """A run in float64 can have a loss of 1e40, which is finite."""
+    assert observed(name, observing=True, dtype="float64")["ala_epoch_losses"].dtype == np.float64
+
+
+@BOTH
 def test_where_nobody_observes_no_losses_are_gathered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(Federation, "observe", lambda self, what, value: asked.append(what))
@@ -108,9 +114,9 @@ def test_where_nobody_observes_no_losses_are_gathered(name: str, monkeypatch: py
     assert not [what for what in asked if what.startswith("ala")]
 
 
-def observed(name: str, observing: bool) -> dict[str, np.ndarray]:
+def observed(name: str, observing: bool, dtype: str = "float32") -> dict[str, np.ndarray]:
     """In the reception of round 2."""
-    fed, method = federation(dtype="float32"), make(name)
+    fed, method = federation(dtype=dtype), make(name)
     state = method.receive(fed.at(1), method.init(fed), fed.cohort(1))
     state = method.update(fed.at(1), state, fed.cohort(1))
     now = fed.at(2)
