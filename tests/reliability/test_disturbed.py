@@ -96,6 +96,7 @@ def checkpoint(of: Trials, spoil: Callable[[Path], None]) -> Callable[[Path, Dis
     return disturb
 
 
+@pytest.mark.slow
 def test_flipped_bits(trials: Of, tally: Tally) -> None:
     """checkpoint with a flipped bit"""
     of, chance = trials("run"), random.Random(0)

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cases import rest_slow
 from support.command import Done
 from support.faults import aftermath
 from support.faults.client import Child, Forks
@@ -65,7 +64,8 @@ def alive(child: Child) -> bool:
     return Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("processes", rest_slow((2, 8), 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 8])
 def test_same(processes: int, forks: Forks, material: Material, tmp_path: Path, tally: Tally) -> None:
     """processes that want the same run at the same moment"""
     reference = material.path("first")
