@@ -7,6 +7,7 @@ fork: each process connects by itself.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -29,6 +30,9 @@ from pflbench.store import journal
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, json_or_unreadable, place, sqlite_path, without_password
 from pflbench.store.opened import putting_back, require_in_place, rescued, watch
 from pflbench.store.schema import ReferenceRow
+
+# What it logs it raises as well. Without a handler Python would print it, with a traceback, as of a Ctrl-C while a file is closed.
+logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
 
 T = TypeVar("T")
 VERSION_TABLE = "pflbench_version"  # a name of our own: other programs' databases have an alembic_version, too

@@ -73,6 +73,7 @@ def test_a_fault_is_named_and_counted(shell, gpu, monkeypatch):
     assert found["device"] == "A GPU made of Python"
 
 
+@pytest.mark.slow
 def test_the_first_run_checks_what_it_needs_and_the_second_nothing(shell, gpu, monkeypatch):
     monkeypatch.setattr(contract, "MANY", (10,) * 8)
     first = shell("run", "-m", "fedavg", *FAST)

@@ -47,6 +47,7 @@ def test_nothing_yet_says_what_it_takes(command: tuple[str, str], says: str, she
         Path("again").touch()
 
 
+@pytest.mark.slow
 def test_every_table_and_figure_leads_on(shell: Shell) -> None:
     for kind, name in [*(("table", name) for name in TABLES), *(("plot", name) for name in PLOTS if name != "distribution")]:
         assert f"{name} --scale smoke|quick|full" in shell.refused(kind, name)

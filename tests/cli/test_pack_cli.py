@@ -26,6 +26,7 @@ def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_same_lines(shell: Shell, tmp_path: Path) -> None:
     command = ("run", "-m", "local", "-m", "fedavg", *SHORT, "--seeds", "0-1")
     packed = shell(*command, "--pack", "auto")

@@ -27,6 +27,7 @@ def rows(query, database="pflbench.db"):
     return found
 
 
+@pytest.mark.slow
 def test_a_list_makes_the_runs_of_separate_commands_and_tells_them_apart(shell):
     command = ("run", "-m", "fedavg", "-m", "fedala", *SHORT, "--rounds", "1")  # FedALA's initial stage is in the second
     planned = [one["key"] for one in parsed(shell(*command, "--set", "fedala.p=1,2", "--dry-run"))]

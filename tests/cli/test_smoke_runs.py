@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
+import pytest
 from support.command import Shell
 
 
@@ -31,6 +32,7 @@ def test_smoke_runs_stay_out_unless_asked_for(shell: Shell) -> None:
     assert shell(*smoke, "-f", "json").out.count('"mean"') == 1, "its own table has its own runs"
 
 
+@pytest.mark.slow
 def test_only_smoke_is_kept_apart(shell: Shell) -> None:
     """The record says for which scale a run was made; `run` says none."""
     shell("reproduce", "ablation", "--scale", "smoke", "-q")

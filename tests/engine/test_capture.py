@@ -377,6 +377,7 @@ def test_a_program_that_gives_other_numbers_is_not_used():
     assert list(fed.executor.programs.apart) == ["not captured: the program gave other numbers"]
 
 
+@pytest.mark.slow
 def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever():
     fed = captured()
     S, anchor = fed.nobody_left_out(), torch.zeros(fed.flat.size, dtype=fed.dtype)

@@ -122,6 +122,7 @@ def test_a_missing_file_and_a_name_given_twice(shell: Shell) -> None:
     assert f"as the method of {a} is" in shell.refused("methods", "list", "--plugin", a, "--plugin", b)
 
 
+@pytest.mark.slow
 def test_ala_plugs_in_where_a_method_loads_what_it_received(shell: Shell) -> None:
     file = write("own.py", OWN)
     (own,) = parsed(shell(*RUN, "--plugin", file, "-m", "own", "--ala", "--json"))
@@ -197,6 +198,7 @@ def test_a_new_method_needs_a_name_of_its_own(shell: Shell, tmp_path: Path, name
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_template_s_own_test_passes_and_can_fail(
     shell: Shell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ def test_sql(name: str, trials: Of, tally: Tally) -> None:
         of.killed_at(tally, "sql", at)
 
 
-@pytest.mark.parametrize("name", rest_slow(NAMES, "run", "export csv"))
+@pytest.mark.parametrize("name", rest_slow(NAMES, "run"))
 def test_files(name: str, trials: Of, tally: Tally) -> None:
     """kill -9 before a file operation"""
     of = trials(name)

@@ -85,6 +85,7 @@ def test_of_several_seeds_the_first_is_drawn(engine: Engine) -> None:
     assert drawing.runs == (2,)
 
 
+@pytest.mark.slow
 def test_all_of_it_from_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The losses that ALA reports agree with what the figures' captions say of them."""
     monkeypatch.chdir(tmp_path)

@@ -418,6 +418,7 @@ def test_an_empty_live_page_has_the_paper_map(tmp_path: Path) -> None:
     empty.dispose()
 
 
+@pytest.mark.slow
 def test_a_page_of_18_runs_of_the_papers_length_is_under_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """18 methods with 2,000 rounds and 20 clients, whose numbers are as long as numbers get; each with a page of its own."""
     import numpy as np

@@ -389,3 +389,23 @@ def test_a_run_in_a_read_only_folder_is_told_of_its_database(filled: Path, monke
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(UserError, match=f"^{filled} can be read, but no run be made"), locks.locked(engine, "a" * 16):
         pass
+
+
+def test_an_interruption_while_a_connection_is_closed_prints_no_traceback(tmp_path: Path) -> None:
+    program = f"""
+from pflbench.store import database
+
+def interrupted(connection):
+    connection.close()
+    raise KeyboardInterrupt
+
+engine = database.open_engine("sqlite:///{tmp_path / "a.db"}")
+engine.connect().close()
+engine.dialect.do_close = interrupted
+try:
+    engine.dispose()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")

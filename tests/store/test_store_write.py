@@ -266,6 +266,7 @@ def test_killed_writer_leaves_all_committed_rounds(tmp_path: Path) -> None:
     assert whole == [(t, 20) for t in rounds]
 
 
+@pytest.mark.slow
 def test_two_processes_write_different_runs(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     for process in [python(WRITE_ROUNDS, path, seed, 150) for seed in (0, 1)]:
