@@ -31,7 +31,7 @@ from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, json_or_u
 from pflbench.store.opened import putting_back, require_in_place, rescued, watch
 from pflbench.store.schema import ReferenceRow
 
-# What it logs it raises as well. Without a handler Python would print it, with a traceback, as of a Ctrl-C while a file is closed.
+# What it logs it raises as well. Without a handler Python prints it, with a traceback, as of a Ctrl-C while a file is closed.
 logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
 
 T = TypeVar("T")
