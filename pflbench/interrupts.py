@@ -23,8 +23,11 @@ _waiting = False
 
 
 @contextmanager
-def caught() -> Iterator[None]:
-    """Until the end of the block these signals raise KeyboardInterrupt. Elsewhere than in the main thread nothing changes."""
+def caught(*, last: bool = False) -> Iterator[None]:
+    """Until the end of the block these signals raise KeyboardInterrupt. Elsewhere than in the main thread nothing changes.
+
+    last: the process ends with the block. If a signal has come, further ones are ignored then: Python would print tracebacks.
+    """
     global _first, _depth, _waiting
     _first, _depth, _waiting = None, 0, False
     if threading.current_thread() is not threading.main_thread():
@@ -38,7 +41,7 @@ def caught() -> Iterator[None]:
         yield
     finally:
         for number, handler in changed.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if last and arrived() else handler)
 
 
 @contextmanager

@@ -82,10 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     141 where whoever read stdout has seen enough, such as `head`: without a word, as other programs do.
     Ctrl-C, SIGTERM and SIGHUP end it with 130, 143 and 129. With PFLBENCH_DEBUG=1 exceptions pass, with their traceback.
     """
+    alone = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     remember(arguments)
     prepare_streams()
-    with interrupts.caught():
+    with interrupts.caught(last=alone):
         code = _made(arguments)
         return interrupts.exit_code() if code and interrupts.arrived() else code
 

@@ -195,3 +195,20 @@ def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str)
     assert rows(tmp_path, "SELECT status FROM run WHERE status <> 'finished'") == kept
     assert len(list(tmp_path.glob("*.checkpoints/*.pt"))) == len(kept)
     assert done.err.count(" up to ") == len(kept)
+
+
+def test_what_comes_after_the_last_block_is_ignored() -> None:
+    """Else Python, on its way out, would print a traceback or be killed."""
+    program = """
+import os, signal
+from pflbench import interrupts
+try:
+    with interrupts.caught(last=True):
+        os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    for number in interrupts.SIGNALS:
+        os.kill(os.getpid(), number)
+    print(interrupts.exit_code())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("143\n", "")

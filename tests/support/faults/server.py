@@ -101,7 +101,7 @@ def child(arguments: list[str], folder: str, out: str, variables: dict[str, str]
     sys.argv = ["pflbench", *arguments]
     for name, settings in disturbed:
         getattr(disturbances, name)(**settings)
-    return pflbench.cli.main(arguments)
+    return pflbench.cli.main()
 
 
 if __name__ == "__main__":
