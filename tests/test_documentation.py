@@ -77,10 +77,10 @@ def differs_after(shown: list[str], rest: list[str]) -> str:
     return next((told for told in tails if not told), f"{shown!r} is not in {rest!r}")
 
 
-PAGES = [TOGETHER, *(pytest.param((page,), marks=pytest.mark.slow) for page in AUTHORS)]
+GROUPS = [TOGETHER, *(pytest.param((page,), marks=pytest.mark.slow) for page in AUTHORS)]
 
 
-@pytest.mark.parametrize("pages", PAGES, ids=["usage", "methods", "models"])
+@pytest.mark.parametrize("pages", GROUPS, ids=["usage", "methods", "models"])
 def test_the_examples_are_what_is_printed(shell: Shell, pages: tuple[Path, ...]) -> None:
     wrong = []
     for page in pages:
