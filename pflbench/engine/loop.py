@@ -18,7 +18,6 @@ from pflbench import environment
 from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
-from pflbench.engine.layers import Factors, LargeLinear, install
 from pflbench.engine.requests import (
     Direct,
     Evaluate,
@@ -66,9 +65,6 @@ class Worker:
         # On a GPU sparse gradients would be added up in another order every time, and cost a synchronisation per step.
         compact = self.module if samples.device.type == "cpu" else nn.Module()
         self.embeddings = [m for m in compact.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
-        self.large = install(compact, {nn.Linear: LargeLinear})
-        self.factors: dict[Tensor, Factors] = {}  # of the gradients of large layers' weights
-        self.compact = False
 
     def load(self, row: Tensor, buffers: Tensor) -> None:
         self.row.copy_(row)
@@ -102,15 +98,8 @@ class Worker:
         return [p for name, p in self.parameters.items() if name in inside]
 
     def train(self, *, compact: bool) -> None:
-        """Training mode. compact: gradients are made for `descend` alone, and need not be whole tensors.
-
-        Those of embeddings then hold the rows of the batch's tokens, and those of large linear layers stay factors.
-        """
+        """Training mode. compact: gradients of embeddings are sparse, the rows of the batch's tokens: enough for `descend`."""
         self.module.train()
-        self.compact = compact
-        self.factors = {layer.weight: Factors() for layer in self.large} if compact else {}  # none that an interrupted step left
-        for layer in self.large:
-            layer.factors = self.factors.get(layer.weight)
         for embedding in self.embeddings:
             embedding.sparse = compact
 
@@ -128,21 +117,17 @@ class Worker:
 
     def gradients(
         self, index: Tensor, parameters: list[Tensor], objective: Objective | None = None
-    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """The loss and its gradients; None for the weights that only `descend` knows the gradients of."""
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss and its gradients."""
         x, y = self.batch(index)
         compared = [output(reference.module, x) for reference in self.references] if objective else []
         with torch.enable_grad():
             loss = self.value(x, y, objective, compared)
-            return loss.detach(), torch.autograd.grad(loss, parameters, allow_unused=self.compact)
+            return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
 
-    def descend(self, parameters: list[Tensor], grads: tuple[Tensor | None, ...], lr: float) -> None:
+    def descend(self, parameters: list[Tensor], grads: tuple[Tensor, ...], lr: float) -> None:
         """A step of SGD."""
-        whole = [(p, g) for p, g in zip(parameters, grads, strict=True) if g is not None]
-        if whole:
-            torch._foreach_add_([p for p, _ in whole], [g for _, g in whole], alpha=-lr)
-        for weight, factors in self.factors.items():
-            factors.descend(weight, lr)
+        torch._foreach_add_(parameters, list(grads), alpha=-lr)
 
     def value(self, x: Tensor, y: Tensor, objective: Objective | None, compared: list[Output]) -> Tensor:
         if objective is None:
@@ -226,7 +211,7 @@ class LoopExecutor(Direct):
                     correction, penalty = correct(worker.pull(), **arguments)
                     loss = loss + penalty
                 if optimizer is not None:
-                    g = torch.cat([g.reshape(-1) for g in grads if g is not None])
+                    g = torch.cat([g.reshape(-1) for g in grads])
                     g = g if correct is None else g.add_(correction[columns])
                     optimizer.torch_step(worker.pull()[columns], g, lr, {name: value[i] for name, value in moments_out.items()})
                     worker.push()
@@ -271,7 +256,7 @@ class LoopExecutor(Direct):
                 worker.push()
                 loss, grads = worker.gradients(pieces[part], parameters, asked.objective)
                 losses.append(loss)
-                return torch.cat([g.reshape(-1) for g in grads if g is not None])
+                return torch.cat([g.reshape(-1) for g in grads])
 
             for j, index in enumerate(worker.batches(plan, i)):
                 pieces = index.tensor_split(asked.parts)

@@ -35,13 +35,6 @@ class Samples:
         new.x, new.y = like.new_zeros(count, *like.shape), self.y.new_zeros(count)
         return new
 
-    def without_data(self) -> Samples:
-        """The same on the device "meta", where tensors have shapes alone."""
-        new = copy.copy(self)
-        new.device = torch.device("meta")
-        new.x, new.y, new._half = (tensor.to(new.device) for tensor in (self.x, self.y, self._half))
-        return new
-
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [*index.shape, ...] and labels [*index.shape].
 

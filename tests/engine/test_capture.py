@@ -18,12 +18,11 @@ from pflbench import methods
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation, tensors, train
 from pflbench.engine.batched import program
-from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.executor import LARGE, BatchedExecutor
 from pflbench.engine.batched.program import MIXED, Graph, bucket, capture
 from pflbench.engine.batched.programs import KINDS, Programs, frozen
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
-from pflbench.engine.layers import LARGE
 from pflbench.engine.requests import Sgd
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
@@ -88,7 +87,7 @@ assert bucket(5, len(SIX)) == 6
 @pytest.mark.parametrize(("model", "large"), [("mlp", LARGE), ("mlp", 1), ("fasttext", LARGE)])
 def test_a_client_that_has_finished_stays_finite(model, large, monkeypatch):
     """The step that others go on to make would find no numbers for it any more, and 0 times none is none."""
-    monkeypatch.setattr("pflbench.engine.batched.layers.LARGE", large)
+    monkeypatch.setattr("pflbench.engine.batched.executor.LARGE", large)
     found = []
     for fed in (federation(model, n=SIX), captured(model, n=SIX)):
         plan, rows, buffers = fed.batches(fed.nobody_left_out(), 1), fed.everyone(fed.initial()), fed.buffers_of("model")

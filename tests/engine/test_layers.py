@@ -14,18 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pflbench import methods
 from pflbench.contract.small import federation, tensors, train
-from pflbench.engine.batched import layers
+from pflbench.engine.batched import executor
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.layers import (
     CONVOLUTIONS,
-    TOGETHER,
-    FactorsOfAll,
-    Layers,
     cross_entropy,
     fastest,
+    install,
     track_statistics,
 )
-from pflbench.engine.layers import install
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.run import execution
@@ -81,7 +78,7 @@ def own(models, names):
 def together(models, x, y, tracked=True):
     """Gradients, losses and buffers by the merged layers."""
     module = copy.deepcopy(models[0]).train()
-    install(module, TOGETHER)
+    install(module)
     track_statistics(module, tracked)
 
     def loss(params, buffers, x, y):
@@ -118,7 +115,7 @@ def test_statistics_stay_where_they_are_not_wanted(clients):
 def test_evaluation_is_that_of_each_client(clients):
     models, x, _ = clients
     module = copy.deepcopy(models[0])
-    install(module.eval(), TOGETHER)
+    install(module.eval())
 
     def logits(params, buffers, x):
         return functional_call(module, (params, buffers), (x,))
@@ -130,7 +127,7 @@ def test_evaluation_is_that_of_each_client(clients):
 
 def test_a_single_value_cannot_be_normalised():
     module = nn.BatchNorm1d(3)
-    install(module, TOGETHER)
+    install(module)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         module(torch.zeros(1, 3))
 
@@ -155,7 +152,7 @@ def test_other_layers_are_left_alone():
     own.forward = lambda x: x
     kept.append(own)
     types = [type(layer) for layer in kept]
-    assert install(kept, TOGETHER) == []
+    install(kept)
     assert [type(layer) for layer in kept] == types
 
 
@@ -190,46 +187,19 @@ def assert_same(name, a, b, rounds):
         torch.testing.assert_close(found[field], value, rtol=0, atol=1e-10)
 
 
-# -- large linear layers --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def large(monkeypatch):
-    """The layer "fc" of the small CNN is large, "output" is not."""
-    monkeypatch.setattr(layers, "LARGE", 4000)
-
-
-def steps(monkeypatch, columns=None, engine="batched"):
-    """FedAvg's models after a round; columns: of the layers trained."""
-    fed = federation("cnn", engine, n=(12, 7, 9), lr=0.1)
-    S = fed.nobody_left_out()
-    where = slice(None) if columns is None else fed.flat.columns(columns)
-    taken, whole = [], FactorsOfAll.subtract
-    monkeypatch.setattr(FactorsOfAll, "subtract", lambda mine, *a: taken.append(len(mine.pairs)) or whole(mine, *a))
-    return fed.at(1).sgd(fed.everyone(fed.initial()), S, columns=where), taken
+# -- large parameters -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("columns", [None, ["fc"], ["conv_2", "fc"], ["fc", "output"], ["output"]])
-def test_the_step_is_the_same(columns, large, monkeypatch):
-    expected, _ = steps(monkeypatch, columns, "loop")
-    found, taken = steps(monkeypatch, columns)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    assert taken == ([] if columns == ["output"] else [1] * len(taken))
-    assert bool(taken) == (columns != ["output"])
-
-
-@pytest.mark.parametrize("name", ["fedprox", "ditto", "fedala", "pfedme"])
-def test_methods_train_the_same(name, large):
-    assert_same(name, *(federation("cnn", engine, n=(9, 7)) for engine in ("loop", "batched")), 2)
-
-
-def test_which_weights_are_taken(large):
-    module = nn.Sequential(nn.Linear(100, 50), nn.Linear(50, 90, bias=False), nn.Linear(90, 3))
-    taken = Layers(module, Samples(np.zeros((2, 100)), np.zeros(2), torch.float32, CPU))
-    names = {name for name, _ in module.named_parameters()}
-    assert taken.large(names).keys() == {"0.weight"}
-    assert not taken.large(names - {"0.bias"}), "nothing would lead to the layer"
-    assert not taken.large({"2.weight", "2.bias"})
+def test_a_step_is_the_same_where_large_gradients_are_not_copied_beside_the_others(columns, monkeypatch):
+    """The layer "fc" of the small CNN counts as large, "output" does not; one client ends before the others."""
+    monkeypatch.setattr(executor, "LARGE", 4000)
+    trained = []
+    for engine in ("loop", "batched"):
+        fed = federation("cnn", engine, n=(12, 7, 9), lr=0.1)
+        where = slice(None) if columns is None else fed.flat.columns(columns)
+        trained.append(fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out(), columns=where))
+    torch.testing.assert_close(*trained, rtol=0, atol=1e-12)
 
 
 # -- convolutions ---------------------------------------------------------------------------------------------------------

@@ -2,18 +2,15 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 from pflbench.contract.small import federation, train
-from pflbench.engine import layers
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop import Worker
-from pflbench.engine.samples import Samples
 from pflbench.methods.fedala import FedALA
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedprox import FedProx
@@ -85,84 +82,3 @@ def test_an_embedding_scaled_by_frequency_keeps_dense_gradients(texts):
     worker.train(compact=True)
     _, (gradient, *_) = worker.gradients(torch.tensor([3]), worker.select(slice(None)))
     assert not gradient.is_sparse
-
-
-class Twice(nn.Module):
-    """One layer at two places, and its weight at a third."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-        self.output = nn.Linear(6, 3, bias=False)
-
-    def forward(self, x):
-        return self.output(torch.tanh(self.layer(torch.tanh(self.layer(x)))) @ self.layer.weight)
-
-
-@pytest.fixture
-def large(monkeypatch):
-    """Every linear layer counts as large."""
-    monkeypatch.setattr(layers, "LARGE", 1)
-
-
-def worker_on(module):
-    samples = Samples(np.random.default_rng(3).normal(size=(20, 6)), np.arange(20) % 3, torch.float64, torch.device("cpu"))
-    worker = Worker(Flat(module), samples, F.cross_entropy)
-    worker.load(worker.flat.row(), torch.empty(0, dtype=torch.float64))
-    return worker
-
-
-@torch.no_grad()
-def stepped(worker, index, columns=slice(None)):
-    worker.train(compact=True)
-    parameters = worker.select(columns)
-    _, gradients = worker.gradients(index, parameters)
-    worker.descend(parameters, gradients, 0.3)
-    return gradients
-
-
-@pytest.mark.parametrize("columns", [slice(None), slice(0, 42), slice(42, 60)])
-def test_factored_steps_are_those_of_whole_gradients(large, columns):
-    """A shared layer, whose gradient has three parts; also where only that (42 numbers) or only what is above it is trained."""
-    torch.manual_seed(0)
-    module = Twice().double()
-    worker, index = worker_on(module), torch.arange(7)
-    x, y = worker.samples.batch(index)
-    before = row = worker.row.clone()
-    for _ in range(3):
-        vector_to_parameters(row, module.parameters())
-        gradients = torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
-        row = row.clone()
-        row[columns] -= 0.3 * parameters_to_vector(gradients)[columns]
-        stepped(worker, index, columns)
-    torch.testing.assert_close(worker.pull(), row, rtol=0, atol=1e-13)
-    assert (row - before).abs().max() > 0.01
-
-
-def test_a_large_layer_has_no_gradient_tensor_in_sgd_and_one_in_other_inner_loops(large):
-    worker = worker_on(nn.Sequential(nn.Linear(6, 3)).double())
-    weight, bias = stepped(worker, torch.arange(7))
-    assert weight is None
-    assert bias.shape == (3,)
-    worker.train(compact=False)
-    _, (weight, _) = worker.gradients(torch.arange(7), worker.select(slice(None)))
-    assert weight.shape == (3, 6)
-
-
-def test_what_an_interrupted_step_left_is_forgotten(large):
-    worker, twin = (worker_on(nn.Sequential(nn.Linear(6, 3, bias=False)).double()) for _ in range(2))
-    twin.load(worker.row, torch.empty(0, dtype=torch.float64))
-    with torch.no_grad():
-        worker.train(compact=True)
-        worker.gradients(torch.arange(5), worker.select(slice(None)))  # and then no `descend`
-    for each in (worker, twin):
-        stepped(each, torch.arange(5, 12))
-    assert torch.equal(worker.pull(), twin.pull())
-
-
-def test_fedavg_and_fedprox_train_the_same_with_factored_layers(large):
-    """FedProx's correction is taken at the model before the step."""
-    for method in (FedAvg(), FedProx(mu=0.7)):
-        fed, other = federation("mlp", "loop"), federation("mlp", "batched")
-        torch.testing.assert_close(train(method, fed, 2).w, train(method, other, 2).w, rtol=0, atol=1e-12)
-        fed.executor.close()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.evaluation import Layout
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
-from pflbench.engine.batched.layers import Layers, convolving
+from pflbench.engine.batched.layers import convolving
 from pflbench.engine.batched.program import Advance, Capture, Inputs
 from pflbench.engine.batched.programs import Programs, frozen
 from pflbench.engine.batched.steps import Block, blocks
@@ -44,6 +44,7 @@ from pflbench.engine.requests import (
 )
 from pflbench.engine.samples import Samples
 
+LARGE = 2**18  # numbers of one parameter: a copy of it beside the others costs more than a kernel of its own
 EVALUATED_AT_ONCE = 8192  # samples of all clients together
 EVALUATED_PER_CLIENT = 512
 REFERENCE, RATE = "reference {}", "learning rate"  # among what a step is given: no keywords
@@ -77,7 +78,7 @@ class BatchedExecutor(Direct):
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.convolution = convolution
-        self.gradients = Gradients(flat, self.module, samples, loss, Layers(self.module, samples))
+        self.gradients = Gradients(flat, self.module, samples, loss)
         self._heads: list[BatchedExecutor] = []  # not in use
         self._owner: BatchedExecutor | None = None
 
@@ -107,9 +108,8 @@ class BatchedExecutor(Direct):
         moments_out = {name: value.clone() for name, value in asked.moments.items()}
         compared, merged, optimizer = len(asked.references), asked.objective is None and not asked.references, asked.optimizer
         lr = None if isinstance(asked.lr, Tensor) else asked.lr
-        alone = merged and optimizer is None
-        lookup = self.gradients.lookup(columns) if alone else None
-        gradients = self.gradients.make(columns, asked.objective, lookup, factors=alone)
+        lookup = self.gradients.lookup(columns) if merged and optimizer is None else None
+        gradients = self.gradients.make(columns, asked.objective, lookup)
         advance = self._descent(gradients, lookup, lr, columns, asked.correct, compared, optimizer)
         kind = ("sgd", lr, columns.start, columns.stop, frozen(asked.correct), frozen(asked.objective), compared, optimizer)
         inputs = {**asked.given, **{REFERENCE.format(i): r for i, r in enumerate(asked.references)}}
@@ -254,10 +254,8 @@ class BatchedExecutor(Direct):
                 tokens, _ = self.samples.batch(inputs.index)
                 lookup.descend(views.pop(lookup.name), tokens, grads.pop(lookup.name), rate, over)
             for name, view in views.items():
-                if not isinstance(grads[name], Tensor):
-                    grads.pop(name).subtract(view, rate, over)
-                elif over is None:
-                    _subtract(view, grads[name], rate, None)
+                if over is None or view[0].numel() >= LARGE:
+                    _subtract(view, grads.pop(name), rate, over)
             if over is not None:  # as few kernels for all of them as may be: most are small
                 for run in side_by_side(e for e in self.flat.within(columns) if e.name in grads):
                     together = torch.cat([grads[e.name].reshape(len(w), -1) for e in run], dim=1)

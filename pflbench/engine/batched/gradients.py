@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from pflbench.engine.batched.layers import Layers, convolutions, cross_entropy, keeping, track_statistics
+from pflbench.engine.batched.layers import change_buffers_in_place, convolutions, cross_entropy, install, track_statistics
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import ALL, Loss, Objective, output
 from pflbench.engine.samples import Samples
 
 Named = dict[str, Tensor]
 IMAGES = 4  # dimensions of a batch of images, and of the kernels for them
-Gradient = Callable[..., tuple[dict[str, Any], Tensor, Tensor]]
+Gradient = Callable[..., tuple[Named, Tensor, Tensor]]
 
 
 class _Called(nn.Module):
@@ -95,10 +95,11 @@ def _clients(tokens: Tensor) -> Tensor:
 
 
 class Gradients:
-    """Of the clients' objectives, on a model of its own in training mode."""
+    """Of the clients' objectives, on a model of its own in training mode, whose layers it replaces (`layers.install`)."""
 
-    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss, layers: Layers) -> None:
-        self.layers = layers
+    def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss) -> None:
+        install(module)
+        self._buffers_in_place = change_buffers_in_place(module)
         self.flat = flat
         self.module = module
         self.samples = samples
@@ -122,19 +123,14 @@ class Gradients:
         found = self._lookup
         return found if found and found.name in {entry.name for entry in self.flat.within(columns)} else None
 
-    def make(
-        self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None, *, factors: bool = False
-    ) -> Gradient:
+    def make(self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None) -> Gradient:
         """(rows [c, P], buffers [c, B], index [c, b], references, weights) -> gradients by name, losses [c], new buffers [c, B].
 
         weights: each sample's share of the mean loss, [c, b]; None where all count the same, as they must under an objective of
-        a method's own. lookup: the gradient of its parameter is that of the vectors looked up. factors: the gradient of a large
-        linear layer's weight is layers.FactorsOfAll.
+        a method's own. lookup: the gradient of its parameter is that of the vectors looked up.
         """
         module = lookup.module if lookup else self.module
         trained = {e.name for e in self.flat.within(columns)}
-        large = self.layers.large(trained) if factors and not lookup else {}
-        trained -= large.keys()
         whole = _Called(output, module)
 
         def loss_of(
@@ -169,10 +165,9 @@ class Gradients:
             compared = tuple(self.flat.views(r) for r in references)
             over = (0, 0, 0, 0, 0, 0, None if weights is None else 0)
             per_client = vmap(grad_and_value(loss_of, has_aux=True), in_dims=over)
-            with keeping(large) as kept:
-                grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights)
+            grads, (loss, after) = per_client(params, constants, self._own_buffers(b), x, y, compared, weights)
             buffers = [after[entry.name].reshape(len(b), -1).to(b.dtype) for entry in self.flat.buffers]
-            return {**grads, **kept}, loss, torch.cat(buffers, dim=1) if buffers else b
+            return grads, loss, torch.cat(buffers, dim=1) if buffers else b
 
         return gradients
 
@@ -212,7 +207,7 @@ class Gradients:
         """For the module to change."""
         if not self.flat.buffers:
             return {}
-        if self.layers.own_buffers:
+        if self._buffers_in_place:
             return self.buffers(rows.clone())
         # Reshaping what lies apart is a copy, in which changes of it are lost.
         return {name: v.clone(memory_format=torch.contiguous_format) for name, v in self.buffers(rows).items()}

@@ -7,10 +7,8 @@ without weights and multiplies afterwards, in some nine passes over the images w
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +17,6 @@ from torch import Tensor, autograd, nn
 from torch.nn import functional as F
 
 from pflbench.engine import devices
-from pflbench.engine.layers import LARGE, Factors, Product, Ways, install
-from pflbench.engine.samples import Samples
 
 CONVOLUTIONS = ("heuristic", "benchmark")  # how cuDNN finds the algorithm for a shape: by its rules, or by trying all it has
 REPEATS = 3
@@ -175,66 +171,12 @@ def track_statistics(module: nn.Module, tracked: bool) -> None:
 class _Linear(nn.Linear):
     """`vmap` would multiply the bias by 1 first."""
 
-    factors: FactorsOfAll | None = None  # where to keep them
-
     @staticmethod
     def suits(layer: nn.Linear) -> bool:
         return layer.bias is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.factors is None or x.dim() < 2:
-            return x @ self.weight.t() + self.bias
-        product: Tensor = _ProductOfAll.apply(x, self.weight, self.bias, self.factors)  # type: ignore[no-untyped-call]
-        return product
-
-
-class _ProductOfAll(Product):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, factors: FactorsOfAll) -> Tensor:  # type: ignore[override]
-        return x @ weight.t() + bias
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, ctx.factors = inputs
-        ctx.save_for_backward(x, weight)
-
-
-class FactorsOfAll(Factors):
-    """Pairs of g [c, b, out] and x [c, b, in]."""
-
-    def keep(self, g: Tensor, x: Tensor) -> None:
-        _Keep.apply(self, g, x)  # type: ignore[no-untyped-call]
-
-    def subtract(self, weight: Tensor, lr: float | Tensor, over: Tensor | None) -> None:
-        """weight [c, out, in] -= lr * g^T x, but in the rows of clients that are over [c]."""
-        for pair in self.pairs:
-            # Of both factors, since 0 times what is no number is none.
-            g, x = pair if over is None else (factor.masked_fill(over[:, None, None], 0) for factor in pair)
-            if isinstance(lr, Tensor):
-                weight.baddbmm_((g * lr).transpose(1, 2), x, alpha=-1)
-            else:
-                weight.baddbmm_(g.transpose(1, 2), x, alpha=-lr)
-
-
-class _Keep(autograd.Function):
-    """(factors, g, x), of which `vmap` shows all clients at once; without it there is one."""
-
-    @staticmethod
-    def forward(factors: FactorsOfAll, g: Tensor, x: Tensor) -> Tensor:
-        factors.pairs.append((g[None].flatten(1, -2), x[None].flatten(1, -2)))
-        return g
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], factors: FactorsOfAll, g: Tensor, x: Tensor) -> tuple[Tensor, int | None]:
-        g_of_all, x_of_all = (_with_clients(value, dim, info.batch_size, 0) for value, dim in zip((g, x), dims[1:], strict=True))
-        factors.pairs.append((g_of_all.flatten(1, -2), x_of_all.flatten(1, -2)))
-        return g, dims[1]
+        return x @ self.weight.t() + self.bias
 
 
 # -- convolutions ---------------------------------------------------------------------------------------------------------
@@ -289,57 +231,27 @@ def cross_entropy(logits: Tensor, y: Tensor, *options: Any, **named: Any) -> Ten
 
 # -- a module with all of these -------------------------------------------------------------------------------------------
 
-TOGETHER: Ways = {nn.Linear: _Linear, nn.MaxPool2d: _MaxPool, nn.BatchNorm1d: _BatchNorm1d, nn.BatchNorm2d: _BatchNorm2d}
+TOGETHER: Mapping[type[nn.Module], Any] = {
+    nn.Linear: _Linear,
+    nn.MaxPool2d: _MaxPool,
+    nn.BatchNorm1d: _BatchNorm1d,
+    nn.BatchNorm2d: _BatchNorm2d,
+}
 
 
-class Layers:
-    """Takes over the layers of a module. samples: what it is for, on any device."""
-
-    def __init__(self, module: nn.Module, samples: Samples) -> None:
-        for layer in install(module, TOGETHER):
-            if isinstance(layer, _Norm):  # it counts in the rows of the buffers, which are no integers
-                layer.num_batches_tracked = layer.num_batches_tracked.to(layer.weight.dtype)  # type: ignore[union-attr]
-        # Normalisations change their buffers where they lie, however far apart they lie.
-        self.own_buffers = all(isinstance(part, _Norm) for part in module.modules() if part._buffers)
-        owners = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
-        self._large = {  # by the name of the weight
-            f"{name}.weight" if name else "weight": layer
-            for name, layer in module.named_modules()
-            if isinstance(layer, _Linear) and layer.weight.numel() >= LARGE and owners[id(layer.weight)] == 1
-        }
-        if self._large:
-            used = self._used_by_their_layers_alone(module, samples.without_data())
-            self._large = {name: layer for name, layer in self._large.items() if name in used}
-
-    def large(self, parameters: set[str]) -> dict[str, _Linear]:
-        """The layers that can keep the factors of their weights' gradients, where these parameters are trained; by weight.
-
-        The bias has to be trained too: its gradient leads to the layer. A weight that is used in other ways, too, would get no
-        gradient for these.
-        """
-        trained = {name: {name, name.removesuffix("weight") + "bias"} <= parameters for name in self._large}
-        return {name: layer for name, layer in self._large.items() if trained[name]}
-
-    def _used_by_their_layers_alone(self, module: nn.Module, samples: Samples) -> set[str]:
-        """Found in one step without data: factors are kept of these weights, and no gradient leads to them besides."""
-        alone = copy.deepcopy(module).to("meta").train()
-        large: dict[str, Any] = {name: alone.get_submodule(name.rpartition(".")[0]) for name in self._large}
-        with suppress(Exception), keeping(large) as kept, torch.enable_grad():
-            x, _ = samples.batch(torch.zeros(2, dtype=torch.int64, device="meta"))
-            weights = [layer.weight for layer in large.values()]
-            gradients = torch.autograd.grad(alone(x).sum(), [*weights, *alone.parameters()], allow_unused=True)
-            return {name for name, gradient in zip(large, gradients, strict=False) if gradient is None and kept[name].pairs}
-        return set()
+def install(module: nn.Module) -> None:
+    """Computes the module's layers so from here on, where that suits. A subclass of a layer stays as it is, and so does one
+    with a forward of its own.
+    """
+    for layer in module.modules():
+        together = TOGETHER.get(type(layer))
+        if together is None or "forward" in vars(layer) or not together.suits(layer):
+            continue
+        layer.__class__ = together
+        if isinstance(layer, _Norm):  # it counts in the rows of the buffers, which are no integers
+            layer.num_batches_tracked = layer.num_batches_tracked.to(layer.weight.dtype)  # type: ignore[union-attr]
 
 
-@contextmanager
-def keeping(layers: Mapping[str, _Linear]) -> Iterator[dict[str, FactorsOfAll]]:
-    """Inside, these layers give no gradients of their weights, but keep the factors of these."""
-    found = {name: FactorsOfAll() for name in layers}
-    for name, layer in layers.items():
-        layer.factors = found[name]
-    try:
-        yield found
-    finally:
-        for layer in layers.values():
-            layer.factors = None
+def change_buffers_in_place(module: nn.Module) -> bool:
+    """Whether all that has buffers changes them where they lie, however far apart they lie."""
+    return all(isinstance(part, _Norm) for part in module.modules() if part._buffers)
