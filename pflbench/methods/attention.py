@@ -12,14 +12,17 @@ FEWEST = 512  # columns: with many clients it is the pairs that fill the cache
 
 
 def squared_distances(w: Tensor) -> Tensor:
-    """|w_i - w_j|^2 for all pairs of rows, [c, c]. From differences: xx + yy - 2xy would lose the digits of close models."""
-    between = torch.zeros(len(w) * (len(w) - 1) // 2, dtype=torch.float64, device=w.device)
+    """|w_i - w_j|^2 for all pairs of rows, [c, c], from the products of the rows' deviations from their mean.
+
+    Products of the rows themselves would lose the digits of close models; here rounding is about 1e-16 of the largest distance.
+    """
+    inner = torch.zeros(len(w), len(w), dtype=torch.float64, device=w.device)
     for (block,) in _columns(w):
-        between += torch.pdist(block.double()).square()
-    i, j = torch.triu_indices(len(w), len(w), 1, device=w.device)
-    half = torch.zeros(len(w), len(w), dtype=torch.float64, device=w.device)
-    half[i, j] = between
-    return half + half.T
+        exact = block.double()
+        apart = exact - exact.mean(dim=0)
+        inner.addmm_(apart, apart.T)
+    squares = inner.diagonal()
+    return (squares + squares.unsqueeze(1) - 2 * inner).clamp_(min=0).fill_diagonal_(0)
 
 
 def distances(w: Tensor, v: Tensor) -> Tensor:
