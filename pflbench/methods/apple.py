@@ -109,6 +109,12 @@ class APPLE(Method):
 
     def receive(self, fed: Federation, s: APPLEState, S: Tensor) -> APPLEState:
         fed.send(s.cores, S, models=len(fed.candidates()))
+        if self.scale_lr and (rate := fed.train.lr * fed.size) >= 1:
+            fed.ledger.note(
+                "large rate",
+                f"the core models' rate is N * lr = {rate:.3g}: from 1 on training has been seen to diverge. "
+                "A smaller --lr, or --set apple.scale_lr=false, avoids that.",
+            )
         return s
 
     def update(self, fed: Federation, s: APPLEState, S: Tensor) -> APPLEState:

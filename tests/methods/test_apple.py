@@ -208,3 +208,11 @@ def test_m_is_the_number_of_clients():
 def test_impossible_values_are_refused(wrong):
     with pytest.raises(UserError, match="is not possible"):
         methods.spec("apple", wrong)
+
+
+@pytest.mark.parametrize(("lr", "scale_lr", "said"), [(0.25, True, True), (0.24, True, False), (0.25, False, False)])
+def test_a_rate_that_the_number_of_clients_makes_large_is_said(lr, scale_lr, said):
+    """Four clients: N * lr is 1 or a little less."""
+    fed, method = federation(lr=lr).at(1), APPLE(scale_lr=scale_lr)
+    method.receive(fed, method.init(fed), fed.cohort(1))
+    assert ("N * lr = 1:" in fed.ledger.notes.get("large rate", "")) == said
