@@ -1,7 +1,7 @@
 """The critical-difference diagram of `table ranks` (Demsar, JMLR 2006): the methods at their average rank.
 
-In print, drawn by scikit-posthocs, a bar joins those that Nemenyi's test does not tell apart; on a page each has half the
-critical difference to both sides.
+In print a bar joins methods between which Nemenyi's test finds no difference; on a page each method has half the critical
+difference to both sides.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from sqlalchemy import Engine
 
 from pflbench.report import style, web
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 LETTER, LINE = 0.062, 0.14  # inches, at the text's size
 LEAST = 1.1  # inches that the axis has at least: a wider figure where the names leave less
 ABOVE = 2.2  # lines above the axis, for its numbers and the critical difference
+BAR = 0.7  # lines from a bar to the next one
 ROW, AROUND = 30, 100  # on a page, pixels in height: for a method, beside them
 
 
@@ -56,38 +58,44 @@ def _draw(table: Ranks) -> Figure:
 
 
 def _diagram(ax: Axes, table: Ranks) -> None:
-    from pandas import DataFrame  # type: ignore[import-untyped]
-    from scikit_posthocs import critical_difference_diagram
+    """Below the axis the bars, one to a line, and below these the names: the better half on the left, the others on the right."""
+    order = np.argsort(table.average, kind="stable").tolist()
+    # Where Friedman's test finds no difference, Nemenyi's p say nothing.
+    bars = joined(table.average[order], table.critical) if table.rejected else []
+    for k, (best, worst) in enumerate(bars, start=1):
+        ax.plot([best, worst], [-k * BAR, -k * BAR], color="black", linewidth=2.2, solid_capstyle="butt", gid="crossbar")
+    low, high = float(table.average.min()), float(table.average.max())
+    beside = max(0.03 * (high - low), (1 - (high - low)) / 2)  # the axis is a rank wide, should all be alike
+    ax.set_xlim(low - beside, high + beside)
+    first, half = -len(bars) * BAR - 1, (len(order) + 1) // 2
+    for place, i in enumerate(order):
+        left, rank, label = place < half, float(table.average[i]), table.rows[i].label
+        y = first - (place if left else len(order) - 1 - place)
+        look, edge = table.rows[i].look.point, low - beside if left else high + beside
+        ax.plot([rank, rank, edge], [0, y, y], color=look["color"], linewidth=0.7, clip_on=False)
+        ax.plot([rank], [0], label=label, zorder=4, clip_on=False, **look)
+        text, away = (f"{label} ({rank:.2f})", -3) if left else (f"({rank:.2f}) {label}", 3)
+        ax.annotate(text, (edge, y), (away, 0), textcoords="offset points", ha="right" if left else "left", va="center")
+    ax.spines[["left", "right", "bottom"]].set_visible(False)
+    ax.spines["top"].set_visible(True)
+    ax.spines["top"].set_position(("data", 0))
+    ax.xaxis.set_ticks_position("top")
+    ax.yaxis.set_visible(False)
 
-    names = [row.label for row in table.rows]
-    spread = float(np.ptp(table.average))
-    looks = {row.label: row.look.point for row in table.rows}
-    # Where Friedman's test finds no difference, Nemenyi's p say nothing: zeros join no one.
-    p = table.nemenyi if table.rejected else np.zeros_like(table.nemenyi)
-    drawn = critical_difference_diagram(
-        dict(zip(names, table.average.tolist(), strict=True)),
-        DataFrame(p, index=names, columns=names),
-        alpha=LEVEL,
-        ax=ax,
-        label_fmt_left="{label} ({rank:.2f})",
-        label_fmt_right="({rank:.2f}) {label}",
-        color_palette={name: look["color"] for name, look in looks.items()},
-        marker_props={"marker": "none"},  # it has one for all; ours follow
-        elbow_props={"linewidth": 0.7},
-        crossbar_props={"linewidth": 2.2, "solid_capstyle": "butt", "gid": "crossbar"},
-        text_h_margin=max(0.03 * spread, (1 - spread) / 2),  # the axis is a rank wide, should all be alike
-    )
-    for text in drawn["labels"]:
-        text.set_color("black")  # the lines lead to it; some colours are too pale for letters
-    for name, rank in zip(names, table.average.tolist(), strict=True):
-        ax.plot([rank], [0], label=name, zorder=4, clip_on=False, **looks[name])
+
+def joined(average: npt.NDArray[np.float64], critical: float) -> list[tuple[float, float]]:
+    """The longest ranges of ascending ranks in which no two differ by the critical difference, as (best, worst)."""
+    ends = [int(np.flatnonzero(average - start < critical)[-1]) for start in average]
+    longest = [(i, end) for i, end in enumerate(ends) if end > i and (i == 0 or end > ends[i - 1])]
+    return [(float(average[i]), float(average[end])) for i, end in longest]
 
 
 def _fit(ax: Axes) -> float:
     """A line of text high for each row of the diagram, and no room besides: inches."""
+    from matplotlib.text import Annotation
     from matplotlib.ticker import MaxNLocator
 
-    lowest = min(text.get_position()[1] for text in ax.texts)
+    lowest = min(text.xy[1] for text in ax.texts if isinstance(text, Annotation))
     ax.set_ylim(lowest - 0.6, ABOVE)
     ax.margins(x=0)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))

@@ -119,7 +119,7 @@ def build(
         average=average,
         statistic=statistic,
         p=p,
-        nemenyi=nemenyi(accuracy),
+        nemenyi=nemenyi(average, len(full)),
         critical=critical_difference(len(rows), len(full)),
         runs=tuple(tuple(run.id for j in full for run in found.cells[i, j]) for i in rows),
         findings=_findings(rule, len(rows), len(full), statistic, p),
@@ -166,11 +166,15 @@ def least_p(rows: int, settings: int) -> float:
     return float(chi2.sf(settings * (rows - 1), rows - 1))
 
 
-def nemenyi(accuracy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """p of each pair of rows, [rows, rows]."""
-    from scikit_posthocs import posthoc_nemenyi_friedman
+def nemenyi(average: npt.NDArray[np.float64], settings: int) -> npt.NDArray[np.float64]:
+    """p of each pair of rows with these average ranks, [rows, rows]: the studentized range beyond their difference in units of
+    sqrt(k (k + 1) / (12 N)) (Demsar, JMLR 2006, section 3.2.2).
+    """
+    from scipy.stats import studentized_range
 
-    return np.asarray(posthoc_nemenyi_friedman(accuracy.round(2).T), dtype=np.float64)
+    rows = len(average)
+    differences = np.abs(average[:, None] - average) / math.sqrt(rows * (rows + 1) / (12 * settings))
+    return np.asarray(studentized_range.sf(differences, rows, np.inf), dtype=np.float64)
 
 
 def critical_difference(rows: int, settings: int) -> float:
