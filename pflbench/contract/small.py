@@ -53,16 +53,23 @@ class BatchNormNet(nn.Module):
         return logits
 
 
-SHAPES = {
-    "mlp": (12,),
-    "logreg": (12,),
-    "batchnorm": (12,),
-    "cnn": (1, 16, 16),
-    "cnn2": (1, 16, 16),
-    "resnet18": (3, 32, 32),
+NUMBERS, GREY, COLOUR, TEXT = (12,), (1, 16, 16), (3, 32, 32), (20,)  # samples
+VOCABULARY = 30
+
+
+def _suits(model: str, shape: tuple[int, ...], vocabulary: int | None = None) -> bool:
+    return model in models.MODELS and not models.MODELS[model].needs(shape, vocabulary)
+
+
+def _shape(model: str) -> tuple[int, ...]:
+    """The smallest sample that a built-in model takes."""
+    return next((shape for shape in (NUMBERS, GREY, COLOUR) if _suits(model, shape)), TEXT)
+
+
+SHAPES = {name: _shape(name) for name in models.MODELS} | {
+    "batchnorm": NUMBERS,
     "resnet20": (3, 16, 16),
     "resnet20-gn": (3, 16, 16),
-    "fasttext": (20,),
 }
 
 
@@ -89,8 +96,8 @@ def federation(
     tests = tests or tuple(max(k // 2, 1) for k in n)
     rng = np.random.default_rng(7)
     total = sum(n) + sum(tests)
-    shape = shape or SHAPES[str(model)]
-    vocabulary = 30 if model == "fasttext" else vocabulary
+    shape = shape or SHAPES.get(str(model)) or _shape(str(model))
+    vocabulary = VOCABULARY if isinstance(model, str) and _suits(model, TEXT, VOCABULARY) else vocabulary
     y = rng.integers(classes, size=total)
     x: np.ndarray
     if vocabulary is not None:

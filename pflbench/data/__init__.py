@@ -30,7 +30,6 @@ __all__ = [
     "Finding",
     "Progress",
     "Source",
-    "default_lr",
     "default_root",
     "defaults",
     "download",
@@ -48,17 +47,6 @@ __all__ = [
 
 DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, FASHIONMNIST, EMNIST, CIFAR10, CIFAR100, TINY, AGNEWS)}
 SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, NPZ, CSV, PYTHON)}
-
-_LEARNING_RATES = {
-    "cnn": 0.005,
-    "cnn2": 0.1,
-    "fasttext": 0.1,
-    "resnet18": 0.1,
-    "resnet20": 0.05,
-    "resnet20-gn": 0.05,
-    "logreg": 0.1,
-    "mlp": 0.1,
-}
 
 
 def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
@@ -182,18 +170,6 @@ def download(name: str, root: Path, variant: str | None = None, progress: Progre
 def defaults(spec: DataSpec, root: Path) -> Defaults:
     """The paper's settings for a dataset; sensible ones for own data."""
     return DATASETS[spec.name].defaults if spec.path is None else SOURCES[spec.name].defaults(Path(spec.path), root)
-
-
-def default_lr(model: str, dataset: str) -> float:
-    """The learning rate for a model on a dataset (methods.md 2.2): the CNN's is 0.1 on MNIST, 0.005 elsewhere.
-
-    Those of ResNet-20 and the EMNIST network are of Elastic Aggregation's poster (methods.md 1.16).
-    """
-    if dataset in DATASETS and DATASETS[dataset].defaults.model == model:
-        return DATASETS[dataset].defaults.lr
-    if model not in _LEARNING_RATES:
-        raise unknown("model", model, _LEARNING_RATES)
-    return _LEARNING_RATES[model]
 
 
 def _must_hold(spec: DataSpec, found: Content | None, root: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError, unknown
 from pflbench.models import outside
@@ -14,18 +15,25 @@ from pflbench.spec import OwnModel
 if TYPE_CHECKING:
     from pflbench.models.base import Backbone
 
-__all__ = ["MODELS", "Entry", "build", "facts", "find", "names", "record"]
+__all__ = ["MODELS", "Entry", "build", "facts", "find", "learning_rate", "names", "record", "title"]
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model: one line about it, its constructor, and what data it needs ("" if the given data will do)."""
+    """A model: all that is said of it without building it, and how it is built."""
 
+    title: str  # as tables and figures call it
     description: str
-    construct: Callable[[Shape, int, int | None], Backbone]
-    needs: Callable[[Shape, int | None], str]
+    lr: float  # its learning rate, where a dataset has none for it (methods.md 2.2; ResNet-20 and the EMNIST network: 1.16)
+    blocks: tuple[str, ...]  # as the FedALA paper's Table 5 calls the layers that ALA ranges over, from the top
+    needs: Callable[[Shape, int | None], str]  # of a sample's shape and the vocabulary: "" if they will do
+    module: str  # of this package
+    make: Callable[[Any, Shape, int, int | None], Backbone]  # from that module, for a shape, classes and vocabulary
+
+    def construct(self, shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
+        return self.make(import_module(f"pflbench.models.{self.module}"), shape, classes, vocabulary)
 
 
 def names() -> list[str]:
@@ -40,6 +48,18 @@ def find(text: str) -> tuple[str, OwnModel | None]:
     """
     found = outside.find(text, MODELS)
     return (text, None) if found is None else (found.name, found.source)
+
+
+def title(name: str) -> str:
+    """What tables and figures call a model; one that is not built in by its name."""
+    return MODELS[name].title if name in MODELS else name
+
+
+def learning_rate(name: str) -> float:
+    """A built-in model's. Raises UserError for an unknown one."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    return MODELS[name].lr
 
 
 def record(name: str, own: OwnModel | None) -> dict[str, str]:
@@ -75,55 +95,6 @@ def build(name: str, input_shape: Shape, classes: int, vocabulary: int | None = 
     return MODELS[name].construct(input_shape, classes, vocabulary)
 
 
-def _cnn(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
-    from pflbench.models.cnn import CNN
-
-    return CNN(shape, classes)
-
-
-def _cnn2(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
-    from pflbench.models.cnn import EmnistCNN
-
-    return EmnistCNN(shape, classes)
-
-
-def _resnet18(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
-    from pflbench.models.resnet import ResNet18
-
-    return ResNet18(classes)
-
-
-def _resnet20(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
-    from pflbench.models.resnet20 import ResNet20
-
-    return ResNet20(shape[0], classes)
-
-
-def _resnet20_gn(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
-    from pflbench.models.resnet20 import ResNet20, group_norm
-
-    return ResNet20(shape[0], classes, group_norm)
-
-
-def _fasttext(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
-    from pflbench.models.fasttext import FastText
-
-    assert vocabulary is not None  # `build` has asked `_texts`
-    return FastText(vocabulary, classes)
-
-
-def _logreg(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
-    from pflbench.models.dense import LogisticRegression
-
-    return LogisticRegression(shape, classes)
-
-
-def _mlp(shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
-    from pflbench.models.dense import MLP
-
-    return MLP(shape, classes)
-
-
 def _images(shape: Shape, vocabulary: int | None) -> str:
     fits = vocabulary is None and len(shape) == 3 and min(shape[1:]) >= 16
     return "" if fits else "images of at least 16 x 16 pixels"
@@ -143,12 +114,76 @@ def _numbers(shape: Shape, vocabulary: int | None) -> str:
 
 
 MODELS: dict[str, Entry] = {
-    "cnn": Entry("4-layer CNN (2 convolutions, 2 linear layers)", _cnn, _images),
-    "cnn2": Entry("2 convolutions, 2 linear layers, made for EMNIST", _cnn2, _images),
-    "resnet18": Entry("ResNet-18 with batch normalisation", _resnet18, _colour),
-    "resnet20": Entry("ResNet-20 with batch normalisation, made for CIFAR", _resnet20, _images),
-    "resnet20-gn": Entry("ResNet-20 with group normalisation", _resnet20_gn, _images),
-    "fasttext": Entry("fastText: mean embedding, 2 linear layers", _fasttext, _texts),
-    "logreg": Entry("logistic regression", _logreg, _numbers),
-    "mlp": Entry("multilayer perceptron with one hidden layer of 64 units", _mlp, _numbers),
+    "cnn": Entry(
+        "4-layer CNN",
+        "4-layer CNN (2 convolutions, 2 linear layers)",
+        0.005,
+        ("output", "fc", "conv_2", "conv_1"),
+        _images,
+        "cnn",
+        lambda module, shape, classes, _: module.CNN(shape, classes),
+    ),
+    "cnn2": Entry(
+        "2Conv+2Linear",
+        "2 convolutions, 2 linear layers, made for EMNIST",
+        0.1,
+        ("output", "fc", "conv_2", "conv_1"),
+        _images,
+        "cnn",
+        lambda module, shape, classes, _: module.EmnistCNN(shape, classes),
+    ),
+    "resnet18": Entry(
+        "ResNet-18",
+        "ResNet-18 with batch normalisation",
+        0.1,
+        ("fc", "conv5_x", "conv4_x", "conv3_x", "conv2_x", "conv1"),
+        _colour,
+        "resnet",
+        lambda module, shape, classes, _: module.ResNet18(classes),
+    ),
+    "resnet20": Entry(
+        "ResNet-20",
+        "ResNet-20 with batch normalisation, made for CIFAR",
+        0.05,
+        ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
+        _images,
+        "resnet20",
+        lambda module, shape, classes, _: module.ResNet20(shape[0], classes),
+    ),
+    "resnet20-gn": Entry(
+        "ResNet-20 (GN)",
+        "ResNet-20 with group normalisation",
+        0.05,
+        ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
+        _images,
+        "resnet20",
+        lambda module, shape, classes, _: module.ResNet20(shape[0], classes, module.group_norm),
+    ),
+    "fasttext": Entry(
+        "fastText",
+        "fastText: mean embedding, 2 linear layers",
+        0.1,
+        ("output", "hidden", "embedding"),
+        _texts,
+        "fasttext",
+        lambda module, shape, classes, vocabulary: module.FastText(vocabulary, classes),
+    ),
+    "logreg": Entry(
+        "logistic regression",
+        "logistic regression",
+        0.1,
+        ("output",),
+        _numbers,
+        "dense",
+        lambda module, shape, classes, _: module.LogisticRegression(shape, classes),
+    ),
+    "mlp": Entry(
+        "MLP",
+        "multilayer perceptron with one hidden layer of 64 units",
+        0.1,
+        ("output", "hidden"),
+        _numbers,
+        "dense",
+        lambda module, shape, classes, _: module.MLP(shape, classes),
+    ),
 }

@@ -1,18 +1,6 @@
-"""The blocks of the models (methods.md 4) from the top, over which ALA ranges. Building the models would import torch."""
+"""How many parameters the blocks of the models have (methods.md 4), over which ALA ranges. Building them would import torch."""
 
 from __future__ import annotations
-
-# As the FedALA paper's Table 5 calls the layers, from the top.
-NAMES = {
-    "cnn": ("output", "fc", "conv_2", "conv_1"),
-    "cnn2": ("output", "fc", "conv_2", "conv_1"),
-    "resnet18": ("fc", "conv5_x", "conv4_x", "conv3_x", "conv2_x", "conv1"),
-    "resnet20": ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
-    "resnet20-gn": ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
-    "fasttext": ("output", "hidden", "embedding"),
-    "logreg": ("output",),
-    "mlp": ("output", "hidden"),
-}
 
 # channels and height of an image, classes; of texts the vocabulary in place of both.
 _IMAGES = {"mnist": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "tiny": (3, 64, 200)}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from pflbench import methods
+from pflbench import methods, models
 from pflbench.spec import OTHER_CONTENT
 
 DATASETS = {
@@ -18,16 +18,6 @@ DATASETS = {
     "cifar100": "Cifar100",
     "tiny": "Tiny-ImageNet",
     "agnews": "AG News",
-}
-MODELS = {
-    "cnn": "4-layer CNN",
-    "cnn2": "2Conv+2Linear",
-    "resnet18": "ResNet-18",
-    "resnet20": "ResNet-20",
-    "resnet20-gn": "ResNet-20 (GN)",
-    "fasttext": "fastText",
-    "logreg": "logistic regression",
-    "mlp": "MLP",
 }
 MODEL_CODE = "own_model.content"
 _ITEMS = {
@@ -175,7 +165,7 @@ def words(key: str, value: Any) -> str:
     """'train.rounds', 20 -> '20 rounds'. Hyperparameters and whatever has no words of its own: 'p=2'."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if key == "model":
-        return MODELS.get(text, text)
+        return models.title(text)
     if key == MODEL_CODE:
         return f"code {text[:6]}"
     if key in ("data.content", "partition.content", "partition hash"):

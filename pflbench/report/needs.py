@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import blocks, labels, paper
+from pflbench.models import MODELS
+from pflbench.report import labels, paper
 from pflbench.report import statistics as stats
 from pflbench.report.paper import Place, PrintedValue
 
@@ -180,7 +181,7 @@ def command(options: Mapping[str, Any]) -> str:
 
 def _possible(line: MethodLine, place: Place) -> bool:
     p = dict(line.varied).get("p")
-    return p is None or p <= len(blocks.NAMES[place.model])
+    return p is None or p <= len(MODELS[place.model].blocks)
 
 
 def _printed(line: MethodLine, place: Place) -> PrintedValue | None:

@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any
 
 from pflbench import methods
+from pflbench.models import MODELS
 from pflbench.papers import Value, values
 from pflbench.report import labels
 from pflbench.store.runs import Select
@@ -260,8 +261,8 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
 
 @cache
 def _names() -> dict[str, str]:
-    titles = (labels.DATASETS, labels.MODELS)
-    return {title: name for names in titles for name, title in names.items()} | _OTHER_NAMES
+    titles = labels.DATASETS | {name: model.title for name, model in MODELS.items()}
+    return {title: name for name, title in titles.items()} | _OTHER_NAMES
 
 
 def _references(printed: Iterable[Value]) -> Iterator[PrintedValue]:

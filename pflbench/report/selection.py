@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Engine
 
+from pflbench import models
 from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
@@ -129,7 +130,7 @@ class Filters:
         among = Among(self.only, smoke=self.smoke or bool(self.runs))
         if not self.words or not (found := runs.results(engine, among, BEST)):
             return among
-        found = _fitting("model", self.models, found, lambda r: r.spec["model"], lambda name: labels.MODELS.get(name, name))
+        found = _fitting("model", self.models, found, lambda r: r.spec["model"], models.title)
         found = _fitting("clients", self.clients, found, lambda r: str(r.spec["partition"]["clients"]))
         found = _fitting("rounds", self.rounds, found, lambda r: str(r.spec["train"]["rounds"]))
         if self.runs:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from pflbench import data
+from pflbench import data, models
 from pflbench.errors import UserError
 from pflbench.report import labels
 from pflbench.reproduce.goal import Goal, Wanted
@@ -167,7 +167,7 @@ def _setting(spec: RunSpec) -> str:
     train, partition = spec.train, spec.partition
     joining = f", join ratio {train.join_ratio:g}" if train.join_ratio < 1 else ""
     epochs = f", {train.local_epochs} local epochs" if train.local_epochs > 1 else ""
-    where = f"{labels.label_title(spec.data.label)}, {partition.label}, {labels.MODELS.get(spec.model, spec.model)}"
+    where = f"{labels.label_title(spec.data.label)}, {partition.label}, {models.title(spec.model)}"
     return f"{where}, {partition.clients} clients{joining}{epochs}, {train.rounds} round{'s' * (train.rounds > 1)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pflbench.report import blocks
+from pflbench.models import MODELS
 from pflbench.report.needs import MethodLine, Planned, TableNeeds
 from pflbench.report.paper import Place
 
@@ -50,7 +50,7 @@ class Scale:
 
     def allows(self, line: MethodLine) -> bool:
         """Whether the model of this scale has as many blocks as ALA ranges over in this line."""
-        return not self.embedded or dict(line.varied).get("p", 1) <= len(blocks.NAMES["mlp"])
+        return not self.embedded or dict(line.varied).get("p", 1) <= len(MODELS["mlp"].blocks)
 
     def options(self, cell: Planned, fewest: int = 1) -> dict[str, Any]:
         """What it takes to run a cell at this scale: options of `pflbench run`, by the names of `plan.Wish`."""

@@ -211,7 +211,8 @@ def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: Method
     defaults = data.defaults(dataset, wish.data_dir)
     model, own = models.find(wish.model or defaults.model)
     given = _given(wish, {name: name for name in TrainSpec.model_fields if hasattr(wish, name)})
-    lr = defaults.lr if own else data.default_lr(model, dataset.name)
+    of_dataset = own or (dataset.name in data.DATASETS and model == defaults.model)
+    lr = defaults.lr if of_dataset else models.learning_rate(model)
     lr = ADAMW_LR if wish.optimizer == "adamw" else lr
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
     _require_floats(train, method)

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from pflbench import models
 from pflbench.errors import UserError
 from pflbench.plain import privately
 from pflbench.report import labels
@@ -53,7 +54,7 @@ def listed(engine: Engine, results: Sequence[Result]) -> tuple[RunLine, ...]:
                 info=info,
                 method=labels.method_title(info.method, result.title),
                 dataset=labels.label_title(info.dataset),
-                model=labels.MODELS.get(info.model, info.model),
+                model=models.title(info.model),
                 best=None if result.value is None else 100 * result.value,
                 best_round=result.round,
                 alike=tuple(cells[_cell(result)]),

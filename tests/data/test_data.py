@@ -97,14 +97,3 @@ def test_defaults_are_the_papers() -> None:
     }
     paper = [data.defaults(DataSpec(name=n), Path("data")) for n in data.DATASETS if n != "digits"]
     assert {(d.rounds, d.clients, d.beta) for d in paper} == {(2000, 20, 0.1)}
-
-
-def test_the_learning_rate_follows_the_model() -> None:
-    assert data.default_lr("cnn", "mnist") == 0.1
-    assert data.default_lr("cnn", "tiny") == 0.005
-    assert data.default_lr("resnet18", "tiny") == 0.1
-    assert data.default_lr("cnn", "folder") == 0.005
-    assert data.default_lr("resnet20", "cifar100") == data.default_lr("resnet20-gn", "cifar10") == 0.05
-    assert data.default_lr("cnn2", "emnist") == 0.1
-    with pytest.raises(UserError, match="Did you mean 'resnet18'"):
-        data.default_lr("resnet1", "tiny")

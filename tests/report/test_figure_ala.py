@@ -15,7 +15,6 @@ from support.pages import only, pages
 from support.report_database import add_partition, add_run, spec
 
 from pflbench.errors import UserError
-from pflbench.report import blocks
 from pflbench.report.declared import PLOTS
 from pflbench.report.figures import ala_convergence, ala_weights, attention, loss
 from pflbench.store import arrays, partitions
@@ -45,7 +44,7 @@ def test_layers_are_named_from_the_top_as_the_models_have_them() -> None:
         shape, vocabulary = ((200,), 50) if name == "fasttext" else ((3, 32, 32), None)
         with torch.device("meta"):  # names and shapes alone
             model = build(name, shape, 10, vocabulary)
-        assert len(blocks.NAMES[name]) == len(model.blocks)
+        assert len(MODELS[name].blocks) == len(model.blocks)
 
 
 def test_a_line_per_round_of_the_clients_losses(engine: Engine) -> None:

@@ -51,6 +51,12 @@ def test_the_papers_protocol_is_the_default(dataset: str, model: str, lr: float,
 def test_the_learning_rate_follows_the_model() -> None:
     assert one(datasets=("tiny",), model="resnet18").train.lr == 0.1
     assert one(datasets=("tiny",), model="resnet18", lr=0.02).train.lr == 0.02
+    assert one(datasets=("mnist",), model="cnn").train.lr == 0.1
+    assert one(datasets=("tiny",), model="cnn").train.lr == 0.005
+    assert one(datasets=("cifar100",), model="resnet20").train.lr == 0.05
+    assert one(datasets=("cifar10",), model="resnet20-gn").train.lr == 0.05
+    with pytest.raises(UserError, match="Did you mean 'resnet18'"):
+        one(datasets=("tiny",), model="resnet1")
 
 
 def test_every_option_reaches_the_specification() -> None:

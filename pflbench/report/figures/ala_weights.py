@@ -12,7 +12,8 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import blocks, style, web
+from pflbench.models import MODELS
+from pflbench.report import style, web
 from pflbench.report.arrangement import protocol
 from pflbench.report.layout import COLUMN, PAGE, Sheet, lettered
 from pflbench.report.selection import Filters, Observed, cut, observed_titles, one_per_line, spread, with_arrays
@@ -78,7 +79,8 @@ def panels(engine: Engine, of: Observed) -> list[LayerPanel]:
 
 
 def _layer(of: Observed, block: int) -> str:
-    names = blocks.NAMES.get(of.setting.spec["model"], ())
+    model = MODELS.get(of.setting.spec["model"])
+    names = model.blocks if model else ()
     return names[block] if block < len(names) else f"block {block + 1} from the top"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from pflbench import models
 from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import blocks, labels, paper, selection
 from pflbench.report import statistics as stats
@@ -321,7 +322,7 @@ def _head(declared: TableNeeds, place: Place, content: str = "") -> tuple[str, .
     """Dataset, with a content that is not the official one, and partition, and what else differs between its places."""
     alike = [other for other in declared.places if (other.dataset, other.partition) == (place.dataset, place.partition)]
     more = {
-        "model": labels.MODELS.get(place.model, place.model),
+        "model": models.title(place.model),
         "clients": f"{place.clients} clients",
         "join_ratio": f"join ratio {place.join_ratio:g}",
         "rounds": labels.counted(place.rounds, "round"),
