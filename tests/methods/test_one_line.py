@@ -52,7 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     template.write("late-mix", folder)
     template.write("fed-mix", folder / "pflbench" / "methods")
     contents = folder / "pflbench" / "methods" / "__init__.py"
-    line = '    "feddeper": "pflbench.methods.feddeper:FedDeper",\n'
+    name, place = list(METHODS.items())[-1]
+    line = f'    "{name}": "{place}",\n'
     text = contents.read_text()
     assert text.count(line) == 1
     contents.write_text(text.replace(line, f'{line}    "fed-mix": "pflbench.methods.fed_mix:FedMix",\n'))

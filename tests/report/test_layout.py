@@ -100,7 +100,7 @@ def test_a_legend_of_all_methods_lies_beside_the_data(all_methods: Engine, width
     check(made)
     (legend,) = made.legends
     (ax,) = made.axes
-    assert len(legend.get_texts()) == 36
+    assert len(legend.get_texts()) == 2 * len(methods.METHODS)
     beside = legend.get_window_extent().x0 >= ax.bbox.x1
     assert beside == (place == "right" or (place == "auto" and width == "two-column"))
     assert ax.bbox.width > 0.3 * made.bbox.width

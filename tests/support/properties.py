@@ -28,10 +28,6 @@ from pflbench.store import arrays, rounds, runs
 SUM_TO_ONE = {"attention", "fomo_weights", "strategies"}
 SHARES = {"ala_weights", "attention_zero_rows", "fomo_weights", "strategies"}
 ROUNDING = 1e-5
-TWICE = (
-    *("fedavg", "fedprox", "fedavg-c", "fedprox-c", "per-fedavg", "pfedme", "ditto", "fedamp", "heurfedamp", "fedphp"),
-    *("partialfed", "fedala", "feddeper"),
-)
 
 
 @dataclass
@@ -147,7 +143,7 @@ def sent(case: Case, seen: Seen, t: int) -> tuple[int, int]:
         most = case.spec.method.hyperparameters["M"]
         return P * (there if most == "all" else min(int(str(most)), there)), P
     own = {"local": (0, 0), "fedrep": (seen.shared, seen.shared), "elastic": (P, 2 * P), "apple": (N * P, P)}
-    return (own | dict.fromkeys(TWICE, (P, P)))[name]
+    return own.get(name, (P, P))
 
 
 def check_rounds(case: Case, seen: Seen, store: Engine, run_id: int) -> None:
