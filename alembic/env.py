@@ -5,11 +5,10 @@ Started by the `alembic` command itself, for developers, it opens the default da
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect
 
 from alembic import context
 from pflbench.store import database as db
-from pflbench.store import numbering
 from pflbench.store.schema import Base
 
 
@@ -21,11 +20,18 @@ def _run(connection: Connection) -> None:
         render_as_batch=True,  # SQLite alters a table by copying it
         transactional_ddl=True,  # SQLite can: db opens its transactions explicitly
     )
-    given_out = numbering.given_out(connection)
+    # Which numbers a table has given out SQLite forgets with the table: one that a migration copies would give them out again.
+    numbers = "SELECT name, max(seq) FROM sqlite_sequence GROUP BY name"
+    given_out = {row[0]: row[1] for row in connection.exec_driver_sql(numbers)} if _has_numbers(connection) else {}
     with context.begin_transaction():
         context.run_migrations()
-    if connection.dialect.name == "sqlite":  # it forgets with a table that is copied which numbers it has given out
-        numbering.go_on(connection, given_out)
+    for table, last in given_out.items():
+        connection.exec_driver_sql("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+        connection.exec_driver_sql("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, last))
+
+
+def _has_numbers(connection: Connection) -> bool:
+    return connection.dialect.name == "sqlite" and inspect(connection).has_table("sqlite_sequence")
 
 
 given = context.config.attributes.get("connection")

@@ -284,7 +284,7 @@ def test_there_are_the_promised_commands() -> None:
     promised += ", export, import, sweep run, sweep resume, sweep status, sweep list, sweep cancel"
     promised += ", track tensorboard, track mlflow, track wandb"
     promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db copy, db info, doctor"
-    promised += ", db backup, db repair, db journal"
+    promised += ", db backup"
     promised += ", bench list, bench compare"
     assert set(commands()) == {f"pflbench {name}" for name in promised.split(", ")}
 

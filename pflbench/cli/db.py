@@ -14,12 +14,12 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import checkup
 from pflbench.cli.console import message, print_fields, print_json, say
 from pflbench.cli.progress import data_view
-from pflbench.errors import NothingYet, UserError
+from pflbench.errors import NothingYet
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-app = typer.Typer(help="Upgrade, check, copy, back up, repair and describe the results database.", no_args_is_help=True)
+app = typer.Typer(help="Upgrade, check, copy, back up and describe the results database.", no_args_is_help=True)
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def _warn_of_the_network(engine: Engine) -> None:
         return
     _warned.add(path)
     message(f"{path} lies on a network file system ({where}), where its write-ahead log may damage it as soon as two machines")
-    message(f"have it open. Once nobody has: pflbench db journal {journal.ROLLBACK} --db {shlex.quote(str(path))}")
+    message(f"have it open. Once nobody has: sqlite3 {shlex.quote(str(path))} 'PRAGMA journal_mode=DELETE'")
 
 
 _warned: set[Path] = set()
@@ -104,8 +104,7 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     else:
         say("\n".join(problems) if problems else "No problems found.")
     if problems:
-        name = without_password(db)
-        message(f"{len(problems)} problem(s) in {name}. `pflbench db repair -o NEW` saves what can be read into a new file.")
+        message(f"{len(problems)} problem(s) in {without_password(db)}.")
         raise typer.Exit(2)
 
 
@@ -159,32 +158,6 @@ def backup(
 
 
 @app.command()
-def repair(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="NEW", help="A new file.")],
-    db: o.Db = o.DEFAULT_DB,
-    as_json: o.Json = False,
-) -> None:
-    """Save what can be read of a damaged SQLite file into a new one. The damaged one stays as it is.
-
-    Exit code 2 if something is still wrong in the new one.
-    """
-    from pflbench.store.database import to_url
-    from pflbench.store.repair import repair as saved_into
-
-    told, problems = saved_into(to_url(db), output)
-    if as_json:
-        print_json({"rows": told.rows, "lost": told.lost, "changed": told.changed, "problems": problems})
-    else:
-        print_fields((table.replace("_", " "), count) for table, count in told.rows.items() if count)
-        for line in (*(f"lost: {line}" for line in told.lost), *(f"changed: {line}" for line in told.changed), *problems):
-            say(line)
-    message(f"Saved {sum(told.rows.values()):,} rows to {output}; {len(told.lost)} losses, {len(told.changed)} changes.")
-    if problems:
-        message("What is still wrong is named last: it could not be told which of the rows is right.")
-        raise typer.Exit(2)
-
-
-@app.command()
 def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Where the database is, its size, schema, and what it holds."""
     from pflbench.store import inspection
@@ -198,34 +171,6 @@ def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
         print_json(found)
     else:
         print_fields((name.replace("_", " "), value) for name, value in found.items())
-
-
-@app.command()
-def journal(
-    to: Annotated[str | None, typer.Argument(metavar="[wal|rollback]", help="What it is to be. Nobody may have it open.")] = None,
-    db: o.Db = o.DEFAULT_DB,
-    as_json: o.Json = False,
-) -> None:
-    """Show or set how an SQLite file keeps commits whole: wal, or rollback, which is safe on network file systems."""
-    from pflbench.store import journal as journals
-    from pflbench.store.database import as_it_is, to_url
-    from pflbench.store.failures import friendly, place, sqlite_path
-
-    if to not in (None, journals.WAL, journals.ROLLBACK):
-        raise UserError(f"There is no journal '{to}'.", f"There are {journals.WAL} and {journals.ROLLBACK}.")
-    url = to_url(db)
-    with as_it_is(url) as (connection, _):  # which must be one of ours
-        path, name = sqlite_path(connection.engine.url), place(connection.engine.url)
-    if path is None:
-        raise UserError(f"{name} is no SQLite file.", "A server keeps a journal of its own.")
-    with friendly(url):
-        found, where = journals.change(path, to), journals.network(path)
-    if as_json:
-        print_json({"journal": found, "network": where})
-    else:
-        say(f"{found}, on a network file system ({where})" if where else found)
-    if found == journals.WAL and where:
-        message("That is not safe there as soon as two machines have it open: `pflbench db journal rollback`.")
 
 
 def doctor(

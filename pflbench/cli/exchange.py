@@ -71,13 +71,6 @@ def export(
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
-    partition_by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN,COLUMN",
-            help="Parquet: into the folder of -o, with a file for each value of these, e.g. method,dataset.",
-        ),
-    ] = None,
     methods: MethodsFilter = [],  # noqa: B006
     datasets: DatasetsFilter = [],  # noqa: B006
     partitions: PartitionsFilter = [],  # noqa: B006
@@ -90,12 +83,9 @@ def export(
     Accuracies are fractions in [0, 1], as stored. Loss of a client: summed over its test samples. What was not measured is empty.
     """
     from pflbench.store.exchange import export as store
-    from pflbench.store.exchange.partitioned import write_folder
 
     if kind not in store.KINDS:
         raise unknown("export", kind, store.KINDS)
-    if partition_by is not None:
-        folder, format = _folder_of(output, format), "parquet"
     format = format or _format_of(output)
     if format not in store.FORMATS:
         raise unknown("format", format, store.FORMATS)
@@ -106,9 +96,7 @@ def export(
         if methods or datasets or partitions or runs or status:
             chosen = {run.id for run in found_runs(engine, methods, datasets, partitions, runs, status)}
         found = store.rows(engine, kind, chosen)
-        if partition_by is not None:
-            count = write_folder(found, [name.strip() for name in partition_by.split(",")], folder)
-        elif output is None:
+        if output is None:
             count = _to_stdout(found, format)
         else:
             with replacing(output) as out:
@@ -182,15 +170,6 @@ def _format_of(output: Path | None) -> str:
     if suffix not in _formats():
         raise UserError(f"The name {output} does not say a format.", "Let it end in .csv, .parquet or .json, or add --format.")
     return suffix
-
-
-def _folder_of(output: Path | None, format: str | None) -> Path:
-    """Where partitioned Parquet goes. Raises UserError for another format, and where no folder is named."""
-    if format not in (None, "parquet"):
-        raise UserError(f"--partition-by is for Parquet, not for {format}.", "Leave out one of them.")
-    if output is None:
-        raise UserError("--partition-by needs a folder.", "Name it with -o.")
-    return output
 
 
 def _to_stdout(found: Rows, format: str) -> int:

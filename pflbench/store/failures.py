@@ -22,6 +22,7 @@ BUSY_SECONDS = 30
 _BEFORE_HOST = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s:/@]*:)[^\s/]*@")
 _IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\"]*")
 ELSEWHERE = "--db or PFLBENCH_DB names another database."
+RECOVER = "SQLite's own program saves what can be read: sqlite3 FILE .recover | sqlite3 NEW"
 
 
 class Unreadable(dict[str, Any]):
@@ -153,7 +154,7 @@ _SQLITE_ERRORS = {
     sqlite3.SQLITE_LOCKED: ("{} is locked.", "End the other program that uses it and run the same command again."),
     sqlite3.SQLITE_CORRUPT: (
         "{} is damaged.",
-        "`pflbench db check` lists the problems; `pflbench db repair -o NEW` saves what can be read.",
+        f"`pflbench db check` lists the problems. {RECOVER}",
     ),
     sqlite3.SQLITE_NOTADB: ("{} is not a SQLite database.", f"It was left as it is. {ELSEWHERE}"),
 }

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError
 from pflbench.store.failures import BUSY_SECONDS
 
 WAL, ROLLBACK = "wal", "rollback"
@@ -71,28 +70,6 @@ def begin(connection: sqlite3.Connection, path: Path | None) -> None:
     """Of a new database: what is safe where it lies. One that has tables stays as it is."""
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
         _set(connection, ROLLBACK if path is not None and network(path) else WAL, BUSY_SECONDS)
-
-
-def change(path: Path, to: str | None) -> str:
-    """Which journal a database has; to: the one that it gets. Raises UserError where another process has it open."""
-    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
-    try:
-        if to is not None and to != kind(connection):
-            _change(connection, to, path)
-        return kind(connection)
-    finally:
-        connection.close()
-
-
-def _change(connection: sqlite3.Connection, to: str, path: Path) -> None:
-    try:
-        _set(connection, to, 1)
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise
-        raise UserError(
-            f"Another process has {path} open: its journal stays {kind(connection)}.", "End that process, and run it again."
-        ) from None
 
 
 def _set(connection: sqlite3.Connection, to: str, patience: float) -> None:

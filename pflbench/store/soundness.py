@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from sqlalchemy import CheckConstraint, Connection, Float, Table, and_, func, select
 
 from pflbench.spec import RunSpec, is_specification, key_of, protocol_of
-from pflbench.store import numbering
 from pflbench.store.arrays import unpack_array
 from pflbench.store.partitions import unpack_indices
 from pflbench.store.schema import (
@@ -217,20 +216,10 @@ def _of_bytes(connection: Connection) -> Iterator[str]:
             yield f"run {run}, round {t}: its bytes are not those of the parameters and scalars sent"
 
 
-def _of_numbers(connection: Connection) -> Iterator[str]:
-    """No number that is still to be given out is there already."""
-    if connection.dialect.name != "sqlite":
-        return
-    rows = connection.exec_driver_sql(f"SELECT seq FROM {numbering.KEPT_IN} WHERE name = 'run'").scalars().all()
-    last = connection.scalar(select(func.max(RunRow.id))) or 0
-    if len(rows) > 1 or (last and not rows) or any(not isinstance(seq, int) or seq < last for seq in rows):
-        yield f"run {last}: the table {numbering.KEPT_IN} would give its number, or one before it, out again"
-
-
 _COPIES = ("dataset", "model", "scheme", "partition_label", "clients", "join_ratio", "rounds", "method", "seed")
 _RULES: tuple[Callable[[Connection], Iterator[str]], ...] = (
     _refused, _of_specifications, _of_environments, _of_partitions, _of_rounds,
-    _of_clients, _of_series, _of_arrays, _of_bytes, _of_numbers,
+    _of_clients, _of_series, _of_arrays, _of_bytes,
 )  # fmt: skip
 
 

@@ -95,9 +95,9 @@ def test_there_and_back(shell: Shell, empty: str, tmp_path: Path) -> None:
     assert "No results yet" in shell.refused("db", "copy", "nowhere.db", "third.db")
     assert not (tmp_path / "third.db").exists()
 
-    for url in (empty, db.to_url("second.db")):  # the next numbers come after all that were given out
+    for url in (empty, db.to_url("second.db")):  # the next number comes after those that were copied
         engine = db.connect(url)
-        assert write.create_run(engine, make_spec(seed=9), {}) == 5
+        assert write.create_run(engine, make_spec(seed=9), {}) == 4
         assert partitions.save(engine, make_partition(hash="e" * 64)) == 2
         engine.dispose()
 

@@ -331,7 +331,6 @@ def test_info_counts(filled: Path) -> None:
         ("UPDATE artifact SET dtype = 'soap' WHERE round = 2", "run 1, round 2: the array 'weights' cannot be unpacked"),
         ("UPDATE round SET params_up = 5, bytes_up = 68 WHERE round = 2", "the array 'traffic' does not add up"),
         ("UPDATE round SET bytes_up = 65 WHERE round = 2", "run 1, round 2: its bytes are not those"),
-        ("UPDATE sqlite_sequence SET seq = 0", "run 1: the table sqlite_sequence would give its number"),
         ("DROP INDEX ix_run_protocol", "not the tables of schema"),
         ("ALTER TABLE round ADD COLUMN energy REAL", "energy"),
     ],

@@ -10,7 +10,7 @@ from sqlalchemy import URL, Connection, Engine, Table, func, select
 from sqlalchemy.exc import DataError, IntegrityError
 
 from pflbench.errors import UserError
-from pflbench.store import numbering, paths, sweeps
+from pflbench.store import paths, sweeps
 from pflbench.store.database import reading, writing
 from pflbench.store.failures import friendly, place
 from pflbench.store.schema import Base, ClaimRow, ReferenceRow, RunRow, SweepRow
@@ -42,8 +42,18 @@ def copy(source: Engine, target: Engine, progress: Progress = lambda table, done
                 done += len(chunk)
                 progress(table.name, done, rows)
             counts[table.name] = done
-        numbering.go_on(here, numbering.given_out(there))
+        _number_on(here, tables)
     return counts
+
+
+def _number_on(connection: Connection, tables: list[Table]) -> None:
+    """New rows get numbers after those that were copied. SQLite does that by itself."""
+    if connection.dialect.name != "postgresql":
+        return
+    for table in tables:
+        if "id" in table.columns:
+            last = int(connection.scalar(select(func.max(table.c.id))) or 0)
+            connection.execute(select(func.setval(func.pg_get_serial_sequence(f'"{table.name}"', "id"), max(last, 1), last > 0)))
 
 
 def unfinished(target: Engine) -> int:

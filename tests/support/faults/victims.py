@@ -43,7 +43,7 @@ class Victim:
         return done.code == 0 or (done.code == 2 and self.refuses in done.err)
 
 
-BOTH, BY = {"pflbench.db": "both"}, ("--partition-by", "method")
+BOTH = {"pflbench.db": "both"}
 VICTIMS = [
     Victim("run", FEDALA, {"pflbench.db": "new"}),
     Victim("db upgrade of nothing", ("db", "upgrade")),
@@ -53,12 +53,8 @@ VICTIMS = [
     Victim("import of schema 0001", ("import", "other.db"), {"pflbench.db": "first", "other.db": "0001"}),
     Victim("db copy", ("db", "copy", "pflbench.db", "copy.db", "-q"), BOTH, refuses="is not empty"),
     Victim("db backup", ("db", "backup", "copy.db"), BOTH, refuses="is there already"),
-    Victim("db repair", ("db", "repair", "-o", "copy.db"), BOTH, refuses="is there already"),
     Victim("export csv", ("export", "clients", "-o", "o.csv"), BOTH, ("o.csv",), older="first"),
     Victim("export parquet", ("export", "clients", "-o", "o.parquet"), BOTH, ("o.parquet",), older="first"),
-    Victim(
-        "export by partition", ("export", "clients", "--partition-by", "method", "-o", "o"), BOTH, ("o",), ("o",), older="first"
-    ),
     Victim("report", ("report", "-o", "o.html"), BOTH, ("o.html",), older="first"),
     Victim("plot", ("plot", "curves", "-o", "o.png"), BOTH, ("o.png",), older="first"),
 ]
