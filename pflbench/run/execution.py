@@ -100,9 +100,12 @@ def checked(how: Execution) -> Execution:
 
 
 def find_device(name: str) -> torch.device:
-    """ "auto" is the first GPU if there is one, else the CPU. A GPU that is not there is a UserError."""
+    """ "auto" is the first GPU if there is one, else the CPU; "cuda" is the first. A GPU that is not there is a UserError.
+
+    A GPU always has its index: some functions of torch.cuda refuse a device without one, and no tensor's device is without.
+    """
     if name == "auto":
-        return torch.device(devices.accelerator() or "cpu")
+        name = devices.accelerator() or "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -115,7 +118,7 @@ def find_device(name: str) -> torch.device:
     if (device.index or 0) >= count:
         raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
                         "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
-    return device
+    return torch.device(device.type, device.index or 0)
 
 
 def federation(spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> Federation:
