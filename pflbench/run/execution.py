@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -100,9 +100,12 @@ def checked(how: Execution) -> Execution:
 
 
 def find_device(name: str) -> torch.device:
-    """ "auto" is the first GPU if there is one, else the CPU. A GPU that is not there is a UserError."""
+    """ "auto" is the first GPU if there is one, else the CPU; "cuda" is the first. A GPU that is not there is a UserError.
+
+    A GPU always has its index: some functions of torch.cuda refuse a device without one, and no tensor's device is without.
+    """
     if name == "auto":
-        return torch.device(devices.accelerator() or "cpu")
+        name = devices.accelerator() or "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -111,11 +114,19 @@ def find_device(name: str) -> torch.device:
         return device
     if device.type not in ("cuda", devices.accelerator()):
         raise UserError(f"Device '{name}' is not supported.", VALID)
+    if outdated := devices.outdated_driver():  # PyTorch may count the GPUs all the same
+        raise UserError(f"Device '{name}' was asked for, but {outdated}.", f"{devices.UPDATE} --device cpu needs neither.")
     count = devices.of(device).device_count()
     if (device.index or 0) >= count:
         raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
                         "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
-    return device
+    return torch.device(device.type, device.index or 0)
+
+
+def why_no_gpu(name: str) -> str:
+    """Why "auto" is the CPU, where only the driver keeps a GPU from being used; else ""."""
+    outdated = devices.outdated_driver() if name == "auto" else ""
+    return outdated and f"The CPU is used, since {outdated}. {devices.UPDATE}"
 
 
 def federation(spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> Federation:
@@ -244,10 +255,17 @@ def exact_arithmetic(device: torch.device, dtype: str = "float32", deterministic
         with (
             torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32),
             deterministic_algorithms() if deterministic else nullcontext(),
+            _nothing_compiled(),
         ):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _nothing_compiled() -> AbstractContextManager[None]:
+    """Inside, `bmm` is cuBLAS's for all shapes: for an inner size of 1 PyTorch 2.13 has Triton compile it, with a C compiler."""
+    native: Any = getattr(torch.backends, "python_native", None)  # PyTorch has it since 2.12
+    return nullcontext() if native is None else native.operations_disabled("bmm")
 
 
 @contextmanager

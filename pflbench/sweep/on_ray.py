@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pflbench.engine import memory
 from pflbench.errors import UserError
 from pflbench.run.execution import find_device
@@ -194,4 +192,4 @@ def _made(job: Job, folder: Path, cores: int, again: bool) -> list[RunOutcome]:
 
 
 def _gpu_memory() -> int:
-    return memory.free(torch.device(find_device("cuda"))) or 0
+    return memory.free(find_device("cuda")) or 0

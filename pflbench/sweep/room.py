@@ -26,7 +26,7 @@ GpuShare = float | Literal["auto"] | None
 def devices_for(how: Execution) -> tuple[str, ...]:
     """All GPUs of a kind, where none of them is named; else the one device that is asked for."""
     device = find_device(how.device)
-    if device.type == "cpu" or device.index is not None:
+    if device.type == "cpu" or ":" in how.device:
         return (str(device),)
     return tuple(f"{device.type}:{i}" for i in range(devices.of(device).device_count()))
 

@@ -22,7 +22,7 @@ from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.models import MODELS
 from pflbench.run import verdict
 from pflbench.run.checkpoint import Checkpoints
-from pflbench.run.execution import Execution
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.loop import execute
 from pflbench.run.verdict import MEMORY, PACKING, PRODUCTS, RESUME, TF32, Check, choose, needed
 from pflbench.store import runs
@@ -181,27 +181,27 @@ def test_what_raises_has_failed(monkeypatch):
 
 def test_memory_that_runs_out_is_found_to_be_handled(gpu, monkeypatch):
     monkeypatch.setattr(device, "MANY", (10,) * 16)
-    assert only((MEMORY, "batched", "float64"), torch.device(NAME)).status == "passed"
+    assert only((MEMORY, "batched", "float64"), find_device("auto")).status == "passed"
     assert torch.zeros(1 << 20, device=NAME).nbytes, "what was taken is given back"
 
 
 def test_a_halving_that_leaves_clients_out_is_found(gpu, monkeypatch):
     monkeypatch.setattr(device, "MANY", (10,) * 16)
     plant(monkeypatch, Chunks, "each", "size = self._halve(", "start += 1\n            size = self._halve(")
-    said = only((MEMORY, "batched", "float64"), torch.device(NAME))
+    said = only((MEMORY, "batched", "float64"), find_device("auto"))
     assert said.status == "failed"
     assert said.off > 1e-6
 
 
 def test_the_loop_and_captured_steps_pass(gpu):
-    said = found(*[("mlp", way, "float64") for way in ("loop", "batched", "captured")], on=torch.device(NAME))
+    said = found(*[("mlp", way, "float64") for way in ("loop", "batched", "captured")], on=find_device("auto"))
     assert [one.status for one in said.values()] == ["passed"] * 3
-    assert device.usable(torch.device(NAME))
+    assert device.usable(find_device("auto"))
 
 
 def test_a_run_goes_by_what_is_found(gpu, monkeypatch, store):
     """Captured steps that end one replay too early: found, and the run makes its steps as they are, and says so."""
-    where, how = torch.device(NAME), Execution(device=NAME)
+    where, how = find_device(NAME), Execution(device=NAME)
     asked = spec("fedavg", rounds=1, batch_size=100)
     checks = [check for check in needed(asked, how) if check.what == "mlp"]
     replay = type(gpu).replay

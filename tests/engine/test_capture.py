@@ -350,6 +350,20 @@ def test_a_step_that_reads_numbers_is_made_without_capture_and_said():
     assert reason == f"not captured: aten::_local_scalar_dense waits for the device (looks, test_capture.py:{line})"
 
 
+class FailingAtFirst(Recorded):
+    """A warm-up that fails behind the step, as one does whose kernels have to be compiled where there is no compiler."""
+
+    def warm_up(self, step):
+        step()
+        raise RuntimeError("Failed to find C compiler.")
+
+
+def test_a_step_whose_warm_up_fails_is_made_without_capture_and_said():
+    fed = captured(how=FailingAtFirst())
+    assert_same(train(make("fedavg"), fed, 2), train(make("fedavg"), federation(n=SPREAD), 2))
+    assert list(fed.executor.programs.apart) == ["not captured: RuntimeError: Failed to find C compiler."]
+
+
 def test_a_run_says_once_that_steps_are_not_captured_and_why(shell, monkeypatch):
     monkeypatch.setattr("pflbench.run.execution.capture", lambda name, device: Failing(RuntimeError("no such luck\nat all")))
     done = shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")

@@ -11,6 +11,7 @@ from support.gpu import NAME, NotPermitted, OnGpu, plugged_in
 from support.gpu.captures import EMPTY
 
 from pflbench.engine import devices
+from pflbench.run.execution import exact_arithmetic
 
 HERE, THERE = torch.device(NAME, 0), torch.device(NAME, 1)
 
@@ -73,6 +74,24 @@ def test_a_device_without_an_index_is_the_current_one(gpu):
     with module.stream(module.Stream(THERE)):
         assert torch.zeros(3, device=NAME).device == THERE
     assert torch.zeros(3, device=NAME).device == HERE
+
+
+def test_some_functions_take_no_device_without_an_index(gpu):
+    for asked in (torch.pygpu.set_device, torch.pygpu.get_per_process_memory_fraction):
+        with pytest.raises(ValueError, match="with a specified index"):
+            asked(torch.device(NAME))
+    torch.pygpu.set_per_process_memory_fraction(0.5, HERE)
+    assert torch.pygpu.get_per_process_memory_fraction(HERE) == 0.5
+
+
+def test_a_product_that_is_compiled_is_refused_but_in_a_run(gpu):
+    """`bmm` with an inner size of 1, in PyTorch 2.13."""
+    a, b = torch.randn(2, 3, 1), torch.randn(2, 1, 4)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="C compiler"):
+            torch.bmm(a.to(HERE), b.to(HERE))
+        with exact_arithmetic(HERE):
+            assert torch.equal(torch.bmm(a.to(HERE), b.to(HERE)).cpu(), a * b)
 
 
 @pytest.mark.parametrize("index", [0, 1])

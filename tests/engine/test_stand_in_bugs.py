@@ -32,8 +32,12 @@ CLOSE = 1e-9
 def rounds(world: World, name: str = "fedavg", index: int = 0, **settings: Any) -> str:
     """Of a method: what the guard says of the numbers; nothing where all is well."""
     found = compare(world, name, index=index, **settings)
-    why = sorted(set(found.apart) - {MIXED})
-    return f"apart {why} " * bool(why) + f"off in {found.where}" * (not found.off <= CLOSE)
+    return _apart(found.apart) + f"off in {found.where}" * (not found.off <= CLOSE)
+
+
+def _apart(steps: dict[str, int]) -> str:
+    why = sorted(set(steps) - {MIXED})
+    return f"apart {why} " * bool(why)
 
 
 def failing(world: World, **_: Any) -> str:
@@ -53,14 +57,15 @@ def failing(world: World, **_: Any) -> str:
 
 def fewer(world: World, **_: Any) -> str:
     """Of a program that was made for seven clients, with six of them and larger batches."""
-    results = []
+    results, apart = [], ""
     for engine, device in (("loop", "cpu"), ("captured", f"{NAME}:0")):
         fed = small("mlp", engine, device, n=(11, 10, 12, 13, 11, 10, 14))
         S = fed.nobody_left_out()
         rows = fed.at(1).sgd(fed.everyone(fed.initial()), S)
         results.append(fed.at(2).sgd(rows[:6], S[:6], plan=fed.batches(S[:6], 1, parts=2)).cpu())
+        apart += _apart(fed.executor.record().get("steps", {}).get("apart", {}))
         fed.executor.close()
-    return "off" * (not bool((results[0] - results[1]).abs().max() <= CLOSE))
+    return apart + "off" * (not bool((results[0] - results[1]).abs().max() <= CLOSE))
 
 
 def verdict(work: Callable[..., str], index: int = 0, **settings: Any) -> str:

@@ -57,7 +57,7 @@ def test_the_device_is_the_gpu_if_there_is_one():
     with pytest.raises(UserError, match="not supported"):
         find_device(NAME)
     with plugged_in(devices=2):
-        assert find_device("auto") == torch.device(NAME)
+        assert find_device("auto") == find_device(NAME) == torch.device(NAME, 0)
         assert find_device(f"{NAME}:1") == torch.device(NAME, 1)
         with pytest.raises(UserError, match="sees 2 GPUs here"):
             find_device(f"{NAME}:2")

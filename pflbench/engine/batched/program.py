@@ -203,15 +203,15 @@ class Program:
         inputs = Inputs(index[:count], None if weights is None else weights[:count], self.over[:count], each)
         step = partial(self.advance, state, given, inputs)
         before = {k: v.clone() for k, v in state.items()}
-        with Watch() as watch:
-            self.capture.warm_up(step)
-        wanted = {k: v.clone() for k, v in state.items()}
-        _set_back(state, before)
-        if watch.found:
-            return None, f"not captured: {watch.found}"
         try:
+            with Watch() as watch:
+                self.capture.warm_up(step)
+            if watch.found:
+                return None, f"not captured: {watch.found}"
+            wanted = {k: v.clone() for k, v in state.items()}
+            _set_back(state, before)
             call = self.capture(step)
-        except Exception as error:  # whatever a method's own step does that cannot be captured: it is made without
+        except Exception as error:  # whatever a step does that cannot be captured: it is made without
             if memory.ran_out(error):
                 raise
             return None, f"not captured: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -193,6 +193,8 @@ def _anything(world: World, call: _Call) -> Any:
 def _waits(world: World, call: _Call) -> bool:
     """Whether the host waits for the device. Raises NotPermitted where devices are mixed."""
     _one_gpu(call)
+    if rules.compiled(call.func, call.args):
+        raise RuntimeError(f"Failed to find C compiler. ({call.name} with an inner size of 1, at {place()})")
     if rules.random(call.func):
         world.seen.odd["random numbers of the device are not those of a CPU", place()] += 1
     if call.name in COPY:

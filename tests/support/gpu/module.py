@@ -40,7 +40,7 @@ class Module:
         return plugged().here.device if self.is_available() else 0
 
     def set_device(self, device: Device) -> None:
-        plugged().here.device = _index(device)
+        plugged().here.device = _named_index(device)
 
     @contextmanager
     def device(self, device: Device) -> Iterator[None]:
@@ -91,8 +91,12 @@ class Module:
         return of.size - of.reserved, of.size
 
     def set_per_process_memory_fraction(self, fraction: float, device: Device = None) -> None:
-        of = _memory(device)
+        of = _memory(None if device is None else _named_index(device))
         of.limit = int(fraction * of.size)
+
+    def get_per_process_memory_fraction(self, device: Device = None) -> float:
+        of = _memory(None if device is None else _named_index(device))
+        return float(of.limit / of.size)
 
     # -- streams and graphs -------------------------------------------------------------------------------------------
 
@@ -119,6 +123,13 @@ def _index(device: Device) -> int:
     device = torch.device(device)
     assert device.type == NAME, f"{device} is none of these"
     return plugged().here.device if device.index is None else device.index
+
+
+def _named_index(device: Device) -> int:
+    """Of a device that has to have one: some functions of torch.cuda take none for the current device."""
+    if isinstance(device, (str, torch.device)) and torch.device(device).index is None:
+        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+    return _index(device)
 
 
 def _memory(device: Device) -> Any:

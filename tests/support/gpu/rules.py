@@ -96,6 +96,15 @@ def copies_number(func: Any) -> bool:
     return func._schema.name in ("aten::where", "aten::fill_", "aten::fill")
 
 
+def compiled(func: Any, args: Any) -> bool:
+    """Whether PyTorch 2.13 has Triton compile it, for which not every machine has a C compiler."""
+    native = getattr(torch.backends, "python_native", None)
+    if func._schema.name != "aten::bmm" or native is None or native.is_operation_disabled("bmm"):
+        return False
+    a, b = args
+    return bool(a.shape[2] == 1 and a.numel() and b.numel() and not a.is_complex())
+
+
 def random(func: Any) -> bool:
     """Whether it draws from the device's generator, whose numbers are not the CPU's."""
     return torch.Tag.nondeterministic_seeded in func.tags

@@ -19,6 +19,7 @@ from pflbench.contract.small import federation, tensors
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluated, Executor, Trained, Walked
 from pflbench.methods.base import Method
+from pflbench.run.execution import exact_arithmetic
 from pflbench.run.round import CommunicationRound
 
 Numbers = dict[str, np.ndarray]
@@ -78,9 +79,10 @@ def compare(
     numbers: Numbers = {}
     counts = [_counted(world)]
     try:
-        for found in played(make(name), fed, rounds, observing):
-            numbers |= found
-            counts.append(_counted(world))
+        with exact_arithmetic(fed.device):
+            for found in played(make(name), fed, rounds, observing):
+                numbers |= found
+                counts.append(_counted(world))
         steps = fed.executor.record()["steps"]
     finally:
         fed.executor.close()
