@@ -17,21 +17,14 @@ from pflbench.contract.small import federation, tensors, train
 from pflbench.engine.batched import layers
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.layers import (
-    CONVOLUTIONS,
     TOGETHER,
     FactorsOfAll,
     Layers,
     cross_entropy,
-    fastest,
     track_statistics,
 )
 from pflbench.engine.layers import install
 from pflbench.engine.samples import Samples
-from pflbench.errors import UserError
-from pflbench.run import execution
-from pflbench.run.execution import Execution
-from pflbench.run.plan import Wish, plan
-from pflbench.run.setting import load_setting
 
 CPU = torch.device("cpu")
 CLIENTS, BATCH = 3, 7
@@ -230,98 +223,6 @@ def test_which_weights_are_taken(large):
     assert taken.large(names).keys() == {"0.weight"}
     assert not taken.large(names - {"0.bias"}), "nothing would lead to the layer"
     assert not taken.large({"2.weight", "2.bias"})
-
-
-# -- convolutions ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("heuristic", "benchmark", "chosen"), [(1.0, 1.0, "heuristic"), (1.0, 0.9, "heuristic"), (1.0, 0.5, "benchmark")]
-)
-def test_the_other_way_is_taken_where_it_is_clearly_faster(heuristic, benchmark, chosen, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    takes = {"heuristic": heuristic, "benchmark": benchmark}
-
-    def work(name):
-        return lambda: now.__setitem__(0, now[0] + takes[name])
-
-    assert fastest(CPU, work) == chosen
-
-
-@pytest.fixture
-def searches(monkeypatch):
-    """Whether cuDNN tries its algorithms, at every step of SGD."""
-    seen, whole = [], BatchedExecutor._sgd
-    monkeypatch.setattr(BatchedExecutor, "_sgd", lambda *a: seen.append(torch.backends.cudnn.benchmark) or whole(*a))
-    return seen
-
-
-@pytest.mark.parametrize(("how", "seen"), [("heuristic", False), ("benchmark", True), (None, False)])
-def test_cudnn_is_told_while_the_executor_computes(how, seen, searches):
-    fed = federation("cnn", "batched", n=(6, 8))
-    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution=how)
-    fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out())
-    assert searches == [seen]
-    assert not torch.backends.cudnn.benchmark
-    assert fed.executor.record()["steps"].get("convolution") == how
-
-
-@pytest.fixture
-def images(tmp_path):
-    """Specification and setting of a CNN on a few images."""
-
-    def made(model="cnn"):
-        np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
-        request = Wish(
-            ("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, model, clients=3, beta=50.0, least=4, batch_size=5
-        )
-        (spec,) = plan(request)
-        return spec, load_setting(spec, tmp_path)
-
-    return made
-
-
-def test_ways_are_compared_with_the_run_s_own_model_and_clients(images, searches, monkeypatch):
-    spec, setting = images()
-    flat, trained = execution.initial_model(spec, setting), []
-    samples = Samples(setting.arrays.x, setting.arrays.y, torch.float32, CPU)
-
-    def first(device, work):
-        trained.extend(work(name)() for name in CONVOLUTIONS)
-        return "benchmark"
-
-    monkeypatch.setattr(execution.layers, "fastest", first)
-    assert execution.faster_convolution(spec, setting, flat, samples, Execution("cpu", "batched")) == "benchmark"
-    assert searches == [False, True]
-    for one in trained:
-        assert one.rows.shape == (3, flat.size)
-        assert not torch.equal(one.rows[0], flat.row())
-
-
-@pytest.mark.parametrize(
-    ("device", "model", "asked", "chosen"),
-    [
-        ("meta", "cnn", "auto", "measured"),
-        ("meta", "cnn", "benchmark", "benchmark"),
-        ("meta", "mlp", "benchmark", None),
-        ("cpu", "cnn", "auto", None),
-    ],
-)
-def test_there_is_a_choice_for_convolutions_on_a_gpu_alone(device, model, asked, chosen, images, monkeypatch):
-    spec, setting = images(model)
-    samples = Samples(setting.arrays.x, setting.arrays.y, torch.float32, torch.device(device))
-    monkeypatch.setattr(execution, "faster_convolution", lambda *_: "measured")
-    how = Execution(device, "batched", convolution=asked)
-    assert execution.convolution(spec, setting, execution.initial_model(spec, setting), samples, how) == chosen
-
-
-def test_on_a_cpu_there_is_no_choice(images):
-    spec, setting = images()
-    fed = execution.federation(spec, setting, CPU, Execution("cpu", "batched"))
-    assert "convolution" not in fed.executor.record()["steps"]
-    with pytest.raises(UserError, match="on a CPU there is one way"):
-        execution.checked(Execution("cpu", "batched", convolution="benchmark"))
 
 
 # -- the loss -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from pflbench.engine.batched.layers import Layers, convolutions, cross_entropy, keeping, track_statistics
+from pflbench.engine.batched.convolutions import convolutions
+from pflbench.engine.batched.layers import Layers, cross_entropy, keeping, track_statistics
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import ALL, Loss, Objective, output
 from pflbench.engine.samples import Samples

@@ -18,35 +18,31 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.nn import functional as F
 
-from pflbench.engine import devices
 from pflbench.engine.layers import LARGE, Factors, Product, Ways, install
 from pflbench.engine.samples import Samples
-
-CONVOLUTIONS = ("heuristic", "benchmark")  # how cuDNN finds the algorithm for a shape: by its rules, or by trying all it has
-REPEATS = 3
-CLEARLY = 1.3  # by how much the other way must be faster: the same machine should choose alike each time
-
 
 # -- pooling and normalisation: what treats every channel by itself -------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Operation:
-    """run(*arguments, constant) -> results: images [b, channels, ...] or, of 1 dimension, a number for each channel.
+class Operation:
+    """run(*arguments, constant) -> results: images [b, channels, ...] or, of 1 dimension, what belongs to the channels.
 
     gradient: run(the first result's gradient, the first `needs` arguments, the other results, constant) -> arguments' gradients.
+    gradient_of_others: without the first argument's, where nothing needs it.
     """
 
     run: Callable[..., tuple[Tensor, ...]]
     needs: int = 0
-    gradient: _Operation | None = None
+    gradient: Operation | None = None
+    gradient_of_others: Operation | None = None
 
 
-class _Together(autograd.Function):
+class Together(autograd.Function):
     """(operation, *arguments, constant) -> its results. Of many clients, it is made once with the channels of all."""
 
     @staticmethod
-    def forward(operation: _Operation, *arguments: Any) -> tuple[Tensor, ...]:
+    def forward(operation: Operation, *arguments: Any) -> tuple[Tensor, ...]:
         return operation.run(*arguments)
 
     @staticmethod
@@ -59,15 +55,18 @@ class _Together(autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        back = ctx.operation.gradient
+        operation: Operation = ctx.operation
+        others = operation.gradient_of_others is not None and not ctx.needs_input_grad[1]
+        back = operation.gradient_of_others if others else operation.gradient
         if back is None:
-            raise NotImplementedError("Gradients of gradients of pooling or normalisation.")
-        return None, *_Together.apply(back, gradient, *ctx.saved_tensors, ctx.constant), None  # type: ignore[no-untyped-call]
+            raise NotImplementedError("Gradients of gradients of convolution, pooling or normalisation.")
+        found = Together.apply(back, gradient, *ctx.saved_tensors, ctx.constant)  # type: ignore[no-untyped-call]
+        return None, *([None] if others else []), *found, None
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], operation: _Operation, *arguments: Any) -> tuple[Any, Any]:
+    def vmap(info: Any, dims: tuple[Any, ...], operation: Operation, *arguments: Any) -> tuple[Any, Any]:
         merged = [_merge(value, dim, info.batch_size) for value, dim in zip(arguments, dims[1:], strict=True)]
-        results = _Together.apply(operation, *merged)  # type: ignore[no-untyped-call]
+        results = Together.apply(operation, *merged)  # type: ignore[no-untyped-call]
         places = tuple(min(1, value.dim() - 1) for value in results)
         return tuple(value.unflatten(at, (info.batch_size, -1)) for value, at in zip(results, places, strict=True)), places
 
@@ -97,7 +96,7 @@ def _pool_gradient(gradient: Tensor, x: Tensor, places: Tensor, window: tuple[An
 
 
 class _MaxPool(nn.MaxPool2d):
-    operation = _Operation(_pool, 1, _Operation(_pool_gradient))
+    operation = Operation(_pool, 1, Operation(_pool_gradient))
 
     @staticmethod
     def suits(layer: nn.MaxPool2d) -> bool:
@@ -107,7 +106,7 @@ class _MaxPool(nn.MaxPool2d):
         if x.dim() != 4:  # images without channels
             return super().forward(x)  # type: ignore[no-any-return]
         window = (*map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
-        pooled: Tensor = _Together.apply(self.operation, x, window)[0]  # type: ignore[no-untyped-call]
+        pooled: Tensor = Together.apply(self.operation, x, window)[0]  # type: ignore[no-untyped-call]
         return pooled
 
 
@@ -129,7 +128,7 @@ def _normalise_gradient(
 
 
 class _Norm(nn.modules.batchnorm._BatchNorm):
-    operation = _Operation(_normalise, 2, _Operation(_normalise_gradient))
+    operation = Operation(_normalise, 2, Operation(_normalise_gradient))
     tracked = True  # the running statistics
 
     @staticmethod
@@ -141,7 +140,7 @@ class _Norm(nn.modules.batchnorm._BatchNorm):
         if not self.training or count == 1:  # which PyTorch refuses in training
             return super().forward(x)
         arguments = x, self.weight, self.bias, self.eps
-        normalised, mean, inverse = _Together.apply(self.operation, *arguments)  # type: ignore[no-untyped-call]
+        normalised, mean, inverse = Together.apply(self.operation, *arguments)  # type: ignore[no-untyped-call]
         if self.tracked:
             self._track(mean, inverse, count)
         return normalised  # type: ignore[no-any-return]
@@ -235,43 +234,6 @@ class _Keep(autograd.Function):
         g_of_all, x_of_all = (_with_clients(value, dim, info.batch_size, 0) for value, dim in zip((g, x), dims[1:], strict=True))
         factors.pairs.append((g_of_all.flatten(1, -2), x_of_all.flatten(1, -2)))
         return g, dims[1]
-
-
-# -- convolutions ---------------------------------------------------------------------------------------------------------
-
-
-def convolutions(module: nn.Module) -> bool:
-    """Whether there are convolutions in the module."""
-    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
-
-
-@contextmanager
-def convolving(how: str | None) -> Iterator[None]:
-    """Inside, cuDNN finds algorithms as one of CONVOLUTIONS says. None: as it does outside."""
-    before = torch.backends.cudnn.benchmark
-    if how is not None:
-        torch.backends.cudnn.benchmark = how == "benchmark"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-def fastest(device: torch.device, work: Callable[[str], Callable[[], object]]) -> str:
-    """Of CONVOLUTIONS the clearly faster one for what `work` makes of each; the first if in doubt."""
-    seconds = {name: _seconds(device, work(name)) for name in CONVOLUTIONS}
-    best = min(CONVOLUTIONS, key=lambda name: seconds[name])
-    return best if seconds[best] * CLEARLY < seconds[CONVOLUTIONS[0]] else CONVOLUTIONS[0]
-
-
-def _seconds(device: torch.device, call: Callable[[], object]) -> float:
-    call()
-    found = []
-    for _ in range(REPEATS):
-        begun = devices.seconds(device)
-        call()
-        found.append(devices.seconds(device) - begun)
-    return min(found)
 
 
 # -- the loss -------------------------------------------------------------------------------------------------------------
