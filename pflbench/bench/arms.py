@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 
 from pflbench import methods
-from pflbench.engine.batched import layers
+from pflbench.engine.batched import convolutions
 from pflbench.engine.packed.executor import Pack
 from pflbench.errors import unknown
 from pflbench.run.execution import Execution, checked, clients, executor, federation, initial_model
@@ -20,17 +20,17 @@ SEEDS = 5  # of a pack: the paper's runs of a method
 
 Engine = Literal["loop", "batched", "packed"]
 ENGINES = get_args(Engine)
-WAYS = {"capture": ("none", "graph"), "convolution": layers.CONVOLUTIONS}
+WAYS = {"capture": ("none", "graph"), "convolution": convolutions.CONVOLUTIONS}
 
 
 @dataclass(frozen=True)
 class Way:
-    """How an arm's rounds are made. name: as the user gives it, "batched" or "batched:none:benchmark"."""
+    """How an arm's rounds are made. name: as the user gives it, "batched" or "batched:none:unfold"."""
 
     name: str
     engine: Engine
     capture: Literal["auto", "graph", "none"] = "auto"
-    convolution: Literal["auto", "heuristic", "benchmark"] = "auto"
+    convolution: Literal["auto", "groups", "search", "unfold"] = "auto"
 
     @property
     def runs(self) -> int:

@@ -48,7 +48,7 @@ def bench(
             metavar="ENGINE[:WAY]",
             autocompletion=o.completion(lambda: ENGINES),
             help="Repeatable: loop, batched, both; packed: five seeds as one program. A way after it is an arm of its own: "
-            "batched:none, batched:graph, batched:heuristic, batched:benchmark.",
+            "batched:none, batched:graph, batched:groups, batched:search, batched:unfold.",
         ),
     ] = [BOTH],  # noqa: B006
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="A name, to find the measurement by.")] = None,

@@ -353,9 +353,9 @@ EXECUTION = group(
         str,
         "auto",
         typer.Option(
-            **among("auto", "heuristic", "benchmark"),
-            help="batched on a GPU: how cuDNN finds its algorithms. heuristic: by its rules; benchmark: by trying all; auto: "
-            "heuristic, unless a measurement at the start says that benchmark is clearly faster.",
+            **among("auto", "groups", "search", "unfold"),
+            help="batched on a GPU: convolutions of all clients at once. groups: one convolution in groups, cuDNN chooses its "
+            "algorithm by rules; search: by trying all; unfold: products of matrices; auto: the fastest, timed at the start.",
         ),
     ),
     deterministic=(

@@ -85,13 +85,15 @@ def federation(
     shape: tuple[int, ...] | None = None,
     classes: int = CLASSES,
     vocabulary: int | None = None,
+    convolution: str | None = None,
     **train: Any,
 ) -> Federation:
     """Clients with n training samples each; batches of 5, so that some clients have a partial batch.
 
     model: a name, or what makes one of a sample's shape, the number of classes and the vocabulary. engine: one of EXECUTORS;
     tests: test samples of each client, by default half as many; device: as PyTorch names it; shape: of a sample, by default the
-    model's in SHAPES; vocabulary: of tokens, which samples then are; train: as in TrainSpec.
+    model's in SHAPES; vocabulary: of tokens, which samples then are; convolution: as BatchedExecutor takes it; train: as in
+    TrainSpec.
     """
     tests = tests or tuple(max(k // 2, 1) for k in n)
     rng = np.random.default_rng(7)
@@ -111,7 +113,7 @@ def federation(
     bounds = np.cumsum([0, *n, *tests])
     parts = [np.arange(a, b) for a, b in itertools.pairwise(bounds)]
     spec = TrainSpec(dtype=dtype, **settings)
-    return Federation(flat, executor(engine, flat, samples), spec, parts[: len(n)], parts[len(n) :], seed)
+    return Federation(flat, executor(engine, flat, samples, convolution), spec, parts[: len(n)], parts[len(n) :], seed)
 
 
 def _module(model: str | Make, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> nn.Module:
@@ -120,12 +122,12 @@ def _module(model: str | Make, shape: tuple[int, ...], classes: int, vocabulary:
     return BatchNormNet() if model == "batchnorm" else models.build(model, shape, classes, vocabulary)
 
 
-def executor(engine: str, flat: Flat, samples: Samples) -> Executor:
+def executor(engine: str, flat: Flat, samples: Samples, convolution: str | None = None) -> Executor:
     if engine == "loop":
         return LoopExecutor(flat, samples, workers=2 if samples.device.type == "cpu" else None)
     chunks = Chunks(2 if engine == "batched in chunks" else None)
     how = (capture("auto", samples.device) or Recorded()) if engine == "captured" else None
-    return BatchedExecutor(flat, samples, chunks, capture=how)
+    return BatchedExecutor(flat, samples, chunks, capture=how, convolution=convolution)
 
 
 def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1) -> Any:

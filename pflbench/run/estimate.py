@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pflbench import methods
@@ -41,9 +41,10 @@ class Needs:
         return max(1, int(SHARE * (room - taken) / (self.copies + self.activations + self.programs)))
 
 
-def estimate(spec: RunSpec, setting: Setting, *, captured: bool) -> Needs | None:
+def estimate(spec: RunSpec, setting: Setting, *, captured: bool, unfolded: bool = False) -> Needs | None:
     """The run's. None for a method of one's own whose `init` looks at values, and for such a model.
 
+    unfolded: convolutions may be (engine.batched.convolutions).
     Raises UserError where the method does not go with the model or the protocol.
     """
     fed, samples = without_data(spec, setting)
@@ -51,7 +52,7 @@ def estimate(spec: RunSpec, setting: Setting, *, captured: bool) -> Needs | None
     if kept is None:
         return None
     try:
-        row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples)
+        row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples, unfolded)
     except Exception:  # of a model that looks at values, or makes tensors on a device of its own choice
         if spec.own_model is None:
             raise
@@ -120,11 +121,15 @@ def _lasting(spec: RunSpec) -> int:
     return len({"model", methods.make(spec.method).slot})
 
 
-def _step(fed: Federation, samples: Samples) -> int:
+def _step(fed: Federation, samples: Samples, unfolded: bool) -> int:
     """Bytes that forward and backward of one client's batch take, the gradient included."""
-    largest = max(map(len, fed.train_indices))
+    largest, columns = max(map(len, fed.train_indices)), [0]
     module = fed.flat.module.to(fed.dtype).train()
+    for layer in module.modules():
+        if unfolded and isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(lambda layer, _, out: columns.append(out[:, 0].nbytes * layer.weight[0].numel()))
     with Peak() as peak, torch.enable_grad():
         x, y = batch(samples, max(2, min(fed.train.batch_size, largest)))
         torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
-    return int(peak.most)
+    # Of one layer at a time there are columns and their gradient.
+    return int(peak.most) + 2 * max(columns)

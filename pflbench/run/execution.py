@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pflbench.engine import devices, memory, rng
-from pflbench.engine.batched import layers
+from pflbench.engine.batched import convolutions
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import capture
@@ -31,9 +31,8 @@ from pflbench.run.setting import Setting
 from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
 
-MEASURED = 32  # clients, at most, with which ways of computing are compared
 VALID = "Valid: auto, cpu, cuda, cuda:0, cuda:1, ..."
-STEPS = 8  # that each of them takes then
+STEPS = 4  # with which ways of convolving are compared
 CUBLAS, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # with workspaces of this size cuBLAS gives the same bits
 
 
@@ -48,7 +47,7 @@ class Execution:
     estimate: int | None = None  # how many these were thought to be when the run was begun; None: now it is
     pack: int | None = 1  # batched: runs that differ in the seed alone, made together; None: as many as there is memory for
     capture: Literal["auto", "graph", "none"] = "auto"  # batched: how steps become programs
-    convolution: Literal["auto", "heuristic", "benchmark"] = "auto"  # batched on a GPU: engine.batched.layers; auto: measured
+    convolution: Literal["auto", "groups", "search", "unfold"] = "auto"  # batched on a GPU: engine.batched.convolutions
     deterministic: bool = False  # on a GPU: the same bits each time, or a refusal; a CPU gives them anyway
     observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
@@ -67,6 +66,11 @@ class Execution:
     def captures(self, device: str) -> bool:
         """Whether steps become programs there."""
         return self.engine_on(device) == "batched" and device != "cpu" and self.capture != "none"
+
+    def unfolds(self, device: str) -> bool:
+        """Whether convolutions may be unfolded there."""
+        asked = "groups" if self.convolution == "auto" and self.deterministic else self.convolution
+        return self.engine_on(device) == "batched" and device != "cpu" and asked in ("auto", "unfold")
 
 
 def checked(how: Execution) -> Execution:
@@ -87,11 +91,11 @@ def checked(how: Execution) -> Execution:
         raise UserError(f"--workers {how.workers}: clients go side by side on a CPU alone.", "Add --device cpu, or leave it out.")
     if how.convolution != "auto" and place == "cpu":
         raise UserError(
-            f"--convolution {how.convolution}: it says how cuDNN chooses on a GPU; on a CPU there is one way.", "Leave it out."
+            f"--convolution {how.convolution}: it says how a GPU convolves; on a CPU there is one way.", "Leave it out."
         )
-    if how.convolution == "benchmark" and how.deterministic:
+    if how.convolution == "search" and how.deterministic:
         raise UserError(
-            "--convolution benchmark: what cuDNN measures may differ each time, and --deterministic has nothing measured.",
+            "--convolution search: what cuDNN measures may differ each time, and --deterministic has nothing measured.",
             "Leave one of them out.",
         )
     if how.capture == "graph" and place == "cpu":
@@ -151,7 +155,8 @@ def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, 
         return LoopExecutor(flat, samples, how.workers)
     if spec.own_model is not None:
         _require_together(spec, setting, flat, samples)
-    chosen = convolution(spec, setting, flat, samples, how)
+    together = int(spec.train.join_ratio * len(setting.partition.train)) * runs
+    chosen = convolution(spec, setting, flat, samples, how, min(together, chunks.most or chunks.estimate or together))
     return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, device), convolution=chosen)
 
 
@@ -178,13 +183,18 @@ def _require_together(spec: RunSpec, setting: Setting, flat: Flat, samples: Samp
         made.close()
 
 
-def convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str | None:
-    """One of engine.batched.layers.CONVOLUTIONS, or None where there is nothing to choose: on a CPU, without convolutions."""
-    if samples.device.type == "cpu" or not layers.convolutions(flat.module):
+def convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution, clients: int) -> str | None:
+    """One of convolutions.CONVOLUTIONS, or None where there is nothing to choose: on a CPU, without convolutions.
+
+    clients: computed at a time.
+    """
+    if samples.device.type == "cpu" or not convolutions.convolutions(flat.module):
         return None
     if how.convolution != "auto":
         return how.convolution
-    return layers.CONVOLUTIONS[0] if how.deterministic else faster_convolution(spec, setting, flat, samples, how)
+    if how.deterministic:
+        return convolutions.CONVOLUTIONS[0]
+    return convolutions.fastest(lambda way: _seconds_of_steps(way, spec, setting, flat, samples, how, clients))
 
 
 def _clients_at_a_time(spec: RunSpec, setting: Setting, device: torch.device, how: Execution, runs: int) -> int | None:
@@ -192,30 +202,26 @@ def _clients_at_a_time(spec: RunSpec, setting: Setting, device: torch.device, ho
     if how.chunk or how.engine_on(str(device)) == "loop" or how.estimate:
         return None if how.chunk else how.estimate
     room = memory.room(device, fixed=how.deterministic)
-    needed = None if room is None else estimate(spec, setting, captured=how.captures(str(device)))
+    where = str(device)
+    needed = None if room is None else estimate(spec, setting, captured=how.captures(where), unfolded=how.unfolds(where))
     return None if needed is None or room is None else needed.clients(room, runs)
 
 
-def faster_convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution) -> str:
-    """Of engine.batched.layers.CONVOLUTIONS the clearly faster one, measured with this model and as many clients."""
-    clients = min(how.chunk or spec.partition.clients, spec.partition.clients, MEASURED)
+def _seconds_of_steps(
+    way: str, spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, how: Execution, clients: int
+) -> float:
+    """Of local training with the run's own model and batches, captured as in the run."""
     batch = np.concatenate(setting.partition.train)[: spec.train.batch_size]
     plan = Plan((np.tile(batch, STEPS),) * clients, (np.full(STEPS, len(batch)),) * clients)
     rows, buffers = (
         row.to(samples.device, samples.dtype).repeat(clients, 1) for row in (flat.row(), flat.buffer_row(samples.dtype))
     )
-    tried: list[BatchedExecutor] = []
-
-    def work(name: str) -> Callable[[], object]:
-        made = BatchedExecutor(flat, samples, capture=capture(how.capture, samples.device), convolution=name)
-        tried.append(made)
-        return lambda: made.do(Sgd(plan, rows, buffers, 1e-4))
-
+    made = BatchedExecutor(flat, samples, capture=capture(how.capture, samples.device), convolution=way)
     try:
-        return layers.fastest(samples.device, work)
+        return convolutions.seconds(samples.device, lambda: made.do(Sgd(plan, rows, buffers, 1e-4)))
     finally:
-        for made in tried:
-            made.close()
+        made.close()
+        memory.release(samples.device)
 
 
 def clients(spec: RunSpec, setting: Setting, flat: Flat, executor: Executor) -> Federation:

@@ -65,7 +65,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
         device = None
     place = how.device if device is None else str(device)
     engine = how.engine_on(place)
-    each = estimate(spec, setting, captured=how.captures(place))
+    each = estimate(spec, setting, captured=how.captures(place), unfolded=how.unfolds(place))
     if each is None:
         return None
     fed, samples = without_data(spec, setting)

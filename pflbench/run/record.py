@@ -13,7 +13,7 @@ import torch
 
 from pflbench import environment, methods, models, plain
 from pflbench.engine import devices
-from pflbench.engine.batched.layers import CONVOLUTIONS
+from pflbench.engine.batched.convolutions import CONVOLUTIONS
 from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import COUNTERS, Federation
 from pflbench.engine.memory import Shortage

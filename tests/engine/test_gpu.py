@@ -75,7 +75,7 @@ def test_models_on_a_gpu_give_the_numbers_of_the_loop_on_a_cpu(model, shape, dty
         assert (losses - exact_losses).norm() <= 10 * (rounded_losses - exact_losses).norm() + 1e-5
 
 
-@pytest.mark.parametrize("way", [{"convolution": "benchmark"}, {"capture": "none"}, {"chunk": 2}])
+@pytest.mark.parametrize("way", [{"convolution": "search"}, {"convolution": "unfold"}, {"capture": "none"}, {"chunk": 2}])
 def test_other_ways_on_a_gpu(way):
     method, looped = made("fedala", "cpu", Execution("cpu", "loop", workers=1))
     _, other = made("fedala", "cuda", Execution("cuda", "batched", **way))

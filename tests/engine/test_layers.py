@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,18 +16,10 @@ from pflbench.contract.small import federation, tensors, train
 from pflbench.engine.batched import executor
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.layers import (
-    CONVOLUTIONS,
+    compute_together,
     cross_entropy,
-    fastest,
-    install,
     track_statistics,
 )
-from pflbench.engine.samples import Samples
-from pflbench.errors import UserError
-from pflbench.run import execution
-from pflbench.run.execution import Execution
-from pflbench.run.plan import Wish, plan
-from pflbench.run.setting import load_setting
 
 CPU = torch.device("cpu")
 CLIENTS, BATCH = 3, 7
@@ -78,7 +69,7 @@ def own(models, names):
 def together(models, x, y, tracked=True):
     """Gradients, losses and buffers by the merged layers."""
     module = copy.deepcopy(models[0]).train()
-    install(module)
+    compute_together(module)
     track_statistics(module, tracked)
 
     def loss(params, buffers, x, y):
@@ -115,7 +106,7 @@ def test_statistics_stay_where_they_are_not_wanted(clients):
 def test_evaluation_is_that_of_each_client(clients):
     models, x, _ = clients
     module = copy.deepcopy(models[0])
-    install(module.eval())
+    compute_together(module.eval())
 
     def logits(params, buffers, x):
         return functional_call(module, (params, buffers), (x,))
@@ -127,7 +118,7 @@ def test_evaluation_is_that_of_each_client(clients):
 
 def test_a_single_value_cannot_be_normalised():
     module = nn.BatchNorm1d(3)
-    install(module)
+    compute_together(module)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         module(torch.zeros(1, 3))
 
@@ -152,7 +143,7 @@ def test_other_layers_are_left_alone():
     own.forward = lambda x: x
     kept.append(own)
     types = [type(layer) for layer in kept]
-    install(kept)
+    compute_together(kept)
     assert [type(layer) for layer in kept] == types
 
 
@@ -200,98 +191,6 @@ def test_a_step_is_the_same_where_large_gradients_are_not_copied_beside_the_othe
         where = slice(None) if columns is None else fed.flat.columns(columns)
         trained.append(fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out(), columns=where))
     torch.testing.assert_close(*trained, rtol=0, atol=1e-12)
-
-
-# -- convolutions ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("heuristic", "benchmark", "chosen"), [(1.0, 1.0, "heuristic"), (1.0, 0.9, "heuristic"), (1.0, 0.5, "benchmark")]
-)
-def test_the_other_way_is_taken_where_it_is_clearly_faster(heuristic, benchmark, chosen, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    takes = {"heuristic": heuristic, "benchmark": benchmark}
-
-    def work(name):
-        return lambda: now.__setitem__(0, now[0] + takes[name])
-
-    assert fastest(CPU, work) == chosen
-
-
-@pytest.fixture
-def searches(monkeypatch):
-    """Whether cuDNN tries its algorithms, at every step of SGD."""
-    seen, whole = [], BatchedExecutor._sgd
-    monkeypatch.setattr(BatchedExecutor, "_sgd", lambda *a: seen.append(torch.backends.cudnn.benchmark) or whole(*a))
-    return seen
-
-
-@pytest.mark.parametrize(("how", "seen"), [("heuristic", False), ("benchmark", True), (None, False)])
-def test_cudnn_is_told_while_the_executor_computes(how, seen, searches):
-    fed = federation("cnn", "batched", n=(6, 8))
-    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution=how)
-    fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out())
-    assert searches == [seen]
-    assert not torch.backends.cudnn.benchmark
-    assert fed.executor.record()["steps"].get("convolution") == how
-
-
-@pytest.fixture
-def images(tmp_path):
-    """Specification and setting of a CNN on a few images."""
-
-    def made(model="cnn"):
-        np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
-        request = Wish(
-            ("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, model, clients=3, beta=50.0, least=4, batch_size=5
-        )
-        (spec,) = plan(request)
-        return spec, load_setting(spec, tmp_path)
-
-    return made
-
-
-def test_ways_are_compared_with_the_run_s_own_model_and_clients(images, searches, monkeypatch):
-    spec, setting = images()
-    flat, trained = execution.initial_model(spec, setting), []
-    samples = Samples(setting.arrays.x, setting.arrays.y, torch.float32, CPU)
-
-    def first(device, work):
-        trained.extend(work(name)() for name in CONVOLUTIONS)
-        return "benchmark"
-
-    monkeypatch.setattr(execution.layers, "fastest", first)
-    assert execution.faster_convolution(spec, setting, flat, samples, Execution("cpu", "batched")) == "benchmark"
-    assert searches == [False, True]
-    for one in trained:
-        assert one.rows.shape == (3, flat.size)
-        assert not torch.equal(one.rows[0], flat.row())
-
-
-@pytest.mark.parametrize(
-    ("device", "model", "asked", "chosen"),
-    [
-        ("meta", "cnn", "auto", "measured"),
-        ("meta", "cnn", "benchmark", "benchmark"),
-        ("meta", "mlp", "benchmark", None),
-        ("cpu", "cnn", "auto", None),
-    ],
-)
-def test_there_is_a_choice_for_convolutions_on_a_gpu_alone(device, model, asked, chosen, images, monkeypatch):
-    spec, setting = images(model)
-    samples = Samples(setting.arrays.x, setting.arrays.y, torch.float32, torch.device(device))
-    monkeypatch.setattr(execution, "faster_convolution", lambda *_: "measured")
-    how = Execution(device, "batched", convolution=asked)
-    assert execution.convolution(spec, setting, execution.initial_model(spec, setting), samples, how) == chosen
-
-
-def test_on_a_cpu_there_is_no_choice(images):
-    spec, setting = images()
-    fed = execution.federation(spec, setting, CPU, Execution("cpu", "batched"))
-    assert "convolution" not in fed.executor.record()["steps"]
-    with pytest.raises(UserError, match="on a CPU there is one way"):
-        execution.checked(Execution("cpu", "batched", convolution="benchmark"))
 
 
 # -- the loss -------------------------------------------------------------------------------------------------------------

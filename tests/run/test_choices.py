@@ -16,6 +16,7 @@ from support.runs import numbers, rows, run, short
 from torch import nn
 
 from pflbench.engine import devices, memory
+from pflbench.engine.batched import convolutions
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.samples import Samples
@@ -108,11 +109,11 @@ def test_choices_are_stored_before_the_first_round(store, monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "recorded", "device", "expected"),
     [
-        ("auto", "benchmark", None, "benchmark"),
-        ("auto", "heuristic", None, "heuristic"),
-        ("heuristic", "benchmark", None, "heuristic"),
-        ("auto", "unfolded", None, "auto"),  # of an earlier version
-        ("auto", "benchmark", "another GPU", "auto"),
+        ("auto", "unfold", None, "unfold"),
+        ("auto", "groups", None, "groups"),
+        ("groups", "unfold", None, "groups"),
+        ("auto", "heuristic", None, "auto"),  # of an earlier version
+        ("auto", "unfold", "another GPU", "auto"),
     ],
 )
 def test_the_convolution_that_was_measured_is_taken_again(store, asked, recorded, device, expected):
@@ -127,18 +128,18 @@ def test_on_a_gpu_nothing_is_measured_twice(store, tmp_path, monkeypatch):
     np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
     few = {"clients": 3, "beta": 50.0, "least": 4, "batch_size": 10, "rounds": 2}
     (images,) = plan(Wish(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", **few))
-    searches, whole = [], BatchedExecutor._sgd
-    monkeypatch.setattr(BatchedExecutor, "_sgd", lambda *a: searches.append(torch.backends.cudnn.benchmark) or whole(*a))
-    monkeypatch.setattr(execution, "faster_convolution", lambda *_: "benchmark")
+    ways, whole = [], BatchedExecutor._sgd
+    monkeypatch.setattr(BatchedExecutor, "_sgd", lambda own, asked: ways.append(own.convolution) or whole(own, asked))
+    monkeypatch.setattr(convolutions, "fastest", lambda _: "unfold")
     with plugged_in():
         steps = execute(images, store, tmp_path, Execution(capture="none"))
         next(step for step in steps if step.round == 1)
         steps.close()
-        monkeypatch.setattr(execution, "faster_convolution", lambda *_: "heuristic")
+        monkeypatch.setattr(convolutions, "fastest", lambda _: "groups")
         list(execute(images, store, tmp_path, Execution(capture="none")))
         list(execute(images, store, tmp_path, Execution(capture="none"), force=True))
-    assert [one["steps"]["convolution"] for one in environments(store)] == ["benchmark", "heuristic"]
-    assert searches == [True, True, False, False]
+    assert [one["steps"]["convolution"] for one in environments(store)] == ["unfold", "groups"]
+    assert ways == ["unfold", "unfold", "groups", "groups"]
 
 
 def test_a_pack_goes_on_as_its_runs_did(store, monkeypatch):
@@ -273,16 +274,17 @@ def test_a_refused_run_ends_with_one_line(capture, store, monkeypatch, cublas):
 
 
 def test_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(execution, "faster_convolution", lambda *_: pytest.fail("a measurement"))
+    monkeypatch.setattr(convolutions, "fastest", lambda _: pytest.fail("a measurement"))
     samples = Samples(np.zeros((2, 8, 8), np.uint8), np.zeros(2), torch.float32, torch.device("meta"))
     how = Execution("cuda", "batched", deterministic=True)
 
     class Flat:
         module = nn.Conv2d(1, 1, 3)
 
-    assert execution.convolution(None, None, Flat, samples, how) == "heuristic"
+    assert execution.convolution(None, None, Flat, samples, how, 4) == "groups"
+    assert not how.unfolds("cuda")
     with pytest.raises(UserError, match="nothing measured"):
-        execution.checked(replace(how, convolution="benchmark"))
+        execution.checked(replace(how, convolution="search"))
 
 
 def test_clients_at_a_time_do_not_depend_on_what_is_free(monkeypatch):
@@ -322,5 +324,5 @@ def test_on_a_cpu_the_bits_are_the_same_anyway(store):
 def test_the_command_line(shell):
     command = ("-d", "digits", "--rounds", "1", "--clients", "2", "--deterministic", "--json")
     assert shell("run", "-m", "fedavg", *command).code == 0
-    refused = shell.refused("run", "-m", "fedavg", *command, "--engine", "batched", "--convolution", "benchmark")
+    refused = shell.refused("run", "-m", "fedavg", *command, "--engine", "batched", "--convolution", "search")
     assert "on a CPU there is one way" in refused

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine.batched.convolutions import convolve_by, convolving
 from pflbench.engine.batched.evaluation import Layout
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
-from pflbench.engine.batched.layers import convolving
 from pflbench.engine.batched.program import Advance, Capture, Inputs
 from pflbench.engine.batched.programs import Programs, frozen
 from pflbench.engine.batched.steps import Block, blocks
@@ -55,7 +55,7 @@ MODELS, BUFFERS, LOSS, LAST, FEATURES = "models", "buffers", "loss", "last loss"
 class BatchedExecutor(Direct):
     """capture: how steps become programs (engine.batched.program); None: they are made as they are, as on a CPU.
 
-    convolution: one of engine.batched.layers.CONVOLUTIONS; None: there is nothing to choose.
+    convolution: one of engine.batched.convolutions.CONVOLUTIONS; None: there is nothing to choose.
     """
 
     name = "batched"
@@ -78,6 +78,8 @@ class BatchedExecutor(Direct):
         self.programs = programs or Programs(capture)
         self.module: nn.Module = copy.deepcopy(flat.module).to(samples.device, samples.dtype)
         self.convolution = convolution
+        if convolution is not None:
+            convolve_by(self.module, convolution)
         self.gradients = Gradients(flat, self.module, samples, loss)
         self._heads: list[BatchedExecutor] = []  # not in use
         self._owner: BatchedExecutor | None = None

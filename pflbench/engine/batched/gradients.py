@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from pflbench.engine.batched.layers import change_buffers_in_place, convolutions, cross_entropy, install, track_statistics
+from pflbench.engine.batched.convolutions import convolutions
+from pflbench.engine.batched.layers import change_buffers_in_place, compute_together, cross_entropy, track_statistics
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import ALL, Loss, Objective, output
 from pflbench.engine.samples import Samples
@@ -95,10 +96,10 @@ def _clients(tokens: Tensor) -> Tensor:
 
 
 class Gradients:
-    """Of the clients' objectives, on a model of its own in training mode, whose layers it replaces (`layers.install`)."""
+    """Of the clients' objectives, on a model of its own in training mode, whose layers become those of all clients at once."""
 
     def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss) -> None:
-        install(module)
+        compute_together(module)
         self._buffers_in_place = change_buffers_in_place(module)
         self.flat = flat
         self.module = module

@@ -7,8 +7,7 @@ without weights and multiplies afterwards, in some nine passes over the images w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,33 +15,28 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.nn import functional as F
 
-from pflbench.engine import devices
-
-CONVOLUTIONS = ("heuristic", "benchmark")  # how cuDNN finds the algorithm for a shape: by its rules, or by trying all it has
-REPEATS = 3
-CLEARLY = 1.3  # by how much the other way must be faster: the same machine should choose alike each time
-
-
 # -- pooling and normalisation: what treats every channel by itself -------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Operation:
-    """run(*arguments, constant) -> results: images [b, channels, ...] or, of 1 dimension, a number for each channel.
+class Operation:
+    """run(*arguments, constant) -> results: images [b, channels, ...] or, of 1 dimension, what belongs to the channels.
 
     gradient: run(the first result's gradient, the first `needs` arguments, the other results, constant) -> arguments' gradients.
+    gradient_of_others: without the first argument's, where nothing needs it.
     """
 
     run: Callable[..., tuple[Tensor, ...]]
     needs: int = 0
-    gradient: _Operation | None = None
+    gradient: Operation | None = None
+    gradient_of_others: Operation | None = None
 
 
-class _Together(autograd.Function):
+class Together(autograd.Function):
     """(operation, *arguments, constant) -> its results. Of many clients, it is made once with the channels of all."""
 
     @staticmethod
-    def forward(operation: _Operation, *arguments: Any) -> tuple[Tensor, ...]:
+    def forward(operation: Operation, *arguments: Any) -> tuple[Tensor, ...]:
         return operation.run(*arguments)
 
     @staticmethod
@@ -55,15 +49,18 @@ class _Together(autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        back = ctx.operation.gradient
+        operation: Operation = ctx.operation
+        others = operation.gradient_of_others is not None and not ctx.needs_input_grad[1]
+        back = operation.gradient_of_others if others else operation.gradient
         if back is None:
-            raise NotImplementedError("Gradients of gradients of pooling or normalisation.")
-        return None, *_Together.apply(back, gradient, *ctx.saved_tensors, ctx.constant), None  # type: ignore[no-untyped-call]
+            raise NotImplementedError("Gradients of gradients of convolution, pooling or normalisation.")
+        found = Together.apply(back, gradient, *ctx.saved_tensors, ctx.constant)  # type: ignore[no-untyped-call]
+        return None, *([None] if others else []), *found, None
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], operation: _Operation, *arguments: Any) -> tuple[Any, Any]:
+    def vmap(info: Any, dims: tuple[Any, ...], operation: Operation, *arguments: Any) -> tuple[Any, Any]:
         merged = [_merge(value, dim, info.batch_size) for value, dim in zip(arguments, dims[1:], strict=True)]
-        results = _Together.apply(operation, *merged)  # type: ignore[no-untyped-call]
+        results = Together.apply(operation, *merged)  # type: ignore[no-untyped-call]
         places = tuple(min(1, value.dim() - 1) for value in results)
         return tuple(value.unflatten(at, (info.batch_size, -1)) for value, at in zip(results, places, strict=True)), places
 
@@ -93,7 +90,7 @@ def _pool_gradient(gradient: Tensor, x: Tensor, places: Tensor, window: tuple[An
 
 
 class _MaxPool(nn.MaxPool2d):
-    operation = _Operation(_pool, 1, _Operation(_pool_gradient))
+    operation = Operation(_pool, 1, Operation(_pool_gradient))
 
     @staticmethod
     def suits(layer: nn.MaxPool2d) -> bool:
@@ -103,7 +100,7 @@ class _MaxPool(nn.MaxPool2d):
         if x.dim() != 4:  # images without channels
             return super().forward(x)  # type: ignore[no-any-return]
         window = (*map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
-        pooled: Tensor = _Together.apply(self.operation, x, window)[0]  # type: ignore[no-untyped-call]
+        pooled: Tensor = Together.apply(self.operation, x, window)[0]  # type: ignore[no-untyped-call]
         return pooled
 
 
@@ -125,7 +122,7 @@ def _normalise_gradient(
 
 
 class _Norm(nn.modules.batchnorm._BatchNorm):
-    operation = _Operation(_normalise, 2, _Operation(_normalise_gradient))
+    operation = Operation(_normalise, 2, Operation(_normalise_gradient))
     tracked = True  # the running statistics
 
     @staticmethod
@@ -137,7 +134,7 @@ class _Norm(nn.modules.batchnorm._BatchNorm):
         if not self.training or count == 1:  # which PyTorch refuses in training
             return super().forward(x)
         arguments = x, self.weight, self.bias, self.eps
-        normalised, mean, inverse = _Together.apply(self.operation, *arguments)  # type: ignore[no-untyped-call]
+        normalised, mean, inverse = Together.apply(self.operation, *arguments)  # type: ignore[no-untyped-call]
         if self.tracked:
             self._track(mean, inverse, count)
         return normalised  # type: ignore[no-any-return]
@@ -179,43 +176,6 @@ class _Linear(nn.Linear):
         return x @ self.weight.t() + self.bias
 
 
-# -- convolutions ---------------------------------------------------------------------------------------------------------
-
-
-def convolutions(module: nn.Module) -> bool:
-    """Whether there are convolutions in the module."""
-    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
-
-
-@contextmanager
-def convolving(how: str | None) -> Iterator[None]:
-    """Inside, cuDNN finds algorithms as one of CONVOLUTIONS says. None: as it does outside."""
-    before = torch.backends.cudnn.benchmark
-    if how is not None:
-        torch.backends.cudnn.benchmark = how == "benchmark"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-def fastest(device: torch.device, work: Callable[[str], Callable[[], object]]) -> str:
-    """Of CONVOLUTIONS the clearly faster one for what `work` makes of each; the first if in doubt."""
-    seconds = {name: _seconds(device, work(name)) for name in CONVOLUTIONS}
-    best = min(CONVOLUTIONS, key=lambda name: seconds[name])
-    return best if seconds[best] * CLEARLY < seconds[CONVOLUTIONS[0]] else CONVOLUTIONS[0]
-
-
-def _seconds(device: torch.device, call: Callable[[], object]) -> float:
-    call()
-    found = []
-    for _ in range(REPEATS):
-        begun = devices.seconds(device)
-        call()
-        found.append(devices.seconds(device) - begun)
-    return min(found)
-
-
 # -- the loss -------------------------------------------------------------------------------------------------------------
 
 
@@ -239,15 +199,22 @@ TOGETHER: Mapping[type[nn.Module], Any] = {
 }
 
 
-def install(module: nn.Module) -> None:
-    """Computes the module's layers so from here on, where that suits. A subclass of a layer stays as it is, and so does one
-    with a forward of its own.
+def install(module: nn.Module, ways: Mapping[type[nn.Module], Any]) -> list[Any]:
+    """Computes the module's layers so from here on, where there is a way that suits, and returns these.
+
+    ways: PyTorch's class of a layer -> a subclass that computes it in another way, and says whether it suits a layer:
+    `suits(layer)`. A subclass of a layer stays as it is, and so does one with a forward of its own.
     """
-    for layer in module.modules():
-        together = TOGETHER.get(type(layer))
-        if together is None or "forward" in vars(layer) or not together.suits(layer):
-            continue
-        layer.__class__ = together
+    known = [layer for layer in module.modules() if type(layer) in ways and "forward" not in vars(layer)]
+    layers = [layer for layer in known if ways[type(layer)].suits(layer)]
+    for layer in layers:
+        layer.__class__ = ways[type(layer)]
+    return layers
+
+
+def compute_together(module: nn.Module) -> None:
+    """Computes the module's layers for all clients at once from here on."""
+    for layer in install(module, TOGETHER):
         if isinstance(layer, _Norm):  # it counts in the rows of the buffers, which are no integers
             layer.num_batches_tracked = layer.num_batches_tracked.to(layer.weight.dtype)  # type: ignore[union-attr]
 

@@ -1,0 +1,255 @@
+"""Convolutions of all clients at once: three ways with the same numbers, of which the fastest is taken on a GPU."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+from support.gpu import faultless
+from support.gpu.trial import compare
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+from pflbench import methods
+from pflbench.contract.small import federation, tensors, train
+from pflbench.engine import devices
+from pflbench.engine.batched import convolutions
+from pflbench.engine.batched.convolutions import CONVOLUTIONS, convolve_by, fastest, seconds
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.layers import Together
+from pflbench.engine.samples import Samples
+from pflbench.errors import UserError
+from pflbench.run import execution
+from pflbench.run.execution import Execution
+from pflbench.run.peak import Peak
+from pflbench.run.plan import Wish, plan
+from pflbench.run.setting import load_setting
+
+CPU = torch.device("cpu")
+CLIENTS, BATCH = 5, 4
+LAYERS = {
+    "plain": nn.Conv2d(3, 6, 3),
+    "all at once": nn.Conv2d(3, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), bias=False),
+    "stride": nn.Conv2d(3, 4, 3, stride=3),
+    "same": nn.Conv2d(3, 6, 5, padding="same"),
+    "one pixel": nn.Conv2d(3, 6, 1),
+    "groups": nn.Conv2d(6, 12, 3, padding=1, groups=3),
+    "not the same on both sides": nn.Conv2d(3, 6, 4, padding="same"),
+    "reflected": nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect"),
+}
+
+
+# -- the numbers ----------------------------------------------------------------------------------------------------------
+
+
+def gradients(layer, params, x):
+    def loss(params, x):
+        out = functional_call(layer, params, (x,))
+        return (out.sin() * torch.arange(out.numel(), dtype=out.dtype).view(out.shape)).sum()
+
+    return vmap(grad_and_value(loss, argnums=(0, 1)))(params, x)
+
+
+def by_clients(layer, params, x):
+    of = [gradients(layer, {k: v[i, None] for k, v in params.items()}, x[i, None]) for i in range(len(x))]
+    return torch.utils._pytree.tree_map(lambda *each: torch.cat(each), *of)
+
+
+@pytest.fixture
+def case(request):
+    """A layer with the weights of clients, their images, and what each client's convolution gives by itself."""
+    torch.manual_seed(0)
+    layer = copy.deepcopy(LAYERS[request.param]).double()
+    params = {name: torch.randn(CLIENTS, *p.shape, dtype=torch.float64) for name, p in layer.named_parameters()}
+    x = torch.randn(CLIENTS, BATCH, layer.in_channels, 9, 8, dtype=torch.float64)
+    return layer, params, x, by_clients(layer, params, x)
+
+
+@pytest.mark.parametrize("most", [None, 2, 1], ids=lambda most: f"{most or 'all'} clients at a time")
+@pytest.mark.parametrize("way", ["groups", "unfold"])
+@pytest.mark.parametrize("case", LAYERS, indirect=True)
+def test_a_layer(case, way, most, monkeypatch):
+    layer, params, x, expected = case
+    if most:
+        monkeypatch.setattr(convolutions, "CHANNELS", most * max(layer.in_channels, layer.out_channels))
+        (_, out), positions = layer(x[0]).shape[:2], layer(x[0])[0, 0].numel()
+        assert out == layer.out_channels
+        monkeypatch.setattr(convolutions, "WINDOWS", most * BATCH * positions * layer.weight[0].numel())
+    convolve_by(layer, way)
+    torch.testing.assert_close(gradients(layer, params, x), expected, rtol=1e-11, atol=1e-11)
+
+
+def products(monkeypatch):
+    """The channels of convolutions, and the numbers in the columns, as they are made."""
+    channels, columns = [], []
+    convolve, unfold = F.conv2d, convolutions._columns
+    monkeypatch.setattr(F, "conv2d", lambda x, w, *more: channels.append(max(x.shape[1], len(w))) or convolve(x, w, *more))
+
+    def noted(x, kernel):
+        found = unfold(x, kernel)
+        columns.append(found.numel())
+        return found
+
+    monkeypatch.setattr(convolutions, "_columns", noted)
+    return channels, columns
+
+
+def test_channels_of_a_call_end_where_cuda_s_grids_do(monkeypatch):
+    """A block of ResNet-18 with 512 channels, of 128 clients: 65,536 channels."""
+    channels, _ = products(monkeypatch)
+    layer = nn.Conv2d(512, 2, 1)
+    convolve_by(layer, "groups")
+    params = {"weight": torch.zeros(128, 2, 512, 1, 1), "bias": torch.zeros(128, 2)}
+    out = vmap(lambda p, x: functional_call(layer, p, (x,)))(params, torch.ones(128, 1, 512, 1, 1))
+    assert out.shape == (128, 1, 2, 1, 1)
+    assert channels == [512 * 64] * 2
+
+
+def test_columns_have_a_limit(monkeypatch):
+    _, columns = products(monkeypatch)
+    layer = nn.Conv2d(3, 4, 3)
+    convolve_by(layer, "unfold")
+    one = 27 * 36 * BATCH
+    monkeypatch.setattr(convolutions, "WINDOWS", 2 * one)
+    params = {"weight": torch.randn(CLIENTS, 4, 3, 3, 3), "bias": torch.randn(CLIENTS, 4)}
+    vmap(grad_and_value(lambda p, x: functional_call(layer, p, (x,)).square().sum()))(
+        params, torch.randn(CLIENTS, BATCH, 3, 8, 8)
+    )
+    assert columns == [2 * one, 2 * one, one] * 2, "forward and backward; never kept"
+
+
+@pytest.mark.parametrize("engine", ["batched", "captured"])
+@pytest.mark.parametrize("way", CONVOLUTIONS)
+@pytest.mark.parametrize(("name", "model"), [("fedala", "cnn"), ("fedavg", "resnet20")])
+def test_rounds_of_the_loop_executor(name, model, way, engine):
+    method = methods.make(methods.spec(name, {"max_init_epochs": "2"} if name == "fedala" else {}))
+    few = {"n": (11, 8, 5), "lr": 0.02}
+    fed = federation(model, engine, convolution=way, **few)
+    expected, found = tensors(train(method, federation(model, "loop", **few), 1)), tensors(train(method, fed, 1))
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-9)
+    assert fed.executor.record()["steps"]["convolution"] == way
+
+
+@pytest.mark.parametrize("way", CONVOLUTIONS)
+def test_captured_on_the_gpu_made_of_python(way):
+    with faultless() as gpu:
+        found = compare(gpu, "fedala", "cnn in colours", convolution=way)
+    assert found.off <= 1e-9, found.where
+    assert not found.apart
+    assert found.replays
+
+
+def test_images_need_no_gradient(monkeypatch):
+    """Of the first layer: half of its work backward."""
+    folded, fold = [], F.fold
+    monkeypatch.setattr(F, "fold", lambda x, *more: folded.append(x.shape[1]) or fold(x, *more))
+    fed = federation("cnn", "batched", n=(5, 5), convolution="unfold")
+    fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out())
+    assert folded == [2 * 32 * 25], "two clients, windows of the second layer"
+
+
+# -- which way ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("takes", "chosen"),
+    [((1.0, 1.0, 1.0), "groups"), ((1.0, 0.98, 0.99), "groups"), ((1.0, 0.5, 0.9), "search"), ((1.0, 0.5, 0.4), "unfold")],
+)
+def test_the_fastest_is_taken(takes, chosen):
+    assert fastest(dict(zip(CONVOLUTIONS, takes, strict=True)).__getitem__) == chosen
+
+
+def test_seconds_are_those_of_the_shortest_call_but_the_first(monkeypatch):
+    now, takes = [0.0], iter([0.1, 3.0, 2.0, 4.0])
+    monkeypatch.setattr(devices, "seconds", lambda device: now[0])
+    assert seconds(CPU, lambda: now.__setitem__(0, now[0] + next(takes))) == pytest.approx(2.0)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Specification and setting of a CNN on a few images."""
+
+    def made(model="cnn", **more):
+        np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
+        few = {"clients": 4, "beta": 50.0, "least": 4, "batch_size": 5, **more}
+        (spec,) = plan(Wish(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, model, **few))
+        return spec, load_setting(spec, tmp_path)
+
+    return made
+
+
+@pytest.mark.parametrize(("join_ratio", "chunk", "clients"), [(1.0, None, 4), (0.75, None, 3), (1.0, 2, 2)])
+def test_the_run_s_own_steps_are_timed(images, join_ratio, chunk, clients, monkeypatch):
+    """Forward and backward, each way in a thread of its own, in which PyTorch knows nothing of what cuDNN chose for another."""
+    spec, setting = images(join_ratio=join_ratio)
+    seen, sgd, backward = [], BatchedExecutor._sgd, Together.backward
+
+    def noted(own, asked):
+        seen.append((own.convolution, torch.backends.cudnn.benchmark, asked.rows.shape[0], threading.current_thread()))
+        return sgd(own, asked)
+
+    threads = []
+    monkeypatch.setattr(BatchedExecutor, "_sgd", noted)
+    monkeypatch.setattr(Together, "backward", staticmethod(lambda *a: threads.append(threading.current_thread()) or backward(*a)))
+    with faultless():
+        fed = execution.federation(spec, setting, execution.find_device("auto"), Execution(chunk=chunk))
+    by_way = {way: {one[1:] for one in seen if one[0] == way} for way in CONVOLUTIONS}
+    assert all(len(same) == 1 for same in by_way.values())
+    told = {way: same.pop() for way, same in by_way.items()}
+    assert {way: (searches, rows) for way, (searches, rows, _) in told.items()} == {
+        "groups": (False, clients),
+        "search": (True, clients),
+        "unfold": (False, clients),
+    }
+    own = {thread for _, _, thread in told.values()}
+    assert len(own) == 3
+    assert set(threads) == own
+    assert fed.executor.convolution in CONVOLUTIONS
+    assert not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "asked", "chosen"),
+    [
+        ("meta", "cnn", "auto", "measured"),
+        ("meta", "cnn", "search", "search"),
+        ("meta", "mlp", "unfold", None),
+        ("cpu", "cnn", "auto", None),
+    ],
+)
+def test_there_is_a_choice_for_convolutions_on_a_gpu_alone(device, model, asked, chosen, images, monkeypatch):
+    spec, setting = images(model)
+    samples = Samples(setting.arrays.x, setting.arrays.y, torch.float32, torch.device(device))
+    monkeypatch.setattr(convolutions, "fastest", lambda _: "measured")
+    how = Execution(device, "batched", convolution=asked)
+    assert execution.convolution(spec, setting, execution.initial_model(spec, setting), samples, how, 4) == chosen
+
+
+def test_on_a_cpu_there_is_no_choice(images):
+    spec, setting = images()
+    fed = execution.federation(spec, setting, CPU, Execution("cpu", "batched"))
+    assert "convolution" not in fed.executor.record()["steps"]
+    assert {type(layer) for layer in fed.executor.module.modules() if isinstance(layer, nn.Conv2d)} == {nn.Conv2d}
+    with pytest.raises(UserError, match="on a CPU there is one way"):
+        execution.checked(Execution("cpu", "batched", convolution="unfold"))
+
+
+def test_memory_for_columns_is_in_the_estimate(images):
+    spec, setting = images("resnet20", batch_size=11)
+    taken, said = [], []
+    for way in ("groups", "unfold"):
+        fed = execution.federation(spec, setting, CPU, Execution("cpu", "batched"))
+        fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution=way)
+        with Peak() as peak:
+            fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out())
+        taken.append(peak.most)
+        found = execution.estimate(spec, setting, captured=False, unfolded=Execution("cuda:7", convolution=way).unfolds("cuda:7"))
+        said.append(4 * (found.copies + found.activations))
+    columns = 4 * 11 * 16 * 16 * (9 * 16)
+    assert said[1] - said[0] == 2 * 4 * columns, "of the first blocks, and their gradient: four clients"
+    assert 0.4 < (taken[1] - taken[0]) / (said[1] - said[0]) <= 1
