@@ -26,7 +26,7 @@ from pflbench.run.checkpoint import tensors
 from pflbench.run.round import CommunicationRound
 from pflbench.spec import TrainSpec
 
-__all__ = ["CLASSES", "EXECUTORS", "federation", "tensors", "train"]
+__all__ = ["CLASSES", "EXECUTORS", "federation", "tensors", "train", "unequal"]
 
 CLASSES = 4
 Make = Callable[[tuple[int, ...], int, int | None], nn.Module]
@@ -71,6 +71,16 @@ SHAPES = {name: _shape(name) for name in models.MODELS} | {
     "resnet20": (3, 16, 16),
     "resnet20-gn": (3, 16, 16),
 }
+
+# Steps in an epoch of 20 clients: 20, 19, 15, 11, 8, 6, 5, 4, 3, 2 and 1 clients take part in a first, second, ... eleventh step.
+# Captured programs are for 20, 16, 12, 9, 7, 5, 4, 3, 2 and 1 clients: all of them are needed, and five also hold clients that
+# have finished.
+STEPS = (1, *(2,) * 4, *(3,) * 4, *(4,) * 3, 5, 5, 6, 7, 8, 9, 10, 11)
+
+
+def unequal(batch_size: int) -> tuple[int, ...]:
+    """Samples of 20 clients that make STEPS with whole batches of this size."""
+    return tuple(steps * batch_size + client % batch_size for client, steps in enumerate(STEPS))
 
 
 def federation(

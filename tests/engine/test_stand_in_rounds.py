@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 from support.gpu import faultless, plugged_in
-from support.gpu.trial import Found, compare, farthest, make, played, small
+from support.gpu.trial import TWENTY, Found, compare, farthest, make, played, small
 
 from pflbench import methods
 from pflbench.engine.batched.program import MIXED, Graph
@@ -19,7 +19,7 @@ from pflbench.engine.packed.executor import Pack
 
 WITH_ALA = [name for name in methods.names(with_ala=True) if "+" in name]
 CLOSE = 1e-9
-# How often the host may wait for numbers in a round (4 clients, MLP, steps captured): what it does today, to be lowered.
+# How often the host may wait for numbers in a round (7 clients, MLP, steps captured): what it does today, to be lowered.
 WAITS = {
     "local": 20,
     "fedavg": 23,
@@ -65,7 +65,7 @@ def test_every_method(gpu, name):
 
 @pytest.mark.parametrize("name", WITH_ALA)
 def test_every_method_with_ala(gpu, name):
-    found = compare(gpu, name)
+    found = compare(gpu, name, lr_schedule="constant")
     assert_same(found)
     assert found.waited <= WAITS[name.split("+")[0]] + ALA, found.waits
 
@@ -92,6 +92,11 @@ def test_the_table_of_waits_has_every_method():
 )
 def test_other_models(gpu, name, model):
     assert_same(compare(gpu, name, model))
+
+
+@pytest.mark.parametrize(("name", "model"), [("fedala", "mlp"), ("feddeper", "batchnorm")])
+def test_twenty_clients_need_programs_for_all_numbers_of_clients(gpu, name, model):
+    assert_same(compare(gpu, name, model, n=TWENTY))
 
 
 @pytest.mark.parametrize(

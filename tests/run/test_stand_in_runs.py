@@ -14,11 +14,13 @@ from support.runs import rows, short
 
 from pflbench.engine import devices, memory
 from pflbench.errors import UserError
-from pflbench.run import doctor
+from pflbench.run import doctor, execution
 from pflbench.run.checkpoint import Checkpoints
+from pflbench.run.estimate import estimate
 from pflbench.run.execution import Execution, checked, find_device
 from pflbench.run.loop import execute
 from pflbench.run.pack import execute_pack
+from pflbench.run.setting import load_setting
 
 DATA = Path("data")
 MEASURED = "SELECT round, accuracy, test_loss, train_loss, bytes_up FROM round WHERE run_id = {} ORDER BY round"
@@ -142,17 +144,30 @@ def test_where_memory_runs_out_clients_are_halved(store, monkeypatch, capture):
         assert world.gpus[0].memory.peak <= 0.8 * needed
         assert not world.seen.races
     assert shortages(store, scarce)[0]["clients"] == 4
+    assert json.loads(rows(store, f"SELECT environment FROM run WHERE id = {scarce}")[0][0])["steps"]["apart"] == {}
     assert_same_numbers(store, scarce, plenty)
 
 
-def test_by_its_estimate_a_run_keeps_within_the_memory(store):
-    with plugged_in() as world:
-        plenty = run(brief(), store, capture="none")
-        needed = world.gpus[0].memory.peak
-    with plugged_in(memory=int(0.8 * needed)):
-        scarce = run(brief(), store, capture="none")
-    assert shortages(store, scarce) == [], "fewer clients at a time from the start"
-    assert_same_numbers(store, scarce, plenty)
+def room_for(clients, spec):
+    """Bytes of a device that by the estimate can compute so many clients at a time, if their steps are not captured."""
+    needed = estimate(spec, load_setting(spec, DATA), captured=False)
+    return next(size for size in range(1 << 20, 1 << 30, 1 << 14) if needed.clients(size) == clients)
+
+
+@pytest.mark.parametrize(("capture", "clients"), [("graph", 8), ("none", 3)])
+def test_by_its_estimate_a_run_keeps_within_the_memory(store, capture, clients):
+    spec = brief(clients=8)
+    with plugged_in(memory=room_for(clients, spec)):
+        number = run(spec, store, capture=capture)
+    assert shortages(store, number) == [], "fewer clients at a time from the start"
+    assert_same_numbers(store, number, run(spec, store, "cpu", workers=1))
+
+
+def test_an_estimate_that_forgets_captured_steps_is_found(store, monkeypatch):
+    spec = brief(clients=8)
+    plant(monkeypatch, execution, "estimate", "if captured else 0", "if not captured else 0")
+    with plugged_in(memory=room_for(8, spec)):
+        assert shortages(store, run(spec, store))
 
 
 def test_too_little_memory_for_anything_is_the_users_to_mend(store):

@@ -15,7 +15,7 @@ from support.gpu.dispatch import NAME, OnGpu
 from support.gpu.world import World
 
 from pflbench import methods
-from pflbench.contract.small import federation, tensors
+from pflbench.contract.small import federation, tensors, unequal
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluated, Executor, Trained, Walked
 from pflbench.methods.base import Method
@@ -23,7 +23,10 @@ from pflbench.run.execution import exact_arithmetic
 from pflbench.run.round import CommunicationRound
 
 Numbers = dict[str, np.ndarray]
-CLIENTS = (13, 5, 9, 11)  # samples of each: other numbers of steps, and partial batches
+# Samples of seven clients: 7, 6 and 1 of them make a first, second and third step. There is no program for 6, and that for 7 must
+# leave out the client that has finished.
+CLIENTS = (6, 10, 11, 12, 13, 14, 16)
+TWENTY = unequal(5)
 MODELS: dict[str, dict[str, Any]] = {
     "cnn in colours": {"model": "cnn", "shape": (3, 16, 16)},
 }
@@ -56,8 +59,8 @@ def make(name: str) -> Method:
 
 
 def small(model: str, engine: str, device: str, **settings: Any) -> Federation:
-    """As contract.small makes it, of a model with its name there or one of MODELS."""
-    how = {"n": CLIENTS, **MODELS.get(model, {"model": model}), **settings}
+    """As contract.small makes it, of a model with its name there or one of MODELS. Each round has a learning rate of its own."""
+    how = {"n": CLIENTS, "lr_schedule": "cosine", **MODELS.get(model, {"model": model}), **settings}
     return federation(how.pop("model"), engine, device=device, **how)
 
 
