@@ -63,11 +63,6 @@ class History:
     update: Floats
     evaluate: Floats
 
-    @property
-    def best(self) -> int | None:
-        """The place in the arrays of the first round with the highest accuracy; None without an evaluated round."""
-        return None if np.isnan(self.accuracy).all() else int(np.nanargmax(self.accuracy))
-
 
 @dataclass(frozen=True)
 class SecondSeries:
@@ -184,11 +179,11 @@ def second_series(engine: Engine, run_id: int) -> tuple[SecondSeries, ...]:
 
 def by_series(engine: Engine, results: Sequence[Result], name: str, selection: Select) -> list[Result]:
     """The results with value, round and `used` by the named series, under the same rule; those without it are left out."""
-    query = select(SeriesRow.run_id, SeriesRow.round, SeriesRow.accuracy).where(SeriesRow.name == name)
-    query = query.where(SeriesRow.run_id.in_([result.id for result in results])).order_by(SeriesRow.run_id, SeriesRow.round)
+    columns = runs.counted(selection, SeriesRow, SeriesRow.name == name)
+    query = select(RunRow.id, *columns).where(RunRow.id.in_([result.id for result in results]))
     with reading(engine) as c:
-        found = {run: [(t, value) for _, t, value in rows] for run, rows in groupby(c.execute(query), key=lambda row: row[0])}
-    return [_scored(result, found[result.id], selection) for result in results if result.id in found]
+        found = {run: {"value": value, "round": t, "used": used} for run, value, t, used in c.execute(query) if t is not None}
+    return [replace(result, **found[result.id]) for result in results if result.id in found]
 
 
 def clients(engine: Engine, run_id: int, round: int | None = None) -> Clients:
@@ -291,14 +286,6 @@ def _evaluated(engine: Engine, run_ids: Collection[int]) -> Integers:
         longest = c.scalar(furthest)
         query = select(RoundRow.round).where(RoundRow.run_id == longest, RoundRow.accuracy.is_not(None)).order_by(RoundRow.round)
         return np.array(c.scalars(query).all(), dtype=np.int64)
-
-
-def _scored(result: Result, series: Sequence[tuple[int, float]], selection: Select) -> Result:
-    if selection.rule == "best":
-        t, value = max(series, key=lambda point: (point[1], -point[0]))
-        return replace(result, value=value, round=t, used=1)
-    tail = series[-selection.last :]
-    return replace(result, value=sum(value for _, value in tail) / len(tail), round=tail[-1][0], used=len(tail))
 
 
 def _totals(run_ids: Collection[int], tolerance: float) -> Any:
