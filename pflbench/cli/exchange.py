@@ -269,13 +269,11 @@ def _tell(name: str, outcome: Outcome) -> None:
 
 def _facts(found: ResultFile) -> dict[str, Any]:
     names = ("dataset", "method", "algorithm", "goal", "times")
-    at = int(found.accuracy.argmax())
     return {
         **{name: getattr(found, name) for name in names},
         "evaluations": len(found.round),
         "last_round": int(found.round[-1]),
-        "best": float(found.accuracy[at]),
-        "best_round": int(found.round[at]),
+        "best": float(found.accuracy.max()),
     }
 
 

@@ -63,7 +63,7 @@ class Comparison:
     against: str  # the row
     pairs: int
     differing: int  # pairs that differ: Wilcoxon's test drops the others
-    p: float | None  # None: fewer than two pairs
+    p: float | None  # None: fewer than two pairs, or a t-test of differences that are all the same
     adjusted: float | None = None
     least: float = 0.0  # the smallest adjusted p that so many pairs could give
 
@@ -101,21 +101,19 @@ def interval(values: Sequence[float], level: float) -> tuple[float, float] | Non
 
 
 def paired(a: Values, b: Values, test: Test) -> tuple[float | None, int]:
-    """(two-sided p, number of pairs) of values by seed or client; p is None for fewer than two pairs, 1 where no pair differs."""
+    """(two-sided p, number of pairs) of values by seed or client.
+
+    p is None for fewer than two pairs, and of a t-test where all differences are the same: without a spread there is no t.
+    """
     d = _differences(a, b)
-    if len(d) < 2:
+    if len(d) < 2 or (test == "t" and np.ptp(d) == 0):
         return None, len(d)
     if not d.any():
         return 1.0, len(d)
-    if test != "t":
-        from scipy.stats import wilcoxon
+    from scipy.stats import ttest_1samp, wilcoxon
 
-        return float(wilcoxon(d).pvalue), len(d)
-    if np.ptp(d) == 0:  # the same difference in every pair: no spread to hold it against
-        return 0.0, len(d)
-    from scipy.stats import ttest_1samp
-
-    return float(ttest_1samp(d, 0).pvalue), len(d)
+    found = ttest_1samp(d, 0) if test == "t" else wilcoxon(d)
+    return float(found.pvalue), len(d)
 
 
 def _differences(a: Values, b: Values) -> npt.NDArray[np.float64]:
@@ -211,6 +209,8 @@ def notes(wanted: Statistics, counts: Collection[int], comparisons: Collection[C
             )
     if wanted.test == "t" and any(c.p is not None and c.pairs < ENOUGH for c in comparisons):
         said.append(f"Fewer than {ENOUGH} pairs: the t-test rests on the normality of the differences alone.")
-    if any(c.p is None for c in comparisons):
+    if any(c.p is None and c.pairs >= 2 for c in comparisons):
+        said.append("p is missing where the difference is the same in every pair: a t-test needs differences that vary.")
+    if any(c.pairs < 2 for c in comparisons):
         said.append(f"p is missing where fewer than two {'clients' if clients else 'seeds'} are paired.")
     return said

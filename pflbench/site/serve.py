@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from pflbench.errors import UserError
 from pflbench.site import html, runs
 from pflbench.site.page import Page
+from pflbench.store.failures import friendly
 from pflbench.store.opened import require_in_place
 
 HOST = "127.0.0.1"
@@ -24,6 +25,8 @@ OWN_NAMES = (HOST, "localhost", "[::1]")  # the last where a tunnel or proxy of 
 # Between two makings of a page, so many times as long as one took: it must not slow down the runs that it shows.
 REST = 10.0
 PATIENCE = 30.0  # seconds that a connection may say nothing
+# Changes with every commit of another connection; PostgreSQL's also with those to its other databases.
+_STATE = {"sqlite": "PRAGMA data_version", "postgresql": "SELECT pg_current_snapshot()"}
 
 
 class Editions:
@@ -33,7 +36,7 @@ class Editions:
         self._make, self._lock = make, threading.Lock()
         self._connection: Connection = engine.connect()
         self._started = time.time_ns()
-        self._version, self._content, self._document = -1, "", ""
+        self._version, self._content, self._document = "", "", ""
         self._rest_until = 0.0
 
     def version(self) -> str:
@@ -55,19 +58,21 @@ class Editions:
         self._connection.close()
 
     def _current(self) -> str:
-        if time.monotonic() >= self._rest_until and (found := self._data_version()) != self._version:
+        if time.monotonic() >= self._rest_until and (found := self._state()) != self._version:
             began = time.monotonic()
             page = self._make()
             self._content, self._document, self._version = html.content(page), html.document(page), found
             self._rest_until = time.monotonic() + REST * (time.monotonic() - began)
         return f"{self._started}-{self._version}"
 
-    def _data_version(self) -> int:
-        """Changes with every commit of another connection, as seen by this one. Raises Vanished."""
-        require_in_place(self._connection)
-        found = int(self._connection.exec_driver_sql("PRAGMA data_version").scalar_one())
-        self._connection.rollback()  # a transaction left open would see one state for ever
-        return found
+    def _state(self) -> str:
+        """Another one when something was committed. Raises Vanished, and UserError where the server is away."""
+        try:
+            with friendly(self._connection.engine.url):
+                require_in_place(self._connection)
+                return str(self._connection.exec_driver_sql(_STATE[self._connection.dialect.name]).scalar_one())
+        finally:
+            self._connection.rollback()  # a transaction left open would see one state for ever
 
 
 class Server(ThreadingHTTPServer):

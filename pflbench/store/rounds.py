@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Engine, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Double, Engine, cast, func, literal, select
 
 from pflbench.errors import UserError
 from pflbench.store import runs
@@ -19,10 +19,24 @@ from pflbench.store.runs import Among, Result, Select
 from pflbench.store.schema import ArtifactRow, ClientRoundRow, RoundRow, RunRow, SeriesRow
 
 CENTRAL = "central"  # the second series of the global model on the central test set
-ROUNDS_READ = 50  # enough for a median; reading every round of a thousand runs would take seconds
 
 # Training alone: evaluation is the benchmark's time, not the method's.
 _SPENT: ColumnElement[float] = func.coalesce(RoundRow.seconds_receive, 0.0) + func.coalesce(RoundRow.seconds_update, 0.0)
+_TRAINED = RoundRow.participants > 0
+
+
+def _per_participant(sent: ColumnElement[int | None]) -> ColumnElement[float]:
+    return func.coalesce(cast(sent, Double) / RoundRow.participants, 0.0)
+
+
+# What a round costs; zero where it was not measured.
+_COSTS: dict[str, ColumnElement[float]] = {
+    "spent": _SPENT,
+    "evaluated": func.coalesce(RoundRow.seconds_evaluate, 0.0),
+    "parameters": _per_participant(RoundRow.params_up + RoundRow.params_down),
+    "scalars": _per_participant(RoundRow.scalars_up + RoundRow.scalars_down),
+    "bytes": _per_participant(RoundRow.bytes_up + RoundRow.bytes_down),
+}
 
 
 @dataclass(frozen=True)
@@ -48,11 +62,6 @@ class History:
     receive: Floats
     update: Floats
     evaluate: Floats
-
-    @property
-    def best(self) -> int | None:
-        """The place in the arrays of the first round with the highest accuracy; None without an evaluated round."""
-        return None if np.isnan(self.accuracy).all() else int(np.nanargmax(self.accuracy))
 
 
 @dataclass(frozen=True)
@@ -81,8 +90,8 @@ class Cost:
     """Costs of one run. Seconds are those of reception and update together, evaluation apart.
 
     converged: the first evaluated round within the tolerance of the best. seconds_total: up to it. seconds_initial: of that, what
-    the receptions with ALA's initial stage took. seconds_round and seconds_evaluate: medians. parameters, scalars, bytes: per
-    participant and round, both ways together; multiple: parameters in units of the model's size.
+    the receptions with ALA's initial stage took. seconds_round, seconds_evaluate, parameters, scalars, bytes: medians over
+    all trained rounds; the last three per participant, both ways together. multiple: parameters in units of the model's size.
     """
 
     best: float
@@ -170,11 +179,11 @@ def second_series(engine: Engine, run_id: int) -> tuple[SecondSeries, ...]:
 
 def by_series(engine: Engine, results: Sequence[Result], name: str, selection: Select) -> list[Result]:
     """The results with value, round and `used` by the named series, under the same rule; those without it are left out."""
-    query = select(SeriesRow.run_id, SeriesRow.round, SeriesRow.accuracy).where(SeriesRow.name == name)
-    query = query.where(SeriesRow.run_id.in_([result.id for result in results])).order_by(SeriesRow.run_id, SeriesRow.round)
+    columns = runs.counted(selection, SeriesRow, SeriesRow.name == name)
+    query = select(RunRow.id, *columns).where(RunRow.id.in_([result.id for result in results]))
     with reading(engine) as c:
-        found = {run: [(t, value) for _, t, value in rows] for run, rows in groupby(c.execute(query), key=lambda row: row[0])}
-    return [_scored(result, found[result.id], selection) for result in results if result.id in found]
+        found = {run: {"value": value, "round": t, "used": used} for run, value, t, used in c.execute(query) if t is not None}
+    return [replace(result, **found[result.id]) for result in results if result.id in found]
 
 
 def clients(engine: Engine, run_id: int, round: int | None = None) -> Clients:
@@ -215,22 +224,20 @@ def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[in
     found = {}
     with reading(engine) as c:
         totals = {row.id: row for row in c.execute(_totals(run_ids, tolerance))}
-        for run, rounds in _sampled(c, {run: row.last for run, row in totals.items()}):
-            row = totals[run]
-            spent, evaluated, *sent = (float(value) for value in np.median(rounds[:, :-1], axis=0))
-            peak = rounds[:, -1].max()
-            found[run] = Cost(
-                best=row.best,
-                converged=row.converged,
-                seconds_total=row.total or 0.0,
-                seconds_initial=row.initial or 0.0,
-                seconds_round=spent,
-                seconds_evaluate=evaluated,
-                parameters=sent[0],
-                scalars=sent[1],
-                bytes=sent[2],
-                multiple=sent[0] / row.parameters if row.parameters else None,
-                peak_memory=None if np.isnan(peak) else int(peak),
+        for row in _medians(c, {run: row.trained for run, row in totals.items()}):
+            run = totals[row.id]
+            found[row.id] = Cost(
+                best=run.best,
+                converged=run.converged,
+                seconds_total=run.total or 0.0,
+                seconds_initial=run.initial or 0.0,
+                seconds_round=row.spent,
+                seconds_evaluate=row.evaluated,
+                parameters=row.parameters,
+                scalars=row.scalars,
+                bytes=row.bytes,
+                multiple=row.parameters / run.parameters if run.parameters else None,
+                peak_memory=run.peak_memory,
             )
     return found
 
@@ -281,24 +288,18 @@ def _evaluated(engine: Engine, run_ids: Collection[int]) -> Integers:
         return np.array(c.scalars(query).all(), dtype=np.int64)
 
 
-def _scored(result: Result, series: Sequence[tuple[int, float]], selection: Select) -> Result:
-    if selection.rule == "best":
-        t, value = max(series, key=lambda point: (point[1], -point[0]))
-        return replace(result, value=value, round=t, used=1)
-    tail = series[-selection.last :]
-    return replace(result, value=sum(value for _, value in tail) / len(tail), round=tail[-1][0], used=len(tail))
-
-
 def _totals(run_ids: Collection[int], tolerance: float) -> Any:
     """One row per run: what needs a look at all rounds, each a seek or a short scan along an index."""
     mine = RoundRow.run_id == RunRow.id
     best = select(func.max(RoundRow.accuracy)).where(mine).scalar_subquery()
-    last = select(func.max(RoundRow.round)).where(mine).scalar_subquery()
+    trained = select(func.count()).where(mine, _TRAINED).scalar_subquery()
+    # A maximum so far, which begins anew where a run is resumed.
+    peak = select(func.max(RoundRow.peak_memory)).where(mine, _TRAINED).scalar_subquery()
     base = (
-        select(RunRow.id, RunRow.parameters, best.label("best"), last.label("last")).where(
-            RunRow.id.in_(run_ids), best.is_not(None), last > 0
-        )
-    ).subquery()
+        select(RunRow.id, RunRow.parameters, best.label("best"), trained.label("trained"), peak.label("peak_memory"))
+        .where(RunRow.id.in_(run_ids), best.is_not(None), trained > 0)
+        .subquery()
+    )
     mine = RoundRow.run_id == base.c.id
     converged = select(func.min(RoundRow.round)).where(mine, RoundRow.accuracy >= base.c.best - tolerance).scalar_subquery()
     reached = select(base, converged.label("converged")).subquery()
@@ -315,22 +316,18 @@ def _totals(run_ids: Collection[int], tolerance: float) -> Any:
     )
 
 
-def _sampled(c: Connection, last: dict[int, int]) -> Iterator[tuple[int, np.ndarray[Any, np.dtype[np.float64]]]]:
-    """By run, of rounds evenly spaced: seconds, seconds of evaluation; parameters, scalars, bytes per participant; memory."""
-    columns = select(
-        RoundRow.run_id,
-        _SPENT,
-        func.coalesce(RoundRow.seconds_evaluate, 0.0),
-        (RoundRow.params_up + RoundRow.params_down) * 1.0 / RoundRow.participants,
-        (RoundRow.scalars_up + RoundRow.scalars_down) * 1.0 / RoundRow.participants,
-        (RoundRow.bytes_up + RoundRow.bytes_down) * 1.0 / RoundRow.participants,
-        # A maximum so far, which begins anew where a run is resumed.
-        RoundRow.peak_memory,
-    )
+def _medians(c: Connection, trained: dict[int, int]) -> Iterator[Any]:
+    """By run the medians over its trained rounds: what a round took, and what a participant sent and received in it."""
     by_length: dict[int, list[int]] = defaultdict(list)
-    for run, length in last.items():
+    for run, length in trained.items():
         by_length[length].append(run)
     for length, ids in by_length.items():
-        at = _spread(1, length, min(length, ROUNDS_READ)).tolist()
-        sampled = columns.where(RoundRow.run_id.in_(ids), RoundRow.round.in_(at), RoundRow.participants > 0)
-        yield from _by_run(floats(c.execute(sampled.order_by(RoundRow.run_id)).all(), 7))
+        columns = [_median(column, length).label(name) for name, column in _COSTS.items()]
+        yield from c.execute(select(RunRow.id, *columns).where(RunRow.id.in_(ids)))
+
+
+def _median(column: ColumnElement[float], length: int) -> ColumnElement[float]:
+    """Of a run's trained rounds, which are `length`: the middle one, or the mean of the two in the middle."""
+    mine = select(column.label("value")).where(RoundRow.run_id == RunRow.id, _TRAINED).correlate(RunRow)
+    middle = mine.order_by("value").offset((length - 1) // 2).limit(2 - length % 2).subquery()
+    return select(func.avg(middle.c.value)).scalar_subquery()

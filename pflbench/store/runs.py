@@ -16,7 +16,7 @@ from pflbench.spec import OTHER_CONTENT, is_specification
 from pflbench.store.database import reading
 from pflbench.store.failures import Unreadable
 from pflbench.store.locks import UNDER_WAY, presence
-from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow, is_environment
+from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow, SeriesRow, is_environment
 
 SMOKE = "smoke"  # the scale of runs which show that everything works, and nothing about methods
 
@@ -115,12 +115,31 @@ class Result(Run):
     used: int
 
 
+def counted(
+    selection: Select, table: type[RoundRow] | type[SeriesRow] = RoundRow, *where: ColumnElement[bool]
+) -> tuple[ColumnElement[Any], ColumnElement[Any], ColumnElement[Any]]:
+    """What a run counts for (methods.md 2.1), as columns of a query of runs: value, round, rounds used. None without a round.
+
+    Of equally good rounds the earliest is the best one. table, where: whose accuracies. Each column is a seek in an index, none a
+    scan of all rounds.
+    """
+    mine = (table.run_id == RunRow.id, table.accuracy.is_not(None), *where)
+    if selection.rule == "best":
+        best = select(func.max(table.accuracy)).where(*mine).correlate(RunRow).scalar_subquery()
+        earliest = select(func.min(table.round)).where(*mine, table.accuracy == best).correlate(RunRow)
+        return best, earliest.scalar_subquery(), literal(1)
+    # One row too many would change the mean: the limit must be inside, hence a subquery in the subquery.
+    tail = select(table.accuracy, table.round).where(*mine).order_by(table.round.desc()).limit(selection.last)
+    t = tail.correlate(RunRow).subquery().c
+    value, at, used = (select(of).scalar_subquery() for of in (func.avg(t.accuracy), func.max(t.round), func.count(t.round)))
+    return value, at, used
+
+
 R = TypeVar("R", bound=Run)
 
 _JSON = {"spec": ("specification", is_specification), "environment": ("environment", is_environment)}
 _LAST = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
-_BEST = select(func.max(RoundRow.accuracy)).where(RoundRow.run_id == RunRow.id).correlate(RunRow).scalar_subquery()
-_OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": _BEST}
+_OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": counted(Select())[0]}
 _COLUMNS: list[Any] = [_OTHERS.get(name, getattr(RunRow, name, None)) for name in Run.__dataclass_fields__]
 
 
@@ -224,7 +243,7 @@ def results(
 
     The rule is applied by the database, along its indexes.
     """
-    query = _query(*_result_columns(selection)).where(among.condition)
+    query = _query(*counted(selection)).where(among.condition)
     for column, wanted in ((RunRow.method, methods), (RunRow.dataset, datasets)):
         if wanted is not None:
             query = query.where(column.in_(wanted))
@@ -247,16 +266,3 @@ def _now(run: R, present: Callable[[str, str], str]) -> R:
 
 def _query(*more: Any) -> Any:
     return select(*_COLUMNS, *more).join(PartitionRow, RunRow.partition_id == PartitionRow.id, isouter=True)
-
-
-def _result_columns(selection: Select) -> tuple[Any, Any, Any]:
-    """Correlated subqueries (value, round, rounds used): each a seek in an index, none a scan of all rounds."""
-    if selection.rule == "best":
-        earliest = select(func.min(RoundRow.round)).where(RoundRow.run_id == RunRow.id, RoundRow.accuracy == _BEST)
-        return _BEST, earliest.correlate(RunRow).scalar_subquery(), literal(1)
-    # One row too many would change the mean: the limit must be inside, hence a subquery in the subquery.
-    mine = (RoundRow.run_id == RunRow.id, RoundRow.accuracy.is_not(None))
-    tail = select(RoundRow.accuracy, RoundRow.round).where(*mine).order_by(RoundRow.round.desc()).limit(selection.last)
-    t = tail.correlate(RunRow).subquery().c
-    value, at, used = (select(of).scalar_subquery() for of in (func.avg(t.accuracy), func.max(t.round), func.count(t.round)))
-    return value, at, used

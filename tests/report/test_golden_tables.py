@@ -1,4 +1,4 @@
-"""Every table from the golden database (tests/golden), cell by cell, against SQL, pandas and the papers' CSV files."""
+"""Every table from the golden database (tests/golden): its cells against SQL, pandas and the papers' CSV files, and its text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from golden.raw import METHODS, PAPER, Raw, as_official, cells, printed, unpack
+from golden.tables import RANKED, TARGET, texts
 from scipy.stats import friedmanchisquare, rankdata, wilcoxon
 from sqlalchemy import Engine
 
@@ -22,7 +23,6 @@ from pflbench.report.tables.grid import Grid
 from pflbench.store import database as db
 
 Cells = dict[tuple[int, ...], dict[str, Any]]
-RANKED = ("fedprox", "fedprox+ala", "ditto", "ditto+ala", "fedrep", "fedrep+ala")
 OPTIONS: dict[str, Any] = {"ranks": {"filters": Filters(RANKED, partitions=("Dir(0.1)",))}, "overhead": {"paper": "always"}}
 # Where the runs of a paper's table are, in terms of the columns of `Raw.runs`; the rest is as in the table's title.
 PLACES = {
@@ -291,13 +291,12 @@ def costs(raw: Raw, run: int, tolerance: float = 0.005) -> dict[str, float]:
 def test_overhead(made: Callable[[str], Grid], raw: Raw) -> None:
     found = records(made("overhead"))
     assert set(found) == set(cells(raw.runs))
-    short = raw.where("rounds <= 50")  # of longer ones the medians are over rounds evenly spaced
-    for ids, runs in cells(short).items():
+    for ids, runs in cells(raw.runs).items():
         means = pd.DataFrame([costs(raw, run) for run in ids]).mean()
         record = found[ids]
         assert {key: record[key] for key in means.index} == pytest.approx(means.to_dict(), rel=1e-9, abs=1e-12), ids
-        same = short[(short["setting"] == runs["setting"].iloc[0]) & (short["partition"] == runs["partition"].iloc[0])]
-        fedavg = same[same["method"] == "fedavg"]
+        same = raw.runs[["setting", "partition"]].eq(runs[["setting", "partition"]].iloc[0]).all(axis=1)
+        fedavg = raw.runs[same & (raw.runs["method"] == "fedavg")]
         expected = None
         if len(fedavg):
             expected = means["seconds_round"] / np.mean([costs(raw, run)["seconds_round"] for run in fedavg.index])
@@ -348,6 +347,12 @@ def test_ranks(made: Callable[[str], Grid], raw: Raw) -> None:
         assert by_method[method]["average_rank"] == pytest.approx(rank)
         assert by_method[method]["mean"] == pytest.approx(means[method].mean())
         assert set(by_method[method]["runs"]) == set(own.index)
+
+
+def test_the_text_of_every_table(engine: Engine) -> None:
+    """What a column shows, and what notes say; the numbers are proved above."""
+    wanted = "python tests/golden/tables.py writes tables.txt anew; read the difference before you commit it"
+    assert texts(engine).splitlines() == TARGET.read_text(encoding="utf-8").splitlines(), wanted
 
 
 def test_every_table_is_compared() -> None:

@@ -95,6 +95,19 @@ def test_t_by_its_closed_form() -> None:
     assert paired(a, b, "t")[0] == pytest.approx(scipy.stats.ttest_rel(list(a.values()), list(b.values())).pvalue)
 
 
+def test_equal_differences_have_no_t(engine: Engine) -> None:
+    """Two seeds, 5 points apart in both: t would be 5 / 0."""
+    add(engine, "ditto", [0.95, 0.96])
+    add(engine, "fedavg", [0.90, 0.91])
+    add(engine, "local", [0.95, 0.96])
+    table = build(engine, test="t", against="ditto")
+    assert [entry.text for entry in table.grid().columns[-1].entries] == ["-", "-", ""]
+    assert "p is missing where the difference is the same in every pair: a t-test needs differences that vary." in table.notes
+    assert not [note for note in table.notes if "fewer than two seeds" in note or "normality" in note]
+    assert [record["p"] for record in table.grid().records] == [None] * 3
+    assert paired(seeds(1, 2), seeds(0, 1), "wilcoxon") == (0.5, 2)
+
+
 def test_only_common_seeds_are_paired() -> None:
     a, b = {0: 1.0, 1: 2.0, 2: 3.0, 3: 9.0}, {1: 1.0, 2: 1.0, 3: 1.0, 7: 5.0}
     assert paired(a, b, "wilcoxon") == paired(seeds(2, 3, 9), seeds(1, 1, 1), "wilcoxon")

@@ -279,17 +279,6 @@ def get(server: serve.Server, path: str) -> str:
         return str(answer.read().decode())
 
 
-def test_serve_shows_each_round_as_it_is_committed(server: serve.Server, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "REST", 0)
-    before = get(server, "version")
-    assert "round 2 of 9, accuracy 65.00 %, best 70.00 %" in get(server, "content")
-    assert get(server, "version") == before
-    write_round(engine, RUNNING, RoundRecord(3, 0.75))
-    assert get(server, "version") != before
-    assert "round 3 of 9, accuracy 75.00 %, best 75.00 %" in get(server, "content")
-    assert json.loads(get(server, f"run/{RUNNING}"))["facts"][0][1].startswith("3 of 9")
-
-
 def test_serve_rests_between_two_makings(server: serve.Server, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "REST", 1e6)
     before = get(server, "version")

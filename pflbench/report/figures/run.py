@@ -17,7 +17,7 @@ from pflbench.report.web import Interactive, Json
 from pflbench.store import partitions, rounds
 from pflbench.store.arrays import Floats, Integers
 from pflbench.store.rounds import Clients, History, SecondSeries, history
-from pflbench.store.runs import find
+from pflbench.store.runs import Among, Result, Select, find, results
 
 HEADLINE = "as deployed"
 PHASES = ("local initialisation", "training and aggregation", "evaluation")
@@ -36,11 +36,11 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
 
     Raises UserError where there is no such run.
     """
-    name, found = find(engine, run_id).method, history(engine, run_id)
-    if found.best is None:
+    run, found = _result(engine, run_id), history(engine, run_id)
+    if run.value is None or run.round is None:
         return None
-    t, best = int(found.round[found.best]), 100 * found.accuracy[found.best]
-    colour = web.colour_of(name)
+    t, best = run.round, 100 * run.value
+    colour = web.colour_of(run.method)
     others = [other for other in looks.COLOURS if web.COLOURS.get(other, other) == other != colour]
     second = rounds.second_series(engine, run_id)
     series = [
@@ -56,11 +56,11 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
 
 def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
     """Accuracy of each client after the best round. Raises UserError where there is no such run."""
-    run, found = find(engine, run_id), history(engine, run_id)
-    if found.best is None:
+    run = _result(engine, run_id)
+    if run.round is None:
         return None
     try:
-        clients = rounds.clients(engine, run_id, int(found.round[found.best]))
+        clients = rounds.clients(engine, run_id, run.round)
     except UserError as error:
         web.unless_absent(error)
         return None
@@ -107,6 +107,13 @@ def phases(engine: Engine, run_id: int) -> Interactive | None:
     several = f" Each point: the mean over up to {len(parts[0])} rounds." if len(parts[0]) > 1 else ""
     caption = f"Seconds that each phase of a round took. Evaluation is not part of the training time.{several}"
     return web.make(f"run-{run_id}", "Seconds by phase", caption, areas, layout, runs=[run_id])
+
+
+def _result(engine: Engine, run_id: int) -> Result:
+    """The run with its best round. Raises UserError where there is no such run."""
+    find(engine, run_id)
+    (run,) = results(engine, Among(frozenset([run_id])), Select("best"))
+    return run
 
 
 def _rounds(of: History) -> Json:

@@ -220,9 +220,9 @@ def _blocks(columns: Sequence[Column], widths: Sequence[int], room: int) -> list
             if widths[j] > left and blocks[-1]:
                 blocks.append([])
                 left = room
-            first_here = not blocks[-1] and j != group[0]
-            blocks[-1].append(columns[j].under(columns[group[0]]) if first_here else columns[j])
-            left -= widths[j]
+            names_setting = not blocks[-1] and j != group[0]
+            blocks[-1].append(columns[j].under(columns[group[0]]) if names_setting else columns[j])
+            left -= max(widths[j], widths[group[0]]) if names_setting else widths[j]
     return blocks
 
 

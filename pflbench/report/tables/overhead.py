@@ -177,7 +177,7 @@ def build(
     places = range(len(found.settings))
     cells = [[_with_paper(_cell(means, found, i, j), found, i, j, paper) for j in places] for i in range(len(found.rows))]
     notes = (
-        "Means over runs that differ in the seed. s/round: median over rounds of reception and update, without evaluation; "
+        "Means over runs that differ in the seed. s/round: median over all rounds of reception and update, without evaluation; "
         "x FedAvg: as a multiple of FedAvg's in the same setting.",
         f"Convergence: the first round within {tolerance:g} points of the run's best accuracy; total s: training time up to it, "
         "of which ALA's initial stage.",

@@ -15,6 +15,7 @@ from sqlalchemy import JSON, Double, Engine, func, select, type_coerce
 
 from pflbench.plain import privately
 from pflbench.store.database import reading
+from pflbench.store.runs import Select, counted
 from pflbench.store.schema import ClientRoundRow, PartitionRow, RoundRow, RunRow
 
 CHUNK = 50_000  # rows: some 20 MB
@@ -70,8 +71,7 @@ class Counted:
 
 
 def _runs() -> Any:
-    best = select(func.max(RoundRow.accuracy)).where(RoundRow.run_id == RunRow.id).correlate(RunRow).scalar_subquery()
-    earliest = select(func.min(RoundRow.round)).where(RoundRow.run_id == RunRow.id, RoundRow.accuracy == best).correlate(RunRow)
+    best, best_round, _ = counted(Select())
     last = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
     return (
         select(
@@ -91,7 +91,7 @@ def _runs() -> Any:
             RunRow.rounds,
             last.label("last_round"),
             best.label("best_accuracy"),
-            earliest.scalar_subquery().label("best_round"),
+            best_round.label("best_round"),
             RunRow.engine,
             RunRow.device,
             RunRow.environment["commit"].as_string().label("commit"),
