@@ -1,18 +1,27 @@
-"""Text from outside without control codes, and text that is kept without what tells of the user's machine."""
+"""Text from outside, made safe for the place that shows it: no control codes, no passwords, no formulas for a spreadsheet;
+and text that is kept without what tells of the user's machine.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+_SECRETS = "password", "passwd", "pwd", "secret", "token"
 # C0 but for tab and line feed, DEL, C1: what is left of a sequence without its first character does nothing.
 _CODES = re.compile(r"\x1b\[[\d;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _IN_JSON = re.compile(r"[\x7f-\x9f]")
-_URL = r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<rest>[^\s'\"`<>]*)"
+# One slash, too: so pathlib writes a URL. The patterns begin with a sign that is rare, and take time linear in a text's length.
+_USER_AND_REST = r"(:/{1,2}[^\s:/@\"<>\\]*:)"
+_BEFORE_HOST = re.compile(_USER_AND_REST + r"([^\s\"<>\\]*)")
+_BEFORE_HOST_OF_ALL = re.compile(_USER_AND_REST + "(.*)", re.DOTALL)
+_IN_QUERY = re.compile(rf"=(?:{'|'.join(f'(?<=(?i:{name}=))' for name in _SECRETS)})[^\s&'\"<>\\]+")
+# A scheme has a few letters: without a limit, each letter of a long word would begin one.
+_URL = r"(?P<scheme>[A-Za-z][\w+.-]{0,30})://(?P<rest>[^\s'\"`<>]*)"
 _PATH = r"(?<![\w.~/)\]\\-])(?P<path>~?[\w.-]*/[^\s'\"`,;:()<>\[\]{}|]+/?[^\s'\"`,;:()<>\[\]{}|]*|[A-Za-z]:\\[^\s'\"`,;()<>|]+)"
 _PLACES = re.compile(f"{_URL}|{_PATH}")
 _WEB = ("http", "https")
@@ -20,8 +29,36 @@ _ARGUMENT = re.compile(r"((?:-\w|--[\w-]+=|[\w-]+:)?)(~?/.*|[A-Za-z]:\\.*)", re.
 
 
 def printable(text: str) -> str:
-    """Without control codes, but for tabs and line feeds: a terminal obeys them, whoever wrote the text."""
-    return _CODES.sub("", text)
+    """As all text is printed and written: without passwords, and without control codes but for tabs and line feeds.
+
+    A terminal obeys control codes, whoever wrote the text.
+    """
+    return without_passwords(_CODES.sub("", text))
+
+
+def without_passwords(text: str, *, alone: bool = False) -> str:
+    """*** for the passwords of the URLs in a text. alone: the text is one word of a command line, which may have spaces."""
+    pattern = _BEFORE_HOST_OF_ALL if alone else _BEFORE_HOST
+    return _IN_QUERY.sub("=***", pattern.sub(_masked, text))
+
+
+def _masked(found: re.Match[str]) -> str:
+    _, at, host = found[2].rpartition("@")
+    return f"{found[1]}***@{host}" if at else found[0]
+
+
+def in_csv(value: Any) -> Any:
+    """A spreadsheet takes a text for a formula that begins with one of these signs, but for a quote before it. Numbers stay."""
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) and not _is_number(value)
+    return f"'{value}" if formula else value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def in_json(text: str) -> str:
@@ -36,11 +73,16 @@ def private(text: str) -> str:
 
 def privately(value: Any) -> Any:
     """JSON for others to read: every text in it printable, and private."""
+    return each_text(value, lambda text: private(printable(text)))
+
+
+def each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON with every text in it changed, but for names."""
     if isinstance(value, dict):
-        return {name: privately(item) for name, item in value.items()}
+        return {name: each_text(item, change) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [privately(item) for item in value]
-    return private(printable(value)) if isinstance(value, str) else value
+        return [each_text(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def private_command(words: Sequence[str]) -> str:

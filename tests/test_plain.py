@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from sqlalchemy import make_url
 from support.command import Shell
 
 from pflbench import plain
+from pflbench.cli import console
 from pflbench.store import paths
 
 EVIL = "a\x1b]52;c;cm0gLXJmCg==\x07\x1b[31mred\x1b[0m\x9b2J\x08\rb\x7f"
@@ -57,6 +60,39 @@ def test_private(text: str, expected: str) -> None:
     assert plain.private(text) == expected
 
 
+@pytest.mark.parametrize("part", ["a", "a.", "a+", ":/a", "://a:", "/a ", "token=", "-", "\x1b[1;"])
+def test_a_long_name_takes_no_longer_than_its_length(part: str) -> None:
+    """What passes twice over each sign took 10 seconds for such a name, and hours for one of a megabyte."""
+    text = part * (30_000 // len(part))
+    begun = time.process_time()
+    plain.printable(text)
+    plain.private_command([text])
+    assert time.process_time() - begun < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cannot reach postgresql://me:s3cret@host/pfl.", "cannot reach postgresql://me:***@host/pfl."),
+        ("There is no file postgresql:/me:s3cret@host/pfl.", "There is no file postgresql:/me:***@host/pfl."),
+        ("redis://:s/e@c:r?et@host:1/0", "redis://:***@host:1/0"),
+        ("a://b?x=1&sslPassword=s3cret&y=2", "a://b?x=1&sslPassword=***&y=2"),
+        ('{"at": "s3://key:s3cret@bucket", "mail": "a@b"}', '{"at": "s3://key:***@bucket", "mail": "a@b"}'),
+        ("me@host, http://127.0.0.1:8765/ and C:/x: 3 @ 5", "me@host, http://127.0.0.1:8765/ and C:/x: 3 @ 5"),
+    ],
+)
+def test_passwords_of_urls(text: str, expected: str) -> None:
+    assert plain.printable(text) == expected
+
+
+@pytest.mark.parametrize("text", ["=1", "+x", "-x", "@x", "\tx", "\rx", "\nx"])
+def test_a_formula_is_quoted_and_a_number_is_none(text: str) -> None:
+    assert plain.in_csv(text) == f"'{text}"
+    assert [plain.in_csv(value) for value in ("-1e-3", "+.5", -3, -0.5, None, "", "a=1")] == [
+        *("-1e-3", "+.5", -3, -0.5, None, "", "a=1")
+    ]
+
+
 def test_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [
@@ -70,6 +106,8 @@ def test_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "3",
     ]
     assert plain.private_command(words) == "pflbench run -dnpz:.../x.npz --data-dir=.../data --db a/b.db -r 3"
+    console.remember(["run", "--db=postgresql://me:my own s3cret@host/pfl"])
+    assert console.command_line(whole=True) == "pflbench run '--db=postgresql://me:***@host/pfl'"
 
 
 def test_paths_are_kept_from_the_database_or_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +178,7 @@ def test_codes_in_a_foreign_database_reach_no_terminal(shell: Shell, tmp_path: P
     for command in commands:
         done = shell(*command)
         assert not CODES.search(done.out + done.err), command
+    assert not CODES.search(warnings.formatwarning(f"Glyph of {EVIL} missing", UserWarning, "text.py", 1))
     for file in ("r.html", "c.svg", "c.caption.txt"):
         assert not CODES.search(Path(file).read_text()), file
 

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from pflbench.plain import in_json, printable, private_command
+from pflbench.plain import each_text, in_json, printable, private_command, without_passwords
 
 # Piped output is read by programs: there a line must not be broken at a guessed width.
 _PIPED_WIDTH = 500
@@ -26,14 +27,23 @@ BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
 def prepare_streams() -> None:
     """What a stream's encoding lacks, and bytes of a file's name that are no text, are printed as escapes, not refused.
 
-    A stream that was closed before the program began takes everything and keeps nothing.
+    A stream that was closed before the program began takes everything and keeps nothing. Python's warnings are printable:
+    Matplotlib's quote the text that a font lacks.
     """
+    warnings.formatwarning = _formatted
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+_plain_format = warnings.formatwarning
+
+
+def _formatted(*told: Any, **more: Any) -> str:
+    return printable(_plain_format(*told, **more))
 
 
 def flushed(code: int) -> int:
@@ -74,18 +84,19 @@ def say(*parts: object, sep: str = " ", end: str = "\n", flush: bool = False) ->
 
 def message(text: str, style: str | None = None) -> None:
     """One message to stderr. Square brackets in it are text, not markup."""
-    stderr().print(Text(text, style=style or ""), soft_wrap=True)
+    stderr().print(Text(printable(text), style=style or ""), soft_wrap=True)
 
 
 def error(text: str, hint: str = "") -> None:
     """What is wrong, and on a second line what to do."""
-    line = Text.assemble(("Error: ", "bold red"), text)
-    stderr().print(Text.assemble(line, f"\n{hint}") if hint else line, soft_wrap=True)
+    line = Text.assemble(("Error: ", "bold red"), printable(text))
+    stderr().print(Text.assemble(line, f"\n{printable(hint)}") if hint else line, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
     plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"  # an escape of the stream's would be no JSON
-    print(in_json(json.dumps(value, indent=2, ensure_ascii=plain, default=str)))
+    shown = each_text(value, without_passwords)
+    print(in_json(json.dumps(shown, indent=2, ensure_ascii=plain, default=lambda other: without_passwords(str(other)))))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:
@@ -116,7 +127,7 @@ def text(value: object) -> str:
         return ", ".join(f"{name} {text(item)}" for name, item in value.items()) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(text, value)) or "none"
-    return "" if value is None else str(value)
+    return "" if value is None else printable(" ".join(str(value).splitlines()))
 
 
 def duration(seconds: float) -> str:
@@ -156,7 +167,5 @@ def command_line(whole: bool = False) -> str:
 
     whole: as it was typed; else without the user's folders and hosts.
     """
-    from pflbench.store.failures import without_password
-
-    words = ["pflbench", *(without_password(word) for word in _typed)]
+    words = ["pflbench", *(without_passwords(word, alone=True) for word in _typed)]
     return shlex.join(words) if whole else private_command(words)

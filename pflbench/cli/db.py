@@ -15,6 +15,7 @@ from pflbench.cli.checkup import checkup
 from pflbench.cli.console import message, print_fields, print_json, say
 from pflbench.cli.progress import data_view
 from pflbench.errors import NothingYet
+from pflbench.plain import without_passwords
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -94,7 +95,7 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     """Look for damage: the file, references, schema, rows that contradict one another. Ends with exit code 2 if there is any."""
     from pflbench.store import inspection
     from pflbench.store.database import to_url
-    from pflbench.store.failures import friendly, without_password
+    from pflbench.store.failures import friendly
 
     url = to_url(db)
     with friendly(url):
@@ -104,7 +105,7 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     else:
         say("\n".join(problems) if problems else "No problems found.")
     if problems:
-        message(f"{len(problems)} problem(s) in {without_password(db)}.")
+        message(f"{len(problems)} problem(s) in {without_passwords(db, alone=True)}.")
         raise typer.Exit(2)
 
 

@@ -202,7 +202,10 @@ def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]
     if path.is_dir():
         raise UserError(f"{path} is a folder.", "Name the files in it.")
     if not path.exists():
-        raise UserError(f"There is no file {path}.", "Name a database of pflbench, or PFLlib's result files (.h5).")
+        raise UserError(
+            f"There is no file {path}.",
+            "Name databases of pflbench (of one on a server: `pflbench db copy`), or result files of PFLlib (.h5).",
+        )
     if pfllib.is_hdf5(path):
         found = pfllib.load(path, **said)
         state = references.save(engine, found, renamed=bool(said), dry_run=how["dry_run"])

@@ -13,6 +13,7 @@ from pflbench.cli.console import command_line, message, say
 from pflbench.cli.db import opened
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, uncollected
 from pflbench.errors import UserError
+from pflbench.plain import without_passwords
 from pflbench.store.files import write_text
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def serve(
     from pflbench.site import page
     from pflbench.site.serve import Server
     from pflbench.store.database import connect_read_only, to_url
-    from pflbench.store.failures import friendly, without_password
+    from pflbench.store.failures import friendly
     from pflbench.store.schema import now
 
     url = to_url(db)
@@ -103,7 +104,7 @@ def serve(
         try:
             server = Server(engine, lambda: page.build(engine, replace(made, at=now()), Filters(), "all", live=True), port)
             say(server.address, flush=True)
-            message(f"{without_password(db)}, read-only. Ctrl-C ends it.")
+            message(f"{without_passwords(db, alone=True)}, read-only. Ctrl-C ends it.")
             try:
                 server.serve_forever()
             finally:

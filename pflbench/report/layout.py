@@ -31,6 +31,7 @@ LEAST = 0.45  # of a panel
 PASSES = 4
 HIGHEST = 2.9  # of a panel that is high because it is wide
 WHOLE = 3.6  # of a square one
+LONGEST = 300  # characters of a name that are drawn
 BESIDE = 0.28  # of the figure's width, for the texts of a legend beside the panels
 
 
@@ -308,7 +309,7 @@ class Sheet:
             return float(renderer.get_text_width_height_descent(line, prop, False)[0]) / DPI
 
         lines = [""]
-        for word in text.split(" "):
+        for word in (text if len(text) <= LONGEST else f"{text[:LONGEST]}...").split():
             longer = f"{lines[-1]} {word}".strip()
             if width(longer) <= room or not longer:
                 lines[-1] = longer

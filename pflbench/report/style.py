@@ -41,6 +41,7 @@ _RC: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 3.2,
     "legend.columnspacing": 1.2,
+    "text.parse_math": False,  # a dollar is one, in names from databases too
     "svg.fonttype": "none",
     "svg.hashsalt": "pflbench",
     "pdf.fonttype": 42,

@@ -13,8 +13,9 @@ from typing import IO, Any, Protocol
 from sqlalchemy import URL
 
 from pflbench.errors import UserError
+from pflbench.plain import without_passwords
 from pflbench.store import locks
-from pflbench.store.failures import place, sqlite_path, without_password
+from pflbench.store.failures import place, sqlite_path
 from pflbench.store.files import aside
 from pflbench.store.runs import Run
 
@@ -73,7 +74,7 @@ class Remote:
             raise UserError(f"Checkpoints in {self}: {error}.", "For example s3://bucket/checkpoints, or a folder.") from None
 
     def __str__(self) -> str:
-        return without_password(self._url)
+        return without_passwords(self._url, alone=True)
 
     @contextmanager
     def write(self, name: str) -> Iterator[IO[bytes]]:
@@ -111,7 +112,7 @@ def place_of(database: URL, wished: str | None = None) -> Storage:
         return Folder(state_folder()) if own else Folder(locks.folder(sqlite_path(database)), beside=True)
     if not re.match(r"[A-Za-z][\w+.-]*://", wished):
         return Folder(Path(wished).expanduser().absolute())
-    if without_password(wished) != wished:
+    if without_passwords(wished, alone=True) != wished:
         raise UserError(
             "A password in the URL of the checkpoints would be stored with the runs.",
             "Let fsspec read it from its own settings: environment variables, or ~/.config/fsspec.",

@@ -26,8 +26,9 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
 from pflbench import papers
 from pflbench.errors import NothingYet, UserError
+from pflbench.plain import without_passwords
 from pflbench.store import journal
-from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, json_or_unreadable, place, sqlite_path, without_password
+from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, json_or_unreadable, place, sqlite_path
 from pflbench.store.opened import putting_back, require_in_place, rescued, watch
 from pflbench.store.schema import ReferenceRow
 
@@ -224,6 +225,8 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
     """
     try:
         target = sa.make_url(url)
+        if "@" in (target.host or ""):
+            raise UserError("The password in the database's URL has an @.", "Write it as %40, or leave it to ~/.pgpass.")
         if target.drivername in ("postgresql", "postgres"):
             target = target.set(drivername="postgresql+psycopg")
         if target.drivername == "postgresql+psycopg":
@@ -236,7 +239,7 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
             engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS}, json_deserializer=json_or_unreadable)
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise UserError(
-            f"'{without_password(url)}' is no database URL.", "Give a path, or e.g. postgresql://user@host/name."
+            f"'{without_passwords(url, alone=True)}' is no database URL.", "Give a path, or e.g. postgresql://user@host/name."
         ) from None
     except ImportError as error:
         if target.get_driver_name() == "psycopg":  # also where it is there without its library

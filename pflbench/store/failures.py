@@ -16,11 +16,10 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
 
 from pflbench.errors import Unreachable, UserError
+from pflbench.plain import without_passwords
 
 T = TypeVar("T")
 BUSY_SECONDS = 30
-_BEFORE_HOST = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s:/@]*:)[^\s/]*@")
-_IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^\s&'\"]*")
 ELSEWHERE = "--db or PFLBENCH_DB names another database."
 RECOVER = "SQLite's own program saves what can be read: sqlite3 FILE .recover | sqlite3 NEW"
 
@@ -92,13 +91,8 @@ def sqlite_path(url: URL) -> Path | None:
 
 
 def place(url: URL) -> str:
-    """The database as messages name it: its path, or its URL without the password."""
-    return str(sqlite_path(url) or without_password(url.set(drivername=url.get_backend_name()).render_as_string()))
-
-
-def without_password(text: str) -> str:
-    """A URL, or a text with URLs in it, with *** for their passwords."""
-    return _IN_QUERY.sub(r"\1***", _BEFORE_HOST.sub(r"\1***@", text))
+    """The database as messages name it: its path, or its URL without passwords."""
+    return str(sqlite_path(url) or without_passwords(url.set(drivername=url.get_backend_name()).render_as_string(), alone=True))
 
 
 def _explain(url: URL, error: Exception) -> UserError | None:
@@ -116,7 +110,7 @@ def _explain(url: URL, error: Exception) -> UserError | None:
 
 def _of_server(url: URL, error: DBAPIError, said: list[str]) -> UserError:
     """What a server says, or a driver that did not reach it."""
-    first = without_password(said[0]).rpartition(" failed: ")[2].removeprefix("FATAL:").strip()
+    first = without_passwords(said[0]).rpartition(" failed: ")[2].removeprefix("FATAL:").strip()
     if "does not exist" in first and "database" in first:
         return UserError(f"{place(url)}: there is no such database.", f"Make it first: createdb {url.database}. {ELSEWHERE}")
     state = getattr(error.orig, "sqlstate", None)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from pflbench.errors import UserError
+from pflbench.plain import without_passwords
 from pflbench.spec import RunSpec
 from pflbench.store import arrays, paths
 from pflbench.store.database import again_if_there, inserted, reading, writing
@@ -104,7 +105,8 @@ def update_row(connection: Connection, run_id: int, columns: Mapping[str, Any]) 
     """As `update_run`, in a transaction that is under way."""
     values = dict(columns)
     if values.get("message"):
-        values["message"] = values["message"].replace("\0", "")[:_MESSAGE_LENGTH]  # which PostgreSQL does not take
+        # PostgreSQL takes no null character.
+        values["message"] = without_passwords(values["message"].replace("\0", ""))[:_MESSAGE_LENGTH]
     _require(connection.execute(update(RunRow).where(RunRow.id == run_id).values(values)).rowcount, run_id)
 
 

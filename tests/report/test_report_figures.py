@@ -258,3 +258,13 @@ def test_every_plot_is_named_in_the_help_and_the_docs(capsys: pytest.CaptureFixt
     for name in PLOTS:
         assert name in NAMES
         assert f"`plot {name}`" in page or f"`{name}`" in page, name
+
+
+def test_a_dollar_in_a_stored_name_begins_no_formula(engine: Engine, tmp_path: Path) -> None:
+    """A formula that is none ended the command; one that is one was drawn as such."""
+    for seed, dataset in enumerate(("$x^2$", "$\\frac{$")):
+        add_run(engine, spec("fedavg", seed, dataset=dataset), [0.1, 0.5])
+    curves.plot(engine, Filters(datasets=("$x^2$", "$\\frac{$"))).save(tmp_path / "c.svg")
+    drawn = (tmp_path / "c.svg").read_text()
+    assert "$x^2$" in drawn
+    assert "$\\frac{$" in drawn

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
 from dataclasses import replace
 
 import pytest
+from markdown_it import MarkdownIt
 from sqlalchemy import Engine
 from support.report_database import add_run, spec
 
@@ -17,6 +19,8 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.grid import FORMATS, CellText, Column, Grid, render
 
+EVIL = "*name*\n\\input{/etc/passwd}%$x^2$ \\[*]~~a~~<img src=x>``<b>`[a](javascript:b)|_c_ &lt;"
+TAGS = {"table", "thead", "tbody", "tr", "th", "td", "br", "strong", "ul", "li", "code"}
 CLIENTS_50 = {"scheme": "dirichlet", "beta": 0.1, "clients": 50}
 EXPECTED = {
     ("FedAvg", "MNIST"): ("98.70 ± 0.20", False),
@@ -162,10 +166,56 @@ def test_text_fits_the_terminal_by_splitting(engine: Engine) -> None:
     assert len([line for line in wide.splitlines() if line.strip().startswith("FedAvg")]) == 1
 
 
+@pytest.fixture
+def evil() -> Grid:
+    """EVIL in every place that text has."""
+    heads = ((EVIL, "best %"), (EVIL, EVIL))
+    columns = tuple(Column(head, (CellText(EVIL, best=True, runs=(1,)), CellText(EVIL, runs=(2,)))) for head in heads)
+    command = f"Add {EVIL.replace('`', '')} by `pflbench run`."
+    return Grid(EVIL, (EVIL, f"[2cm]{EVIL}"), columns, (EVIL, command), ({"name": EVIL},), (1, 2))
+
+
+def test_a_stored_name_is_text_in_latex(evil: Grid) -> None:
+    """Beside comments, whose lines all begin so, no command but those of a table of plain names."""
+    harmless = replace(
+        evil,
+        title="T",
+        labels=("a", "b"),
+        notes=("c", "d"),
+        columns=tuple(Column(("e", "f"), (CellText("g", best=True), CellText("h"))) for _ in evil.columns),
+    )
+
+    def commands(table: Grid) -> set[str]:
+        lines = [line for line in render(table.with_runs(), "latex").splitlines() if not line.startswith("% ")]
+        return set(re.findall(r"\\(?:[A-Za-z]+|.)", "\n".join(lines)))
+
+    escapes = {rf"\text{name}" for name in ("backslash", "asciicircum", "asciitilde", "bar")} | {rf"\{c}" for c in "{}%$&_"}
+    assert commands(evil) <= commands(harmless) | escapes | {r"\medskip", r"\footnotesize"}
+    text = render(evil, "latex")
+    assert not re.search(r"(\\\\|rule)\s*[\[*]", text)  # what they would take for an argument of theirs
+    assert r"\label{tab:name-input-etc-passwd-" in text
+
+
+def test_a_stored_name_is_text_in_markdown(evil: Grid) -> None:
+    """As CommonMark with GitHub's tables has it, of which another program makes HTML."""
+    made = MarkdownIt().enable(["table", "strikethrough"]).render(render(evil, "markdown"))
+    assert {*re.findall(r"</?(\w+)", made)} == TAGS
+    assert html.unescape(made).count(EVIL.replace("\n", " ")) == 10  # heads, labels, cells, a note
+    assert re.findall("<code>(.*?)</code>", made) == ["pflbench run"]
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-2+3", "@SUM(1)", "\t=1", "=cmd|'/c calc'!A1"])
+def test_a_stored_name_is_no_formula_in_csv(evil: Grid, name: str) -> None:
+    table = replace(evil, records=({"name": name, "runs": (1, 2), "mean": -0.5, "text": "-0.5", "none": None},))
+    (line,) = csv.DictReader(io.StringIO(render(table, "csv")))
+    quoted = name if name == "+1" else f"'{name}"
+    assert line == {"name": quoted, "runs": "1 2", "mean": "-0.5", "text": "-0.5", "none": ""}
+
+
 def test_names_with_special_characters_do_not_break_latex_or_markup(engine: Engine) -> None:
     add_run(engine, spec("my_100%[red]", hyperparameters={}), [0.5])
     table = build(engine)
-    assert r"my\_100\%[red]" in render(table.grid(), "latex")
+    assert r"my\_100\%{[}red{]}" in render(table.grid(), "latex")
     assert "my_100%[red]" in render(table.grid(), "text")
 
 

@@ -134,6 +134,14 @@ def test_runs_as_strict_json_and_as_csv(mine: Engine, shell: Shell) -> None:
     assert (line["run"], json.loads(line["hyperparameters"]), json.loads(line["spec"])["seed"]) == ("1", {}, 0)
 
 
+def test_what_looks_like_a_formula_is_quoted_in_csv_alone(mine: Engine, shell: Shell) -> None:
+    change("pflbench.db", "UPDATE run SET message = '=cmd()'")
+    change("pflbench.db", "UPDATE round SET test_loss = -0.5")
+    assert {row["message"] for row in csv.DictReader(io.StringIO(shell("export", "runs").out))} == {"'=cmd()"}
+    assert {row["message"] for row in json.loads(shell("export", "runs", "-f", "json").out)} == {"=cmd()"}
+    assert {row["test_loss"] for row in csv.DictReader(io.StringIO(shell("export", "rounds").out))} == {"-0.5"}
+
+
 def test_json_has_no_infinity(mine: Engine, shell: Shell) -> None:
     change("pflbench.db", "UPDATE round SET test_loss = 9e999 WHERE run_id = 1 AND round = 0")
     text = shell("export", "rounds", "-f", "json", "--run", "1").out

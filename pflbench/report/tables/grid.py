@@ -15,12 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pflbench.errors import unknown
+from pflbench.plain import in_csv
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$",
-    "<": "$<$", ">": "$>$", "\N{MINUS SIGN}": "$-$", "Σ": r"$\Sigma$", "α": r"$\alpha$", "β": r"$\beta$", "²": "$^2$",
+    "<": "$<$", ">": "$>$", "|": r"\textbar{}", "[": "{[}", "]": "{]}", "*": "{*}",
+    "\N{MINUS SIGN}": "$-$", "Σ": r"$\Sigma$", "α": r"$\alpha$", "β": r"$\beta$", "²": "$^2$",
 }  # fmt: skip
+_MARKS = re.compile(r"[\\`*~$\[\]|&]|<(?=[A-Za-z/!?])|(?<!\w)_|_(?!\w)")  # what Markdown reads in a text, or HTML in that
+_COMMAND = re.compile(r"((?<!`)`[^`]+`(?!`))")
 _HEAD = 24  # characters of a head's line beyond which it is broken at its commas
 _LATEX_COLUMN, _LATEX_PAGE = 50, 110  # characters in a column of text, and over a page in \footnotesize
 
@@ -39,6 +43,10 @@ class Column:
     head: tuple[str, ...]
     entries: tuple[CellText, ...]
     beside: bool = False
+
+    def in_lines(self) -> Column:
+        entries = tuple(replace(entry, text=_line(entry.text)) for entry in self.entries)
+        return replace(self, head=tuple(map(_line, self.head)), entries=entries)
 
     def under(self, first: Column) -> Column:
         """The same, standing alone: with the setting that `first` names, above its own head."""
@@ -61,6 +69,12 @@ class Grid:
     runs: tuple[int, ...]  # all that the table is made of
     document: dict[str, Any] = field(default_factory=dict)  # what JSON says beside the records
 
+    def in_lines(self) -> Grid:
+        """The same with each of its texts on one line: a name from a database may have several, and a line ends a comment."""
+        columns = tuple(column.in_lines() for column in self.columns)
+        labels, notes = tuple(map(_line, self.labels)), tuple(map(_line, self.notes))
+        return replace(self, title=_line(self.title), labels=labels, columns=columns, notes=notes)
+
     def with_runs(self) -> Grid:
         """The same with the numbers of its runs in every cell that has any."""
 
@@ -82,7 +96,7 @@ def render(table: Grid, format: str = "text", *, width: int | None = None) -> st
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
-    return FORMATS[format](table, width).rstrip("\n") + "\n"
+    return FORMATS[format](table.in_lines(), width).rstrip("\n") + "\n"
 
 
 def _text(table: Grid, width: int | None) -> str:
@@ -114,13 +128,21 @@ def _markdown(table: Grid, width: int | None) -> str:
     columns = table.columns
 
     def line(texts: Sequence[str]) -> str:
-        return "| " + " | ".join(text.replace("|", r"\|") for text in texts) + " |"
+        return "| " + " | ".join(texts) + " |"
 
-    lines = [line(["Method", *("<br>".join(c.head) for c in columns)]), line(["---", *("---:" for _ in columns)])]
+    heads = ("<br>".join(map(_as_markdown, c.head)) for c in columns)
+    lines = [line(["Method", *heads]), line(["---", *("---:" for _ in columns)])]
     for i, label in enumerate(table.labels):
         entries = [c.entries[i] for c in columns]
-        lines.append(line([label, *(f"**{e.text.removesuffix(' *')}**" if e.best else e.text for e in entries)]))
-    return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)])
+        texts = (f"**{_as_markdown(e.text.removesuffix(' *'))}**" if e.best else _as_markdown(e.text) for e in entries)
+        lines.append(line([_as_markdown(label), *texts]))
+    # Commands in a note stay as they are: every second part.
+    notes = ("".join(part if k % 2 else _as_markdown(part) for k, part in enumerate(_COMMAND.split(n))) for n in table.notes)
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
+
+
+def _as_markdown(text: str) -> str:
+    return _MARKS.sub(r"\\\g<0>", text)
 
 
 def _latex(table: Grid, width: int | None) -> str:
@@ -137,7 +159,7 @@ def _latex(table: Grid, width: int | None) -> str:
         r"\centering",
         *(["\\footnotesize"] if kind == "table*" else []),
         rf"\caption[{_escape(table.title)}]{{{_escape(' '.join((table.title + '.', *said)))}}}",
-        rf"\label{{tab:{'-'.join(table.title.lower().split())}}}",
+        rf"\label{{tab:{'-'.join(re.findall('[a-z0-9]+', table.title.lower()))}}}",
     ]
     for k, block in enumerate(blocks):
         lines += [*([r"\medskip", ""] if k else []), *_tabular(table, block)]
@@ -192,7 +214,7 @@ def _csv(table: Grid, width: int | None) -> str:
     writer = csv.DictWriter(out, list(table.records[0]), lineterminator="\n")
     writer.writeheader()
     for record in table.records:
-        writer.writerow({k: _csv_value(v) for k, v in record.items()})
+        writer.writerow({k: in_csv(_csv_value(v)) for k, v in record.items()})
     return out.getvalue()
 
 
@@ -242,10 +264,15 @@ def _groups(columns: Sequence[Column]) -> list[list[int]]:
     return groups
 
 
+def _line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
 def _escape(text: str) -> str:
     """A minus is no hyphen, and two hyphens, as of an option, are no dash."""
     text = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
-    return "".join(_LATEX.get(c, c) for c in text).replace("--", "-{}-").replace(r"$\alpha$\_f", r"$\alpha_f$")
+    escaped = "".join(_LATEX.get(c, c) for c in text)
+    return re.sub("-(?=-)", "-{}", escaped).replace(r"$\alpha$\_f", r"$\alpha_f$")
 
 
 FORMATS: dict[str, Callable[[Grid, int | None], str]] = {

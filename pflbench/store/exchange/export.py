@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from sqlalchemy import JSON, Double, Engine, func, select, type_coerce
 
-from pflbench.plain import privately
+from pflbench.plain import in_csv, privately
 from pflbench.store.database import reading
 from pflbench.store.runs import Select, counted
 from pflbench.store.schema import ClientRoundRow, PartitionRow, RoundRow, RunRow
@@ -144,7 +144,9 @@ def _shown_text(text: str) -> str:
 def _csv(found: Rows, out: IO[bytes]) -> None:
     _csv_lines(out, [list(found.columns)])
     for chunk in found.chunks:
-        _csv_lines(out, _plain(found.columns, chunk))
+        _csv_lines(
+            out, [[in_csv(value) if isinstance(value, str) else value for value in row] for row in _plain(found.columns, chunk)]
+        )
 
 
 def _csv_lines(out: IO[bytes], lines: Sequence[Values]) -> None:
