@@ -62,6 +62,7 @@ def run(
         return
 
     from pflbench.run.execution import find_device, require_arithmetic
+    from pflbench.store.runs import as_stored
     from pflbench.sweep.conduct import Course
     from pflbench.sweep.jobs import jobs_of
 
@@ -71,7 +72,6 @@ def run(
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
     how = replace(how, follow=client, command=command_line(how.record_host))
     check_first(specs, how, quiet)
-    names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
     done: dict[str, dict[str, Any]] = {}
 
     def follow(job: Job, steps: Steps) -> Steps:
@@ -80,6 +80,8 @@ def run(
 
     try:
         with opened(db, create=True) as results:
+            specs = as_stored(results, specs)
+            names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
             there = set() if force else _finished(results, specs)
             places = at_a_time(jobs, [spec for spec in specs if spec.key not in there], data_dir, how)
             if not quiet:
