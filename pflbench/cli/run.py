@@ -61,6 +61,7 @@ def run(
         print_json([{"key": spec.key, "memory": need, "spec": spec.model_dump(mode="json")} for spec, need in planned])
         return
 
+    from pflbench.run import trusted
     from pflbench.run.execution import find_device, require_arithmetic
     from pflbench.store.runs import as_stored
     from pflbench.sweep.conduct import Course
@@ -98,6 +99,7 @@ def run(
                         say(_line(row), flush=True)
 
             plugins = tuple(path.absolute() for path in asked["plugins"])
+            trusted.remember(trusted.python_files(specs, plugins))
             waiting = jobs_of(specs, results, data_dir, how, plugins, force=force)
             whole = make_all(Course(list(specs)), results, waiting, how, places, quiet, follow, keep_going=keep_going, then=then)
     finally:
