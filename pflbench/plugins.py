@@ -5,15 +5,19 @@ Nothing is imported before it is asked for. What a file or a package has to offe
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
+from sysconfig import get_path
 from types import ModuleType
 from typing import Any
 
@@ -22,12 +26,13 @@ from pflbench.errors import UserError
 TRACEBACK = "PFLBENCH_DEBUG=1 shows the traceback."
 
 _IN_FILE = re.compile(r"(?P<path>.+\.py)(:(?P<name>[^:]*))?")
+_NOT_OWN = tuple(Path(place).resolve() for place in (Path(__file__).parent, get_path("stdlib"), get_path("platstdlib")))
 _executed: dict[tuple[Path, str], ModuleType] = {}
 
 
 @dataclass(frozen=True)
 class PythonFile:
-    """A file that was executed. sha256: of what was executed, which an import might have taken from an older cache."""
+    """A file that was executed. sha256: its `content`."""
 
     path: Path
     sha256: str
@@ -112,14 +117,14 @@ def refuse_several(kind: str, name: str, builtin: bool, others: Sequence[str]) -
 
 
 def content(path: Path) -> str:
-    """The SHA-256 of a file, in hex. Raises UserError where it cannot be read."""
-    return hashlib.sha256(_source(path)).hexdigest()
+    """The SHA-256 of a file and of what it imports from its own folder, in hex. Raises UserError where it cannot be read."""
+    return _hash(path, _source(path))
 
 
 def execute(path: Path) -> PythonFile:
     """A file of Python, executed once for each content. Raises UserError where it cannot be read or executed."""
     source = _source(path)
-    sha256 = hashlib.sha256(source).hexdigest()
+    sha256 = _hash(path, source)
     at = path.resolve(), sha256
     if at not in _executed:
         _executed[at] = _module(path, source, f"pflbench_plugin_{sha256[:16]}")
@@ -148,6 +153,72 @@ def _source(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"The plug-in {path} cannot be read: {error.strerror}.", "Give the path of a Python file.") from None
+
+
+def _hash(path: Path, source: bytes) -> str:
+    """Of a file without imports from its own folder, that of its bytes alone."""
+    digest = hashlib.sha256(source)
+    for name, imported in sorted(_imported(path.resolve().parent, source).items()):
+        digest.update(f"\0{name}\0{hashlib.sha256(imported).hexdigest()}".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _imported(folder: Path, source: bytes) -> dict[str, bytes]:
+    """The files in and below a folder that Python would load for the import statements of a source, and for theirs.
+
+    By their paths from the folder. The statements are read, not executed: what is loaded already, or only later, counts alike.
+    """
+    found: dict[str, bytes] = {}
+    ahead = list(_names(source, ""))
+    for name in ahead:  # it grows
+        for package, file in _files(name):
+            if not _is_own(file, folder) or (place := file.relative_to(folder).as_posix()) in found:
+                continue
+            found[place] = _source(file)
+            ahead += _names(found[place], package)
+    return found
+
+
+def _names(source: bytes, package: str) -> Iterator[str]:
+    """What the import statements of a source name, as "a.b"; of `from a import b`, b may be a module or not."""
+    with suppress(SyntaxError, ValueError, RecursionError):  # said where it is executed
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                with suppress(ImportError):  # more dots than packages
+                    of = resolve_name("." * node.level + (node.module or ""), package)
+                    yield from (f"{of}.{alias.name}" for alias in node.names)
+
+
+def _files(name: str) -> Iterator[tuple[str, Path]]:
+    """The files that are loaded for `import a.b`, each with the package in which its own relative imports begin."""
+    first, *parts = name.split(".")
+    try:
+        spec = find_spec(first)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    if spec.origin and spec.has_location:
+        yield first if folders else "", Path(spec.origin).resolve()
+    package = first
+    for part in parts:
+        module = next((place / f"{part}.py" for place in folders if (place / f"{part}.py").is_file()), None)
+        folders = [place / part for place in folders if (place / part).is_dir()]
+        begin = next((place / "__init__.py" for place in folders if (place / "__init__.py").is_file()), None)
+        if found := begin or module:
+            yield f"{package}.{part}" if begin else package, found.resolve()
+        package = f"{package}.{part}"
+
+
+def _is_own(file: Path, folder: Path) -> bool:
+    """Whether a file lies below a folder, and is neither Python's, nor ours, nor that of an installed package."""
+    if not file.is_relative_to(folder):
+        return False
+    packaged = {"site-packages", "dist-packages"}.intersection(file.relative_to(folder).parts)
+    return not packaged and not any(file.is_relative_to(place) for place in _NOT_OWN)
 
 
 def _module(path: Path, source: bytes, name: str) -> ModuleType:

@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -270,6 +271,7 @@ class RunSpec(Spec):
     method: MethodSpec
     seed: int = Field(0, ge=0, le=2**63 - 1)  # the database's
     own_model: Annotated[OwnModel | None, ADDED] = None  # whose name is `model`
+    _as_given: RunSpec | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _someone_joins(self) -> RunSpec:
@@ -278,6 +280,16 @@ class RunSpec(Spec):
                 f"join ratio {self.train.join_ratio:g} of {self.partition.clients} clients selects nobody; "
                 f"the smallest that selects one is {1 / self.partition.clients:.4g}"
             )
+        return self
+
+    @property
+    def as_given(self) -> RunSpec | None:
+        """What `run.canonical` made this of; None where that was the same. Runs may be stored under its key."""
+        return self._as_given
+
+    def in_place_of(self, given: RunSpec) -> RunSpec:
+        """This one, which remembers the given one."""
+        self._as_given = given
         return self
 
     def canonical(self) -> dict[str, Any]:

@@ -27,6 +27,13 @@ def _commands_are_made_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_kept_in_the_users_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def pytest_collection_finish() -> None:
     """What is imported and collected stays: garbage collections, which runs ask for as well, need not look through it."""
     gc.collect()

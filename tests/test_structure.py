@@ -281,7 +281,7 @@ def test_there_are_the_promised_commands() -> None:
     promised = "run, table, plot, reproduce, report, serve, methods list, methods show, methods new, methods test"
     promised += ", models list, models show, models test"
     promised += ", data list, data verify, data download, partition show"
-    promised += ", export, import, sweep run, sweep resume, sweep status, sweep list, sweep cancel"
+    promised += ", export, import, sweep run, sweep resume, sweep work, sweep status, sweep list, sweep cancel"
     promised += ", track tensorboard, track mlflow, track wandb"
     promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db copy, db info, doctor"
     promised += ", db backup"

@@ -73,8 +73,8 @@ EXECUTORS = o.group(
         [],
         typer.Option(
             metavar="KEY=VALUE",
-            help="slurm: an option of sbatch, as partition=gpu, account=..., time=4:00:00, constraint=..., setup='module load "
-            "cuda'; repeatable. Default: time=1:00:00; what is not done by then goes on in the next hour.",
+            help="slurm: an option of sbatch, as partition=gpu, account=..., time=4:00:00, constraint=...; setup='module load "
+            "cuda': a command before the worker; repeatable. Default: time=60; what is not done by then goes on in another job.",
         ),
     ),
 )

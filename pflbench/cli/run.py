@@ -61,7 +61,9 @@ def run(
         print_json([{"key": spec.key, "memory": need, "spec": spec.model_dump(mode="json")} for spec, need in planned])
         return
 
+    from pflbench.run import trusted
     from pflbench.run.execution import find_device, require_arithmetic
+    from pflbench.store.runs import as_stored
     from pflbench.sweep.conduct import Course
     from pflbench.sweep.jobs import jobs_of
 
@@ -71,7 +73,6 @@ def run(
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
     how = replace(how, follow=client, command=command_line(how.record_host))
     check_first(specs, how, quiet)
-    names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
     done: dict[str, dict[str, Any]] = {}
 
     def follow(job: Job, steps: Steps) -> Steps:
@@ -80,6 +81,8 @@ def run(
 
     try:
         with opened(db, create=True) as results:
+            specs = as_stored(results, specs)
+            names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
             there = set() if force else _finished(results, specs)
             places = at_a_time(jobs, [spec for spec in specs if spec.key not in there], data_dir, how)
             if not quiet:
@@ -96,6 +99,7 @@ def run(
                         say(_line(row), flush=True)
 
             plugins = tuple(path.absolute() for path in asked["plugins"])
+            trusted.remember(trusted.python_files(specs, plugins))
             waiting = jobs_of(specs, results, data_dir, how, plugins, force=force)
             whole = make_all(Course(list(specs)), results, waiting, how, places, quiet, follow, keep_going=keep_going, then=then)
     finally:

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from pflbench import interrupts
 from pflbench.cli import options as o
-from pflbench.cli.checkup import check_first
 from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.executors import EXECUTORS
-from pflbench.cli.making import KeepGoing, Limit, made, tell_checkpoints, tell_errors
-from pflbench.cli.progress import apart, sweep_view
-from pflbench.cli.run import execution, prepare
+from pflbench.cli.making import KeepGoing, Limit
+from pflbench.cli.progress import apart
+from pflbench.cli.run import execution
+from pflbench.cli.sweep_runs import NAMED, Quiet, RetryFailed, SweepCommand, counted_states, make, resume, work
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    import sqlalchemy
-
     from pflbench.run.execution import Execution
     from pflbench.spec import RunSpec
-    from pflbench.store.sweeps import StoredSweep
-    from pflbench.sweep.conduct import Course
     from pflbench.sweep.hire import Hiring
     from pflbench.sweep.study import Study
 
-NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep: see `pflbench sweep list`.")]
 # Of seeds there is one option here.
 _MAIN = {name: option for name, option in o.only(*o.MAIN, methods=[]).items() if name != "seed"}
 _GIVEN = {name: option for name, option in o.EXECUTION.items() if name not in ("trajectory", "force")}
@@ -53,9 +46,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Make a grid of runs side by side: `pflbench sweep FILE.yaml`, or the grid on the command line.",
 )
-
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also the runs that failed before, from their checkpoints.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
 @app.command()
@@ -93,6 +83,7 @@ def run(
 
     An option holds where it has a meaning: beta for Dirichlet partitions, a hyperparameter for its method.
     """
+    from pflbench.run import trusted
     from pflbench.run.places import place_of
     from pflbench.run.plan import warnings
     from pflbench.sweep.grid import specifications
@@ -100,6 +91,8 @@ def run(
 
     hiring = asked_for(workers)
     study = _study(file, grid, name, asked)
+    if file and (code := trusted.files_named([*study.grid.values("model"), *study.grid.values("dataset")])):
+        message(f"{file} names Python files, which are executed: {', '.join(code)}")
     specs = specifications(study.grid, data_dir, order)
     for text in warnings(specs):
         message(f"Note: {text}")
@@ -116,53 +109,18 @@ def run(
         "file": None if file is None else file.read_text(encoding="utf-8"),
     }
     with opened(db, create=True) as results:
-        from pflbench.store import sweeps
+        from pflbench.store import runs, sweeps
 
         place_of(results.url, how.checkpoints)  # what it refuses must not be stored
+        specs = runs.as_stored(results, specs)
         sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
-        _make(
-            sweep, results, how, hiring, data_dir, quiet, as_json, retry_failed=retry_failed, keep_going=keep_going, limit=limit
-        )
+        trusted.remember(trusted.wanted(specs, asked["plugins"], how.checkpoints, hiring.words()))
+        asked_now = SweepCommand(sweep, results, how, hiring, data_dir, quiet, as_json)
+        make(asked_now, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
 
 
-@app.command()
-@o.taking(workers=EXECUTORS)
-def resume(
-    name: NAMED,
-    workers: o.Given,
-    retry_failed: RetryFailed = False,
-    keep_going: KeepGoing = False,
-    limit: Limit = None,
-    db: o.Db = o.DEFAULT_DB,
-    quiet: Quiet = False,
-    as_json: o.Json = False,
-) -> None:
-    """Go on with a sweep, also one that was cancelled, with the options it was begun with.
-
-    Another executor may go on with what one has begun.
-    """
-    from pflbench.methods.outside import plugged_in
-    from pflbench.store import sweeps
-    from pflbench.sweep.hire import asked_for
-
-    with opened(db) as results:
-        sweep = sweeps.reopen(results, name)
-        how = execution({**sweep.environment["execution"], "trajectory": None, "force": False})
-        data_dir = Path(sweep.environment["data_dir"])
-        hiring = asked_for(workers, sweep.environment.get("workers"))
-        with plugged_in([Path(path) for path in sweep.environment["plugins"]]):
-            _make(
-                sweep,
-                results,
-                how,
-                hiring,
-                data_dir,
-                quiet,
-                as_json,
-                retry_failed=retry_failed,
-                keep_going=keep_going,
-                limit=limit,
-            )
+app.command()(resume)
+app.command()(work)
 
 
 @app.command("list")
@@ -222,7 +180,7 @@ def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> Non
     for record in records:
         record["best"] = None if record["best"] is None else f"{100 * record['best']:.2f}"
     print_table([name.replace("best", "best %") for name in records[0]], [tuple(record.values()) for record in records])
-    message(f"{sweep.name}: {_counted(stands.counts)}{' Cancelled.' if sweep.cancelled_at else ''}")
+    message(f"{sweep.name}: {counted_states(stands.counts)}{' Cancelled.' if sweep.cancelled_at else ''}")
 
 
 @app.command()
@@ -263,13 +221,14 @@ def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: 
     from pflbench.report.labels import counted
     from pflbench.reproduce.forecast import forecast
     from pflbench.reproduce.outlook import lacking
-    from pflbench.store import sweeps
+    from pflbench.store import runs, sweeps
     from pflbench.sweep.hire import at_a_time
 
     with (
         opened_if_there(db) as found_there,
         nullcontext(found_there) if found_there else opened("sqlite://", create=True) as results,
     ):
+        specs = runs.as_stored(results, specs)
         stands = sweeps.standing(results, specs)
         ahead = [spec for spec in specs if stands.states[spec.key] not in ("finished", "diverged", "failed")]
         without = lacking(ahead, data_dir)
@@ -298,7 +257,7 @@ def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: 
         cell[0] += 1
         cell[1] += stands.states[spec.key] in ("finished", "diverged", "failed")
     print_table(("method", "dataset", "partition", "runs", "there"), [(*names, *counts) for names, counts in rows.items()])
-    say(f"{name}: {_counted(stands.counts)}")
+    say(f"{name}: {counted_states(stands.counts)}")
     for label, reason in without.items():
         waiting = sum(spec.data.label == label for spec in ahead)
         say(f"{reason.message} {counted(waiting, 'run')} cannot begin. {reason.hint}")
@@ -315,68 +274,3 @@ def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: 
     time = "unknown" if seconds is None else f"about {duration(seconds)}{'' if together else ' one after another'}"
     needs = "" if memory is None else f" Memory: {memory / 1e9:.2g} GB{'' if together else ' each'}."
     say(f"{begin} Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{needs}")
-
-
-def _make(
-    sweep: StoredSweep,
-    results: sqlalchemy.Engine,
-    how: Execution,
-    hiring: Hiring,
-    data_dir: Path,
-    quiet: bool,
-    as_json: bool,
-    *,
-    retry_failed: bool,
-    keep_going: bool,
-    limit: int | None,
-) -> None:
-    """The runs that are left. Exit code 2 if one did not finish, that of the signal after Ctrl-C and the like."""
-    from dataclasses import replace
-
-    from pflbench.store import sweeps
-    from pflbench.sweep.conduct import course
-    from pflbench.sweep.hire import hire
-    from pflbench.sweep.jobs import jobs_of
-
-    found = course(results, sweep.specs, retry_failed=retry_failed, limit=limit)
-    whole = True
-    if found.ahead:
-        prepare(found.ahead, data_dir, quiet)
-        if hiring.executor == "local":  # a cluster's nodes check their own
-            check_first(found.ahead, how, quiet)
-        tell_checkpoints(results, how)
-        how = replace(how, command=command_line(how.record_host))
-        plugins = tuple(Path(path) for path in sweep.environment["plugins"])
-        waiting = jobs_of(found.ahead, results, data_dir, how, plugins)
-        workers = hire(hiring, sweep.name, found.ahead, results, data_dir, how)
-
-        def cancelled() -> bool:
-            return sweeps.cancelled(results, sweep.id)
-
-        shown = sweep_view(found, results, quiet)
-        whole = made(found, workers, waiting, shown, keep_going=keep_going, cancelled=cancelled)
-    _report(sweep.name, found, as_json)
-    if not whole:
-        message(f"Interrupted. Go on with: pflbench sweep resume {sweep.name}")
-        raise typer.Exit(interrupts.exit_code())
-    if found.count("failed") or found.count("diverged") or found.count("interrupted") or found.stopped:
-        raise typer.Exit(2)
-
-
-def _report(name: str, found: Course, as_json: bool) -> None:
-    if as_json:
-        print_json({"name": name, "skipped": found.skipped, "runs": [asdict(one) for one in found.ended.values()]})
-    tell_errors(found, ("failed", "diverged"))
-    states: dict[str, int] = {}
-    for outcome in found.ended.values():
-        states[outcome.state] = states.get(outcome.state, 0) + 1
-    skipped = f" There before: {len(found.skipped)}." if found.skipped else ""
-    left = f" Left: {len(found.ahead)}." if found.ahead else ""
-    message(f"{name}: {_counted(states)}{skipped}{left}{f' Stopped: {found.stopped}.' if found.stopped else ''}")
-    failed = sum(state == "failed" for state in found.skipped.values())
-    if failed:
-        message(f"{failed} failed before and {'was' if failed == 1 else 'were'} left as it is; --retry-failed tries again.")
-
-
-def _counted(states: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in states.items() if count) + "." if any(states.values()) else "no runs."

@@ -97,6 +97,9 @@ def of_arrays(arrays: Arrays) -> Facts:
     x = np.ascontiguousarray(arrays.x).reshape(len(arrays.x), -1)
     digests = [_digest(row.tobytes(), label) for row, label in zip(x, arrays.y.tolist(), strict=True)]
     head = [str(x.dtype), *map(str, arrays.x.shape[1:]), *arrays.classes]
+    if len(set(arrays.classes)) < len(arrays.classes) or any("\0" in name for name in arrays.classes):
+        # Joined by null characters, these might be another shape with other names.
+        head = [json.dumps([str(x.dtype), arrays.x.shape[1:], arrays.classes])]
     return of_digests(digests, head, arrays.train_size)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ from pflbench.engine.flat import Flat, less
 from pflbench.engine.requests import Argument, Grad, Shared
 from pflbench.errors import UserError
 from pflbench.methods.base import Method, hyper, method
-from pflbench.spec import TrainSpec
+from pflbench.spec import RunSpec, TrainSpec, Value
 
 Number = Annotated[int, Field(ge=1)] | Literal["all"]
 
@@ -147,6 +147,9 @@ class APPLE(Method):
 
     def deployed(self, s: APPLEState) -> Tensor:
         return s.personal
+
+    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+        return {"M": "all"} if spec.partition.clients == self.M else {}
 
     def lambda_(self, fed: Federation) -> float:
         """lambda(r) in round r = t - 1."""

@@ -15,7 +15,7 @@ from pflbench.spec import Value
 
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
-    from pflbench.spec import TrainSpec
+    from pflbench.spec import RunSpec, TrainSpec
 
 _CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, validate_default=True)
 
@@ -96,6 +96,13 @@ class Method(ABC):
     def uses_test_labels(self) -> bool:
         """Whether clients adapt on labelled test data: such a run is marked in every table."""
         return False
+
+    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+        """Hyperparameters whose number means under this specification what a word means, with that word: so both have one key.
+
+        It is asked only where every client has training data.
+        """
+        return {}
 
     def series(self, s: Any) -> dict[str, tuple[Tensor, str]]:
         """Further models to evaluate beside the headline: name -> (models as in `deployed`, slot)."""

@@ -5,6 +5,7 @@ Zhang, Sapra, Fidler, Yeung, Alvarez; ICLR 2021, Algorithm 1; methods.md 1.11.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from pflbench.engine.federation import Federation
 from pflbench.methods.attention import distances
 from pflbench.methods.base import Method, hyper, method
+from pflbench.spec import RunSpec, Value
 
 PAIRS = 4096  # of a client and a model, whose losses are found at once
 
@@ -84,6 +86,9 @@ class FedFomo(Method):
 
     def deployed(self, s: FedFomoState) -> Tensor:
         return s.theta if self.evaluate == "own" else s.start
+
+    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+        return {"M": "all"} if self.M != "all" and spec.partition.clients <= self.M else {}
 
     def split(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and validation samples: in stored order, the same in every round."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from pflbench.methods.attention import cosines
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedamp import MessagePassing
+from pflbench.spec import RunSpec, Value
 
 Share = Annotated[float, Field(ge=0, le=1)] | Literal["1/N"]
 
@@ -40,3 +41,6 @@ class HeurFedAMP(MessagePassing):
             return w.new_zeros(1, 1, dtype=torch.float64)
         own = 1 / len(w) if self.xi_ii == "1/N" else self.xi_ii
         return (1 - own) * torch.softmax((self.sigma * cosines(w)).fill_diagonal_(-torch.inf), dim=1)
+
+    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+        return {"xi_ii": "1/N"} if spec.train.join_ratio == 1 and self.xi_ii == 1 / spec.partition.clients else {}

@@ -16,7 +16,7 @@ from pflbench.engine.flat import less
 from pflbench.engine.requests import Argument, Grad
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedavg import FedAvg
-from pflbench.spec import TrainSpec
+from pflbench.spec import RunSpec, TrainSpec, Value
 
 Rate = Annotated[float, Field(ge=0)] | Literal["lr"]
 
@@ -104,6 +104,11 @@ class PerFedAvg(FedAvg):
 
     def uses_test_labels(self) -> bool:
         return self.adapt_on == "test2022"
+
+    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+        rates: dict[str, Value] = {"alpha": self.alpha, "beta": self.beta}
+        follows = ("alpha", "beta") if spec.train.lr_schedule == "constant" else ("alpha",)  # beta as "lr" follows a schedule
+        return {name: "lr" for name in follows if rates[name] == spec.train.lr}
 
     def _rates(self, fed: Federation) -> tuple[float, float | Tensor]:
         """alpha, with which the model is trained and tested alike, and beta, which a schedule changes."""

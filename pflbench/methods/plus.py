@@ -5,7 +5,7 @@ The base method does not know of it: it calls `fed.load` where a client takes ov
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from pflbench.methods.base import Method
 
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
-    from pflbench.spec import TrainSpec
+    from pflbench.spec import RunSpec, TrainSpec, Value
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class PlusALA(Method):
 
     def uses_test_labels(self) -> bool:
         return self.base.uses_test_labels()
+
+    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+        return self.base.usual(spec)
 
     def init(self, fed: Federation) -> PlusState:
         begun = _Initialisation(self.ala, fed.everyone(fed.initial()[self.shared(fed)]), self.ala.first(fed, self.shared(fed)))

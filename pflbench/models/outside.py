@@ -83,8 +83,8 @@ def load(name: str, source: OwnModel) -> OwnCode:
 
 def _changed(place: str) -> UserError:
     return UserError(
-        f"{place} is not what it was: its code differs from that of the specification.",
-        "Restore it, or start a new run: its results will stand apart from those of the old code.",
+        f"{place} is not what it was: its code, or that of a file that it imports, differs from that of the specification.",
+        "Restore it, with PYTHONPATH as it was, or start a new run: its results will stand apart from those of the old code.",
     )
 
 

@@ -258,7 +258,7 @@ def _refuse_changed_file(found: Run, spec: RunSpec) -> None:
     """A plug-in's author may forget to raise its version: other code must neither go on with a run nor pass for what made it."""
     if _has_changed(found, spec):
         raise UserError(
-            f"The file of method '{spec.method.name}' has changed since run {found.id} was made with it, its version has not.",
+            f"The code of method '{spec.method.name}' has changed since run {found.id} was made with it, its version has not.",
             "Raise `version` in the class if results change; --force runs it anew.",
         )
 

@@ -1,6 +1,6 @@
 """From what a user asked for to complete run specifications: methods x datasets x seeds, else the paper's protocol.
 
-Nothing is loaded or trained here. Own data and PFLlib folders are only hashed, since their content is part of a run's key.
+Nothing is trained here, and data are mostly only hashed, since their content is part of a run's key.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pflbench import data, methods, models
 from pflbench.errors import UserError, unknown, why
 from pflbench.methods.cards import SUFFIX
 from pflbench.partition.pfllib import describe, sample_shape
+from pflbench.run.canonical import canonical
 from pflbench.spec import (
     IID,
     DataSpec,
@@ -217,7 +218,7 @@ def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: Method
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
     _require_floats(train, method)
     fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}
-    return _make(RunSpec, {**fields, "own_model": own})
+    return canonical(_make(RunSpec, {**fields, "own_model": own}), wish.data_dir)
 
 
 def _require_floats(train: TrainSpec, method: MethodSpec) -> None:

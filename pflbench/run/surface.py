@@ -15,6 +15,7 @@ from pflbench.engine.evaluation import EVALUATION_BATCH
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluate
 from pflbench.errors import UserError
+from pflbench.run import trusted
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
@@ -31,10 +32,11 @@ def losses(
 ) -> NDArray[np.float64]:
     """Mean losses of models on all training data of a run's client, [g]; models come some at a time, each part [., P].
 
-    Raises UserError for a model with BatchNorm, of which parameters are no whole model.
+    Raises UserError for a model with BatchNorm, of which parameters are no whole model, and for code that was not run here.
     """
     stored = paths.in_spec(runs.find(store, run).spec, lambda path: paths.found(path, store.url))
     spec, place = RunSpec.model_validate(stored), find_device(device)
+    trusted.require_typed(f"Run {run}", trusted.python_files([spec]), hint="Draw it where the run was made.")
     with exact_arithmetic(place, spec.train.dtype):
         fed = federation(spec, load_setting(spec, data_root), place, Execution())
         try:

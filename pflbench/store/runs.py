@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, TypeVar
@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Engine, func, literal, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from pflbench.errors import UserError, unknown
-from pflbench.spec import OTHER_CONTENT, is_specification
+from pflbench.spec import OTHER_CONTENT, RunSpec, is_specification
 from pflbench.store.database import reading
 from pflbench.store.failures import Unreadable
 from pflbench.store.locks import UNDER_WAY, presence
@@ -155,6 +155,14 @@ def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Run]]:
     for run in sorted(stored(engine, ALL, RunRow.key.in_(keys)), key=lambda run: run.attempt):
         found[run.key].append(run)
     return dict(found)
+
+
+def as_stored(engine: Engine, specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """The specifications; as they were given where only so there are runs, from before one experiment had one key."""
+    given = {spec.key: spec.as_given for spec in specs if spec.as_given}
+    there = attempts(engine, [*given, *(spec.key for spec in given.values())])
+    older = {key: spec for key, spec in given.items() if key not in there and spec.key in there}
+    return [older.get(spec.key, spec) for spec in specs]
 
 
 def newest(engine: Engine, key: str) -> Run | None:

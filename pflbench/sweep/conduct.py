@@ -46,6 +46,22 @@ def course(engine: Engine, specs: Sequence[RunSpec], *, retry_failed: bool = Fal
     return Course(ahead if limit is None else ahead[:limit], skipped)
 
 
+def free(engine: Engine, specs: Sequence[RunSpec], jobs: Callable[[Sequence[RunSpec]], Iterator[Job]]) -> Iterator[Job]:
+    """Jobs of runs that nobody has finished or is at when a job is asked for. Each is given once.
+
+    So any number of workers share a sweep, each with an iterator of its own.
+    """
+    given: set[str] = set()
+    while True:
+        states = sweeps.standing(engine, specs).states
+        left = [spec for spec in specs if states[spec.key] in (sweeps.MISSING, "interrupted") and spec.key not in given]
+        if not left:
+            return
+        job = next(jobs(left))
+        given |= {spec.key for spec in job.specs}
+        yield job
+
+
 def conduct(
     found: Course,
     workers: Workers,

@@ -69,6 +69,11 @@ class RunGrid:
         for one in self.also:
             yield from one.points()
 
+    def values(self, name: str) -> list[Any]:
+        """All values of an option, wherever they are given."""
+        changed = [change.to[name] for change in self.changes if change.to and name in change.to]
+        return [*self.axes.get(name, ()), *changed, *(value for one in self.also for value in one.values(name))]
+
     def _holds(self, name: str, point: Point) -> bool:
         """Whether an option means something where method, partition and the others of _FIRST are these."""
         owner, dot, _ = name.partition(".")

@@ -14,6 +14,7 @@ from pflbench.errors import UserError, unknown
 from pflbench.run.execution import Execution
 from pflbench.spec import RunSpec
 from pflbench.store.failures import sqlite_path
+from pflbench.sweep import slurm
 from pflbench.sweep.jobs import Workers
 from pflbench.sweep.room import GpuShare, devices_for, needed, places, together_on_gpu
 
@@ -44,6 +45,12 @@ class Hiring:
                 "--gpus-per-job is 0 or 1 with Slurm.", "Shares of a GPU are what the cluster offers: --slurm gres=..."
             )
 
+    def words(self) -> tuple[str, ...]:
+        """The options that name a cluster, as they are typed; none for this machine."""
+        address = ("--ray-address", self.ray_address) if self.ray_address else ()
+        options = tuple(word for text in self.slurm for word in ("--slurm", text))
+        return () if self.executor == "local" else ("--executor", self.executor, *address, *options)
+
     def plain(self) -> dict[str, Any]:
         """As JSON types, to be kept with a sweep. How many jobs at a time is for one command alone."""
         return {name: value for name, value in asdict(replace(self, jobs=None)).items() if value not in (None, ())}
@@ -68,26 +75,49 @@ def at_a_time(asked: Hiring, specs: Sequence[RunSpec], data_dir: Path, how: Exec
     return places(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job) if asked.executor == "local" else None
 
 
-def hire(asked: Hiring, name: str, specs: Sequence[RunSpec], store: Engine, data_dir: Path, how: Execution) -> Workers:
-    """Workers for these runs, which `close` sends home. name: of the sweep. Raises UserError where there are none."""
+def hire(asked: Hiring, specs: Sequence[RunSpec], store: Engine, data_dir: Path, how: Execution) -> Workers:
+    """Workers for these runs, which `close` sends home: processes, or those of Ray. Raises UserError where there are none."""
     if asked.executor == "local":
         from pflbench.sweep.processes import Processes
 
         most = asked.jobs or places(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job)
         return Processes(most, devices_for(how), asked.cpus_per_job)
     _require_shared(store, how)
-    cores = asked.cpus_per_job or 1
-    if asked.executor == "ray":
-        return _ray(asked, specs, data_dir, how, cores)
-    from pflbench.sweep import slurm
-    from pflbench.sweep.on_slurm import SlurmJobs
+    return _ray(asked, specs, data_dir, how, asked.cpus_per_job or 1)
 
-    file = sqlite_path(store.url)
-    folder = Path(f"{file.absolute()}.slurm") if file else Path.cwd() / "pflbench.slurm"
+
+def queue(
+    asked: Hiring,
+    name: str,
+    specs: Sequence[RunSpec],
+    store: Engine,
+    data_dir: Path,
+    how: Execution,
+    worker: Sequence[str],
+    limit: int | None = None,
+) -> str:
+    """The number of a job of Slurm's whose workers make these runs, at most `limit`. worker: the command, without its options.
+
+    Raises UserError where Slurm takes none.
+    """
+    _require_shared(store, how)
     gpus = int(how.device.startswith("cuda") if asked.gpus_per_job is None else asked.gpus_per_job)
-    # Twice: what is over it is killed, and the footprint is an estimate.
-    bytes = 2 * needed(specs, data_dir, how) if how.pack == 1 and not gpus else 0
-    return SlurmJobs(slurm.executor(folder, name, asked.slurm, cores, gpus, bytes), slurm.SlurmQueue(), cores, asked.jobs)
+    cores = asked.cpus_per_job or 1
+    # A password stands in no file of ours: the job has it in its environment.
+    url = store.url.render_as_string(hide_password=False)
+    place = {"variables": {"PFLBENCH_DB": url}} if store.url.password else {}
+    return slurm.submit(
+        name,
+        asked.slurm,
+        [*worker, "--cpus-per-job", str(cores), *(["--limit", "1"] if limit else []), *([] if place else ["--db", url])],
+        len(specs) if limit else min(len(specs), asked.jobs or len(specs)),
+        at_a_time=asked.jobs,
+        cores=cores,
+        gpus=gpus,
+        # Twice: what is over it is killed, and the footprint is an estimate.
+        bytes=2 * needed(specs, data_dir, how) if how.pack == 1 and not gpus else 0,
+        **place,
+    )
 
 
 def _ray(asked: Hiring, specs: Sequence[RunSpec], data_dir: Path, how: Execution, cores: int) -> Workers:

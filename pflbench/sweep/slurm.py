@@ -1,115 +1,93 @@
-"""What Slurm is told and asked: the options of sbatch, and the queue as its commands show it."""
+"""Runs of a stored sweep by Slurm: an array of workers, each `pflbench sweep work`, which take runs from the database."""
 
 from __future__ import annotations
 
 import os
-import re
+import shlex
 import subprocess
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError
 
-HOUR = 60  # minutes of a job where no time is given: it goes on after them
-TIMEOUTS = 100  # times that a job is requeued at its time limit
-PATIENCE = 30  # seconds for an answer
-# What other options say, or what a job here cannot be.
+HOUR = 60  # minutes of a worker where no time is given: it goes on after them
+LARGEST_ARRAY = 1000  # of workers, which is what Slurm allows where it is not told otherwise
+PATIENCE = 60  # seconds for sbatch's answer
+# What other options say.
 ELSEWHERE = {
-    "cpus_per_task": "--cpus-per-job says how many cores a job has.",
-    "array_parallelism": "--jobs says how many jobs there are at a time.",
-    "nodes": "A job here has one node and one task.",
-    "ntasks_per_node": "A job here has one node and one task.",
+    "array": "--jobs says how many workers there are at a time.",
+    "cpus-per-task": "--cpus-per-job says how many cores a worker has.",
 }
-# Beyond sbatch, what the workers decide.
-OURS = {"additional_parameters", "num_gpus", "cpus_per_gpu", "use_srun", "stderr_to_stdout", *ELSEWHERE}
-LISTS = ("setup", "teardown", "srun_args")
+# 90 seconds before the time limit Slurm tells the shell alone: the worker keeps its checkpoint and the job is queued again.
+# When Slurm ends a job, it tells all its processes, and the shell waits for the worker.
+SCRIPT = """#!/bin/bash
+{setup}
+{worker} &
+worker=$!
+trap 'again=yes; kill -TERM $worker' USR1
+trap : TERM
+while kill -0 $worker 2>/dev/null; do wait $worker; code=$?; done
+if [ "$again" ]; then scontrol requeue $SLURM_JOB_ID; fi
+exit $code
+"""
 
 
-def executor(folder: Path, name: str, given: Sequence[str], cores: int, gpus: int, bytes: int) -> Any:
-    """submitit's, which keeps its files in a folder that all nodes see.
+def submit(
+    name: str,
+    given: Sequence[str],
+    worker: Sequence[str],
+    workers: int,
+    *,
+    at_a_time: int | None = None,
+    cores: int = 1,
+    gpus: int = 0,
+    bytes: int = 0,
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """The number of the job array, which is in the queue.
 
-    given: "partition=gpu" and so on. cores, gpus, bytes of memory: of a job, where they are not given. Raises UserError without
-    submitit or Slurm, and for what sbatch cannot be told.
+    name: of the sweep. given: "partition=gpu" and so on. worker: the command of each. cores, gpus, bytes of memory: of each
+    worker, where they are not given. variables: of its environment, beside those here.
+
+    Raises UserError without Slurm, and for what sbatch refuses.
     """
+    setup, asked = options(given)
+    usual = [f"--job-name=pflbench-{name}", f"--time={HOUR}", "--requeue", "--open-mode=append", "--signal=B:USR1@90"]
+    if bytes and not any(option.startswith("--mem") for option in asked):
+        usual.append(f"--mem={-(-bytes // 2**20)}M")
+    if gpus and not any(option.startswith(("--gres", "--gpus")) for option in asked):
+        usual.append(f"--gpus-per-node={gpus}")
+    at_once = f"%{at_a_time}" if at_a_time else ""
+    ours = [f"--cpus-per-task={cores}", f"--array=0-{min(workers, LARGEST_ARRAY) - 1}{at_once}"]
+    command = ["sbatch", "--parsable", *usual, *asked, *ours]
+    script = SCRIPT.format(setup="\n".join(setup), worker=shlex.join(worker))
+    environment = {**os.environ, **(variables or {})}
     try:
-        import submitit
-    except ModuleNotFoundError:
-        raise UserError("--executor slurm needs submitit.", 'pip install "pflbench[slurm]"') from None
-    try:
-        found = submitit.SlurmExecutor(folder=folder, max_num_timeout=TIMEOUTS)
-    except RuntimeError:
-        raise UserError("There is no Slurm here: srun is not to be found.", "Give the command on a node that has it.") from None
-    asked = parameters(given, found._valid_parameters())
-    usual = {"time": HOUR, "job_name": f"pflbench-{name}", "cpus_per_task": cores, "additional_parameters": {"requeue": True}}
-    if bytes and not asked.keys() & {"mem", "mem_per_cpu", "mem_per_gpu"}:
-        usual["mem"] = f"{-(-bytes // 2**20)}MB"
-    if gpus and not asked.keys() & {"gres", "gpus_per_node", "gpus_per_task"}:
-        usual["gpus_per_node"] = gpus
-    # Since 22.05 a step has not the cores of its job by itself.
-    steps = [f"--cpus-per-task={cores}", *asked.pop("srun_args", [])]
-    found.update_parameters(**usual | asked, srun_args=steps)
-    return found
+        done = subprocess.run(command, input=script, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    except FileNotFoundError:
+        raise UserError("There is no Slurm here: sbatch is not to be found.", "Give the command on a node that has it.") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"Slurm has not answered for {PATIENCE} seconds.", "Look whether it took the job: squeue --me") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["sbatch failed"]
+        raise UserError(f"Slurm takes no job: {said[-1]}", "--slurm KEY=VALUE says what sbatch is told.")
+    return done.stdout.strip().partition(";")[0]
 
 
-def parameters(given: Sequence[str], valid: Iterable[str]) -> dict[str, Any]:
-    """The options of sbatch as submitit takes them. Raises UserError for what is none, or is said by another option."""
-    found: dict[str, Any] = {}
+def options(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Lines to be executed before the worker (`setup`), and options of sbatch, from "KEY=VALUE" or "KEY".
+
+    Raises UserError for what is no option, or what another one says.
+    """
+    setup, asked = [], []
     for text in given:
         name, equals, value = (part.strip() for part in text.partition("="))
-        name = name.replace("-", "_")
-        if not equals or not value:
+        name = name.replace("_", "-").lstrip("-")
+        if not name or bool(equals) != bool(value):
             raise UserError(f"--slurm {text}: expected KEY=VALUE.", "For example --slurm partition=gpu --slurm time=4:00:00.")
         if name in ELSEWHERE:
             raise UserError(f"--slurm {name} is not possible.", ELSEWHERE[name])
-        if name in OURS or name not in valid:
-            raise unknown("option of --slurm", name, {*valid} - OURS)
-        if name in LISTS:
-            found.setdefault(name, []).append(value)
-        elif name in found:
-            raise UserError(f"--slurm {name} is given twice.", "Give it once.")
-        elif name == "time":
-            found[name] = minutes(value)
+        if name == "setup":
+            setup.append(value)
         else:
-            found[name] = int(value) if value.isdecimal() else {"true": True, "false": False}.get(value, value)
-    return found
-
-
-def minutes(text: str) -> int:
-    """Of a time as sbatch takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises UserError for another one."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if not match:
-        raise UserError(f"--slurm time={text} is no time.", "Minutes, or H:M:S, or D-H:M:S.")
-    days, *parts = (int(part) if part else 0 for part in match.groups())
-    given = sum(part is not None for part in match.groups()[1:])
-    hours = match[1] is not None or given == 3
-    seconds = days * 86400 + sum(part * unit for part, unit in zip(parts, (3600, 60, 1) if hours else (60, 1, 0), strict=True))
-    return max(1, seconds // 60)
-
-
-class SlurmQueue:
-    """The user's jobs in it. Accounting, which many clusters do not have, is not needed."""
-
-    def states(self) -> dict[str, str] | None:
-        told = _said("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T")
-        return None if told is None else dict(line.split(maxsplit=1) for line in told.splitlines())
-
-    def interrupt(self, ids: Sequence[str]) -> None:
-        if ids:
-            self.take_out(ids)
-            _said("scancel", "--signal=INT", *ids)
-
-    def take_out(self, ids: Sequence[str]) -> None:
-        _said("scancel", "--state=PENDING", *ids)
-
-    def end(self, id: str) -> str:
-        told = re.search(r"JobState=(\S+).*?Reason=(\S+)", _said("scontrol", "show", "job", "--oneliner", id) or "")
-        return "Slurm has forgotten why" if told is None else told[1] + (f" ({told[2]})" if told[2] != "None" else "")
-
-
-def _said(*command: str) -> str | None:
-    """What one of Slurm's commands prints; None where it fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
+            asked.append(f"--{name}{equals}{value}")
+    return setup, asked

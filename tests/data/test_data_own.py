@@ -68,6 +68,19 @@ def test_what_lies_in_the_data_folder_and_texts(shell: Shell, tmp_path: Path) ->
     assert more.content != spec.content, "another vocabulary makes another model"
 
 
+def test_other_data_have_another_key(shell: Shell) -> None:
+    """Whatever classes are called: as sizes are, or with the character that joins names."""
+    pairs = [
+        ("np.zeros((8, 3)), np.arange(8) % 2, ['1', '1', 'a', 'b']", "np.zeros((8, 3, 1, 1)), np.arange(8) % 2, ['a', 'b']"),
+        ("np.zeros((8, 3)), np.arange(8) % 2, ['a\\0b', 'c']", "np.zeros((8, 3)), np.arange(8) % 2, ['a', 'b\\0c']"),
+    ]
+    for pair in pairs:
+        keys = [data.parse(function(returned), Path("data")).content for returned in pair]
+        assert keys[0] != keys[1]
+    named = data.parse(function("np.zeros((8, 3)), np.arange(8) % 2, ['a', 'b']"), Path("data"))
+    assert str(named.content).startswith("08c9fb9965aa"), "as stored runs have it"
+
+
 def test_defaults_follow_the_samples(shell: Shell) -> None:
     for shape, model in (((8, 20, 20), "cnn"), ((8, 8, 8), "mlp"), ((8, 5), "mlp")):
         spec = data.parse(function(f"np.zeros({shape}), np.arange(8) % 2"), Path("data"))

@@ -68,8 +68,9 @@ def test_every_option_reaches_the_specification() -> None:
     shared = {"clients": 6, "partition_seed": 9, "test_share": 0.5}
     made = one(partition="groups", groups=3, dominant_share=0.7, group_sizes="30,20,10", **shared).partition
     assert made == Groups(clients=6, seed=9, test_share=0.5, groups=3, dominant_share=0.7, group_sizes=(30, 20, 10))
-    made = one(partition="pathological", classes_per_client=3, balanced=True, least=4, **shared).partition
-    assert made == Pathological(clients=6, seed=9, test_share=0.5, classes_per_client=3, balanced=True, least=4)
+    made = one(partition="pathological", classes_per_client=3, least=4, **shared).partition
+    assert made == Pathological(clients=6, seed=9, test_share=0.5, classes_per_client=3, least=4)
+    assert one(partition="pathological", balanced=True).partition.model_dump()["balanced"] is True
     assert one(partition="iid", iid_shares="reference").partition.model_dump()["shares"] == "reference"
     assert one(beta=0.5, least=12).partition == Dirichlet(clients=20, beta=0.5, least=12)
 

@@ -1,4 +1,4 @@
-"""Who makes a sweep's runs, as it is asked for: options that go together, shares of GPUs, what sbatch is told."""
+"""Who makes a sweep's runs, as it is asked for: options that go together, shares of GPUs."""
 
 from __future__ import annotations
 
@@ -18,40 +18,8 @@ from pflbench.sweep import away, room
 from pflbench.sweep.conduct import Course, conduct
 from pflbench.sweep.hire import Hiring, asked_for
 from pflbench.sweep.jobs import Job, RunOutcome
-from pflbench.sweep.slurm import minutes, parameters
 
 SPECS = [spec(seed=seed, rounds=2, clients=3) for seed in range(40)]
-# Some of submitit's names, and those that a job here has no use for.
-VALID = {"time", "partition", "mem", "setup", "exclusive", "nodes", "cpus_per_task", "num_gpus"}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),  # as in the manual page of sbatch
-    [("90", 90), ("90:30", 90), ("2:30:00", 150), ("1-0", 1440), ("1-2:30", 1590), ("2-01:00:59", 2940), ("0:30", 1)],
-)
-def test_times_of_sbatch_in_minutes(text, expected):
-    assert minutes(text) == expected
-
-
-def test_what_sbatch_is_told():
-    told = parameters(["partition=gpu", "time=4:00:00", "setup=module load a", "setup=b=c", "exclusive=true", "mem=8GB"], VALID)
-    assert told == {"partition": "gpu", "time": 240, "setup": ["module load a", "b=c"], "exclusive": True, "mem": "8GB"}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("partition", "expected KEY=VALUE"),
-        ("partiton=gpu", "Unknown option of --slurm 'partiton'. Did you mean 'partition'?"),
-        ("time=soon", "--slurm time=soon is no time."),
-        ("cpus-per-task=4", "--slurm cpus_per_task is not possible."),
-        ("num_gpus=1", "Unknown option of --slurm 'num_gpus'."),
-    ],
-)
-def test_what_sbatch_cannot_be_told(text, said):
-    with pytest.raises(UserError) as refused:
-        parameters([text], VALID)
-    assert said in refused.value.message
 
 
 def test_a_sweep_goes_on_where_it_was_begun_unless_another_place_is_named():

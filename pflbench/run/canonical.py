@@ -1,0 +1,62 @@
+"""One form for all specifications that mean the same run, so that one experiment has one key, however it is typed.
+
+It is the form of a run that leaves the option out: such runs keep their keys.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from pflbench import methods
+from pflbench.errors import UserError
+from pflbench.partition.core import least_samples
+from pflbench.run.setting import load_setting
+from pflbench.spec import Dirichlet, Pathological, RunSpec, Spec, Value
+
+
+def canonical(spec: RunSpec, data_root: Path) -> RunSpec:
+    """The specification in that form, with the given one as its `as_given` where that has another key.
+
+    Where data are missing, which the run will tell, what depends on them stays as it is.
+    """
+    values = {name: _positive_zero(value) for name, value in spec.method.hyperparameters.items()}
+    found = _changed(spec, "train", weight_decay=_positive_zero(spec.train.weight_decay))
+    found = _changed(found, "method", hyperparameters=values)
+    if isinstance(spec.partition, Pathological) and spec.partition.balanced:
+        found = _changed(found, "partition", least=None)
+    with suppress(UserError):
+        found = _by_data(found, data_root)
+    return found if found.key == spec.key else found.in_place_of(spec)
+
+
+def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
+    """What only data and model can tell. Nothing is loaded where nothing was typed that may mean the same as a default."""
+    partition = spec.partition
+    if isinstance(partition, Pathological | Dirichlet) and partition.least is not None:
+        setting = load_setting(spec, data_root)
+        dealt = sum(map(len, (*setting.partition.train, *setting.partition.test))) + (setting.record.left_out or 0)
+        if partition.least == least_samples(dealt, partition.clients):
+            spec = _changed(spec, "partition", least=None)
+    if spec.train.bn_buffers != "local":
+        with torch.device("meta"):
+            model = load_setting(spec, data_root).model(spec)
+        if not list(model.buffers()):
+            spec = _changed(spec, "train", bn_buffers="local")
+    usual = methods.make(spec.method).usual(spec)
+    # A client without training data never joins: then fewer join than the specification says.
+    if usual and all(len(samples) for samples in load_setting(spec, data_root).partition.train):
+        spec = _changed(spec, "method", hyperparameters={**spec.method.hyperparameters, **usual})
+    return spec
+
+
+def _changed(spec: RunSpec, part: str, **values: object) -> RunSpec:
+    of: Spec = getattr(spec, part)
+    return spec.model_copy(update={part: of.model_copy(update=values)})
+
+
+def _positive_zero(value: Value) -> Value:
+    """-0.0 is 0.0."""
+    return value + 0.0 if isinstance(value, float) else value

@@ -1,0 +1,100 @@
+"""One experiment has one key, however it is typed; and what was stored under another key before is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import Shell, write
+from support.runs import numbers, rows, run
+
+from pflbench.run.plan import Wish, plan
+from pflbench.spec import RunSpec
+from pflbench.store.database import connect, to_url
+
+CLASSES = {"partition": "pathological", "clients": 5}
+ALIKE = {  # what is typed beside what is left out; all of 10 clients, with MLP, on 1,797 digits
+    "least": ({"least": 40}, {}),
+    "least of few samples": ({"clients": 30, "beta": 10.0, "least": 29}, {"clients": 30, "beta": 10.0}),  # int(1797 / 30 / 2)
+    "least of pathological": ({**CLASSES, "least": 40}, CLASSES),
+    "least of balanced": ({**CLASSES, "balanced": True, "least": 7}, {**CLASSES, "balanced": True}),
+    "average": ({"bn_buffers": "average"}, {}),
+    "reset": ({"bn_buffers": "reset"}, {}),
+    "fedfomo.M": ({"methods": "fedfomo", "settings": "fedfomo.M=10"}, {"methods": "fedfomo"}),
+    "apple.M": ({"methods": "apple", "settings": "apple.M=10"}, {"methods": "apple"}),
+    "xi_ii": ({"methods": "heurfedamp", "settings": "heurfedamp.xi_ii=0.1"}, {"methods": "heurfedamp"}),
+    "with ALA": ({"methods": "heurfedamp+ala", "settings": "heurfedamp+ala.xi_ii=0.1"}, {"methods": "heurfedamp+ala"}),
+    "alpha": ({"methods": "per-fedavg", "settings": "per-fedavg.alpha=0.1"}, {"methods": "per-fedavg"}),
+    "beta": ({"methods": "per-fedavg", "settings": "per-fedavg.beta=0.1"}, {"methods": "per-fedavg"}),
+    "-0.0": ({"methods": "fedprox", "settings": "fedprox.mu=-0.0"}, {"methods": "fedprox", "settings": "fedprox.mu=0"}),
+    "decay of -0.0": ({"optimizer": "adamw", "weight_decay": -0.0}, {"optimizer": "adamw", "weight_decay": 0.0}),
+}  # fmt: skip
+APART = {
+    "least": ({"least": 41}, {}),
+    "M": ({"methods": "fedfomo", "settings": "fedfomo.M=9"}, {"methods": "fedfomo"}),
+    "of those who join": (
+        {"methods": "heurfedamp", "settings": ("heurfedamp.xi_ii=0.1", "heurfedamp.partial=true"), "join_ratio": 0.5},
+        {"methods": "heurfedamp", "settings": "heurfedamp.partial=true", "join_ratio": 0.5},
+    ),
+    "beta that follows a schedule": (
+        {"methods": "per-fedavg", "settings": "per-fedavg.beta=0.1", "lr_schedule": "cosine"},
+        {"methods": "per-fedavg", "lr_schedule": "cosine"},
+    ),
+    "buffers": ({"bn_buffers": "average", "model": "norms.py:norms"}, {"model": "norms.py:norms"}),
+}
+NORMS = """
+from torch import nn
+
+
+def norms(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))
+"""
+
+
+def planned(typed: dict[str, Any]) -> RunSpec:
+    several = {name: (value,) for name, value in typed.items() if name in ("methods", "settings") and isinstance(value, str)}
+    usual = {"methods": ("fedavg",), "datasets": ("digits",), "clients": 10, "rounds": 2, "batch_size": 100}
+    (spec,) = plan(Wish(**{**usual, **typed, **several}))
+    return spec
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_one_experiment_has_one_key(name: str, tmp_path: Path) -> None:
+    """What was typed, and what is run in its place, give the same bits."""
+    typed, plain = map(planned, ALIKE[name])
+    assert (typed.model_dump_json(), typed.key) == (plain.model_dump_json(), plain.key)
+    given = typed.as_given
+    assert given is not None
+    assert given.key != plain.key
+    for engine in ("loop", "batched") if "settings" in ALIKE[name][0] else ("loop",):
+        store = connect(to_url(str(tmp_path / f"{engine}.db")))
+        for spec in (given, plain):
+            run(spec, store, engine=engine)
+        assert rows(store, "SELECT status FROM run") == [("finished",)] * 2
+        assert numbers(store, 1) == numbers(store, 2)
+        store.dispose()
+
+
+@pytest.mark.parametrize("name", APART)
+def test_other_experiments_have_other_keys(name: str, shell: Shell) -> None:
+    write("norms.py", NORMS)
+    typed, plain = map(planned, APART[name])
+    assert (typed.as_given, plain.as_given) == (None, None)
+    assert typed.key != plain.key
+
+
+def test_a_run_that_was_stored_under_another_key_is_found(shell: Shell) -> None:
+    """Where there is one of the canonical key as well, that one counts."""
+    command = ("run", "-m", "fedavg", "-d", "digits", "-r", "1", "--clients", "10", "--batch-size", "100")
+    store = connect(to_url("pflbench.db"))
+    older = planned({"least": 40, "rounds": 1}).as_given
+    assert older is not None
+    run(older, store)
+    typed = (*command, "--least", "40", "-q")
+    assert "run 1 is finished already" in shell(*typed).err
+    write("old.yaml", "method: fedavg\nclients: 10\nbatch-size: 100\nrounds: 1\nleast: [40]\n")
+    assert "There before: 1." in shell("sweep", "old.yaml", "-q").err
+    assert "run 2" in shell(*command, "-q").out
+    assert "run 2 is finished already" in shell(*typed).err
+    store.dispose()
