@@ -56,11 +56,14 @@ def checkup(name: str, as_json: bool) -> None:
 def check_first(specs: Sequence[RunSpec], how: Execution, quiet: bool) -> None:
     """Makes the checks that say how these runs should be executed, where the GPU has not passed them yet. On a CPU nothing.
 
-    Raises UserError where the check has left a GPU that this process can no longer use.
+    Says so where only the driver keeps a GPU from being used. Raises UserError where the check has left a GPU that this process
+    can no longer use.
     """
     from pflbench.run import verdict
-    from pflbench.run.execution import find_device
+    from pflbench.run.execution import find_device, why_no_gpu
 
+    if note := why_no_gpu(how.device):
+        message(f"Note: {note}")
     device = find_device(how.device)
     wanted = verdict.missing(specs, device, how)
     if not wanted:

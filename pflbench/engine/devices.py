@@ -5,8 +5,10 @@ Beside the executors' own tricks (streams, graphs) and engine.memory, this is th
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +17,10 @@ import torch
 
 from pflbench import environment
 
+UPDATE = "Update the driver, or install a PyTorch that was built for its CUDA."
 _here = threading.local()
+
+warnings.filterwarnings("ignore", message="CUDA initialization: The NVIDIA driver on your system is too old")  # outdated_driver
 
 
 def of(device: torch.device) -> Any:
@@ -27,6 +32,19 @@ def accelerator() -> str | None:
     """The kind of GPU that PyTorch sees here, as "cuda"; None without one, or of a kind that has no float64."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return None if found is None or found.type == "mps" else found.type
+
+
+def outdated_driver() -> str:
+    """That the NVIDIA driver is older than PyTorch's CUDA, so that no GPU can be used, with both versions; "" if it is not."""
+    if torch.version.cuda is None or accelerator() is not None:
+        return ""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if told := re.search(r"driver on your system is too old \(found version (\d+)\)", str(error)):
+            major, minor = divmod(int(told[1]) // 10, 100)
+            return f"the NVIDIA driver supports CUDA up to {major}.{minor}, and this PyTorch needs CUDA {torch.version.cuda}"
+    return ""
 
 
 def name(device: torch.device) -> str:

@@ -57,6 +57,8 @@ def _device(problems: list[str]) -> dict[str, Any]:
         return found
     from pflbench.engine import devices
 
+    if outdated := devices.outdated_driver():
+        problems.append(f"No GPU can be used: {outdated}. {devices.UPDATE}")
     kind = devices.accelerator()
     here = [torch.device(kind, i) for i in range(torch.accelerator.device_count())] if kind else []
     found["gpus"] = [devices.name(device) for device in here]

@@ -114,11 +114,19 @@ def find_device(name: str) -> torch.device:
         return device
     if device.type not in ("cuda", devices.accelerator()):
         raise UserError(f"Device '{name}' is not supported.", VALID)
+    if outdated := devices.outdated_driver():  # PyTorch may count the GPUs all the same
+        raise UserError(f"Device '{name}' was asked for, but {outdated}.", f"{devices.UPDATE} --device cpu needs neither.")
     count = devices.of(device).device_count()
     if (device.index or 0) >= count:
         raise UserError(f"Device '{name}' was asked for, but PyTorch sees {count or 'no'} GPU{'s' if count > 1 else ''} here.",
                         "Use --device cpu, or install a CUDA build of PyTorch.")  # fmt: skip
     return torch.device(device.type, device.index or 0)
+
+
+def why_no_gpu(name: str) -> str:
+    """Why "auto" is the CPU, where only the driver keeps a GPU from being used; else ""."""
+    outdated = devices.outdated_driver() if name == "auto" else ""
+    return outdated and f"The CPU is used, since {outdated}. {devices.UPDATE}"
 
 
 def federation(spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> Federation:

@@ -46,6 +46,25 @@ def test_without_a_gpu_it_says_so(shell):
     assert "no GPU here" in shell.refused("doctor", "--gpu", "--device", "cpu", "--json")
 
 
+def test_a_driver_that_is_older_than_pytorch_s_cuda_is_said_with_both_versions(shell, monkeypatch):
+    """With PyTorch's own words for it, and GPUs that it counts all the same: it asks another library for their number."""
+
+    def init():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040). Please update your GPU driver by")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    both = "CUDA up to 12.4, and this PyTorch needs CUDA 13.0"
+    found = shell("doctor")
+    assert (found.code, both in found.err) == (2, True), found
+    asked = ("run", "-m", "fedavg", "-d", "digits", "--rounds", "1", "--batch-size", "200")
+    assert both in shell.refused(*asked, "--device", "cuda")
+    auto = shell(*asked)
+    assert (auto.code, auto.err.count(both)) == (0, 1), auto
+    assert both not in shell(*asked, "--device", "cpu", "--force").err
+
+
 @pytest.mark.parametrize("gpu", [1], indirect=True)
 def test_a_healthy_gpu_passes_and_is_remembered(shell, gpu):
     done = shell("doctor", "--gpu", "--device", f"{NAME}:1")
