@@ -59,7 +59,7 @@ $(CUDA_LIBRARY): tests/cuda/runtime.cpp $(CUDA)/.installed
 	  -I$$($(CUDA)/bin/python -c 'import pathlib, triton; print(pathlib.Path(triton.__file__).parent / "backends/nvidia/include")')
 
 cuda: $(CUDA_LIBRARY)
-	LD_PRELOAD=$(abspath $<) $(CUDA)/bin/pytest -n $(WORKERS) -p no:cacheprovider tests/cuda
+	LD_PRELOAD=$(abspath $<) $(CUDA)/bin/pytest -n $(WORKERS) -p no:cacheprovider --tb=short tests/cuda
 
 reliability: export PYTHONDONTWRITEBYTECODE :=
 reliability: $(STAMP)

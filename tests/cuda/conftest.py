@@ -1,4 +1,4 @@
-"""PyTorch's CUDA build on a stand-in for NVIDIA's libraries (runtime.cpp). Without that, as in `make test`, nothing here is a test.
+"""PyTorch's CUDA build on a stand-in for NVIDIA's libraries, which `make cuda` loads; without that nothing here is a test.
 
 What rounds were counted to do stands in a table below the tests.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-LOADED = hasattr(ctypes.CDLL(None), "stand_in_counts")  # by `make cuda`
+LOADED = hasattr(ctypes.CDLL(None), "stand_in_counts")
 collect_ignore_glob = [] if LOADED else ["test_*.py"]
 HEAD = "method", "model", "clients", "kernels a step", "uncaptured steps", "waits", "reserved MiB", "estimate MiB"
 COUNTED = "counted"

@@ -21,7 +21,7 @@ def test_on_a_card_of_11_gb_fewer_clients_are_computed_at_a_time(monkeypatch):
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_memory_that_runs_out_in_a_capture(first, monkeypatch):
-    """first: from which capture on there is none, until one has failed. Then half of the clients are computed at a time, captured."""
+    """first: from which capture on there is none, until one has failed. Then half of the clients are captured at a time."""
     captures, failures, capture = [], [], Graph.__call__
 
     def scarce(self, step):

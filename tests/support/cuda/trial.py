@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -66,7 +67,7 @@ def setting(model: str, clients: int) -> Setting:
     texts = model == "fasttext"
     sizes = np.resize(SAMPLES, clients)
     bounds = np.cumsum([0, *sizes, *(sizes // 3)])
-    parts = [np.arange(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    parts = [np.arange(begin, end) for begin, end in pairwise(bounds)]
     x = np.zeros((bounds[-1], *shape), np.int64 if texts else np.uint8)
     arrays = Arrays(x, np.arange(len(x)) % classes, tuple(map(str, range(classes))), WORDS if texts else None)
     return Setting(arrays, Partition(tuple(parts[:clients]), tuple(parts[clients:])), record=None, content={})  # type: ignore[arg-type]
