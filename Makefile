@@ -1,8 +1,11 @@
-# `make demo`, `make test` and `make lint` each prepare .venv by themselves. PYTHON picks the interpreter it is made with.
+# `make demo`, `make test` and `make lint` each prepare .venv by themselves, `make cuda` .venv-cuda. PYTHON picks the interpreter
+# they are made with.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CUDA := .venv-cuda
+CUDA_LIBRARY := $(CUDA)/stand-in/libcuda.so.1
 WORKERS ?= 2
 DEMO_DB := demo.db
 DEMO_FIGURE := reports/demo-curves.png
@@ -11,13 +14,14 @@ DEMO_REPORT := reports/demo-report.html
 # Tests start one process per worker; each with one thread, or they stand in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install demo test reliability lint clean
+.PHONY: help install demo test cuda reliability lint clean
 help:
 	@echo "make demo   train FedAvg, Ditto and FedALA on the embedded digits, print the table, save $(DEMO_FIGURE) and $(DEMO_REPORT)"
 	@echo "make test   the test suite"
+	@echo "make cuda   rounds of all methods on PyTorch's CUDA build, without a GPU; installs 5 GB in $(CUDA), needs g++"
 	@echo "make reliability   kills, starves and disturbs every command that writes, some thousand times; the table in docs/reliability.md"
 	@echo "make lint   ruff and mypy"
-	@echo "make clean  remove .venv and what the demo made"
+	@echo "make clean  remove .venv, $(CUDA) and what the demo made"
 
 install: $(STAMP)
 
@@ -41,6 +45,22 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
+# `===` takes PyTorch's CUDA build from PyPI, also where another index has a build for CPUs: by the rules 2.13.0+cpu is newer.
+$(CUDA)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(CUDA)
+	$(CUDA)/bin/pip install --quiet --disable-pip-version-check torch===2.13.0 pytest pytest-timeout pytest-xdist --editable .
+	@touch $@
+
+# Triton brings the headers of CUDA's runtime. By its name the library is the driver's as well.
+$(CUDA_LIBRARY): tests/cuda/runtime.cpp $(CUDA)/.installed
+	@command -v $(CXX) >/dev/null || { echo "No '$(CXX)' here: make cuda needs a C++ compiler" >&2; exit 2; }
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -Wall -fPIC -shared -Wl,-soname,$(@F) -o $@ $< \
+	  -I$$($(CUDA)/bin/python -c 'import pathlib, triton; print(pathlib.Path(triton.__file__).parent / "backends/nvidia/include")')
+
+cuda: $(CUDA_LIBRARY)
+	LD_PRELOAD=$(abspath $<) $(CUDA)/bin/pytest -n $(WORKERS) -p no:cacheprovider --tb=short tests/cuda
+
 reliability: export PYTHONDONTWRITEBYTECODE :=
 reliability: $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) -m "" tests/reliability --tries full --table docs/reliability.md
@@ -52,5 +72,5 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(DEMO_FIGURE) $(DEMO_FIGURE:.png=.caption.txt) $(DEMO_REPORT) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) $(CUDA) $(DEMO_FIGURE) $(DEMO_FIGURE:.png=.caption.txt) $(DEMO_REPORT) .pytest_cache .mypy_cache .ruff_cache build dist
 	rm -rf $(DEMO_DB) $(DEMO_DB)-wal $(DEMO_DB)-shm $(DEMO_DB).lock $(DEMO_DB).checkpoints

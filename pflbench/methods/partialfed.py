@@ -92,7 +92,7 @@ def step(
     mixed = mix(theta, received, load, sizes)
     g = grad(mixed)
     along = zip(torch.split(g, sizes, -1), torch.split(received - theta, sizes, -1), strict=True)
-    slope = torch.stack([torch.linalg.vecdot(x, y) for x, y in along], -1) * soft.prod(-1) / tau[..., 0]
+    slope = torch.stack([torch.linalg.vecdot(x, y) for x, y in along], -1) * (soft[..., 0] * soft[..., 1]) / tau[..., 0]
     learned = adam(torch.stack([slope, -slope], -1) + decay * strategy["a"], rate, **strategy)
     after = {name: torch.where(learn, learned[name], old) for name, old in strategy.items()}
     descended = less(mixed, g, lr, out=mixed)

@@ -140,6 +140,7 @@ def test_tensors_go_into_a_file_and_back(gpu, tmp_path):
         (lambda x: torch.tensor(1.0, device=x.device), "aten::copy_"),
         (lambda x: x[torch.tensor([0])], "aten::index.Tensor"),
         (lambda x: x.masked_select(x > 0), "aten::masked_select"),
+        (lambda x: torch.isin(x, x.new_zeros(12)), "aten::isin.Tensor_Tensor"),
     ],
 )
 def test_what_waits_is_counted_and_refused_in_a_capture(gpu, operation, wait):
@@ -158,6 +159,7 @@ def test_what_does_not_wait(gpu):
     gpu.seen.waits.clear()
     x[index] += 1
     x.sum().add_(2).to("meta")
+    torch.isin(x, x)
     torch.where(x > 0, x, 0).masked_fill(x > 0, 1).to(THERE)
     assert not gpu.seen.waits
 
@@ -175,7 +177,8 @@ def test_what_is_odd_is_told(gpu):
     zeros(3).to("cpu", non_blocking=True)
     zeros(3)[torch.tensor([0])]
     torch.rand(3, device=HERE)
-    assert len(gpu.seen.odd) == 3
+    zeros(3).prod()
+    assert len(gpu.seen.odd) == 4
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------------

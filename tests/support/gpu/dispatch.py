@@ -195,13 +195,15 @@ def _waits(world: World, call: _Call) -> bool:
     _one_gpu(call)
     if rules.compiled(call.func, call.args):
         raise RuntimeError(f"Failed to find C compiler. ({call.name} with an inner size of 1, at {place()})")
+    if rules.compiled_at_first(call.func):
+        world.seen.odd["a kernel is compiled when it is first used", place()] += 1
     if rules.random(call.func):
         world.seen.odd["random numbers of the device are not those of a CPU", place()] += 1
     if call.name in COPY:
         return _copies_across(world, call)
     if call.ours and call.host and _host_may(world, call):
         return True
-    return call.name in WAIT or rules.by_mask(call.func, call.args)
+    return call.name in WAIT or rules.by_mask(call.func, call.args) or rules.sorted_first(call.func, call.args)
 
 
 def _one_gpu(call: _Call) -> None:

@@ -105,6 +105,16 @@ def compiled(func: Any, args: Any) -> bool:
     return bool(a.shape[2] == 1 and a.numel() and b.numel() and not a.is_complex())
 
 
+def compiled_at_first(func: Any) -> bool:
+    """Whether PyTorch has it compiled by NVRTC when it is first used."""
+    return func._schema.name == "aten::prod"
+
+
+def sorted_first(func: Any, args: Any) -> bool:
+    """Whether `isin` sorts, as it does where there is much to be found, and then waits to know how much differs."""
+    return func._schema.name == "aten::isin" and args[1].numel() >= 10 * args[0].numel() ** 0.145
+
+
 def random(func: Any) -> bool:
     """Whether it draws from the device's generator, whose numbers are not the CPU's."""
     return torch.Tag.nondeterministic_seeded in func.tags
