@@ -355,7 +355,7 @@ EXECUTION = group(
         typer.Option(
             **among("auto", "groups", "search", "unfold"),
             help="batched on a GPU: convolutions of all clients at once. groups: one convolution in groups, cuDNN chooses its "
-            "algorithm by rules; search: by trying all; unfold: products of matrices; auto: the fastest, timed at the start.",
+            "algorithm by rules; search: by trying some; unfold: products of matrices; auto: the fastest, timed at the start.",
         ),
     ),
     deterministic=(

@@ -13,6 +13,7 @@ from support.gpu.dispatch import NAME, is_ours, run
 from support.gpu.rules import GROW
 from support.gpu.streams import Stream
 from support.gpu.world import On, World, plugged
+from torch.utils._device import _device_constructors
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 SHOWN = "A GPU made of Python"
@@ -152,6 +153,7 @@ def _made_at_once(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 _library, _aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
 register()
+_device_constructors()  # kept from now on: those of PyTorch, which `torch.device` as a context looks for, not those of the plug
 
 
 @contextmanager
