@@ -14,6 +14,7 @@ from pflbench import interrupts
 from pflbench.errors import Unreachable, UserError
 from pflbench.spec import RunSpec
 from pflbench.store import sweeps
+from pflbench.store.failures import patiently
 from pflbench.store.locks import UNDER_WAY
 from pflbench.sweep.jobs import Job, RunOutcome, State, Workers
 
@@ -49,15 +50,17 @@ def course(engine: Engine, specs: Sequence[RunSpec], *, retry_failed: bool = Fal
 def free(engine: Engine, specs: Sequence[RunSpec], jobs: Callable[[Sequence[RunSpec]], Iterator[Job]]) -> Iterator[Job]:
     """Jobs of runs that nobody has finished or is at when a job is asked for. Each is given once.
 
-    So any number of workers share a sweep, each with an iterator of its own.
+    So any number of workers share a sweep, each with an iterator of its own. A run whose worker was killed comes last: it may
+    need more memory than there is, and would take one worker after the other with it.
     """
     given: set[str] = set()
     while True:
-        states = sweeps.standing(engine, specs).states
-        left = [spec for spec in specs if states[spec.key] in (sweeps.MISSING, "interrupted") and spec.key not in given]
+        stands = patiently(lambda: sweeps.standing(engine, specs))
+        left = [spec for spec in specs if stands.states[spec.key] in (sweeps.MISSING, "interrupted") and spec.key not in given]
         if not left:
             return
-        job = next(jobs(left))
+        killed = {key for key, run in stands.runs.items() if run is not None and run.status == "running"}
+        job = next(jobs(sorted(left, key=lambda spec: spec.key in killed)))
         given |= {spec.key for spec in job.specs}
         yield job
 

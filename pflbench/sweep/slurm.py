@@ -68,7 +68,7 @@ def submit(
     except subprocess.TimeoutExpired:
         raise UserError(f"Slurm has not answered for {PATIENCE} seconds.", "Look whether it took the job: squeue --me") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["sbatch failed"]
+        said = [line for line in done.stderr.splitlines() if line and not line.startswith("Try ")] or ["sbatch failed"]
         raise UserError(f"Slurm takes no job: {said[-1]}", "--slurm KEY=VALUE says what sbatch is told.")
     return done.stdout.strip().partition(";")[0]
 

@@ -13,9 +13,9 @@ from pflbench.cli.progress import sweep_view
 from pflbench.errors import UserError
 from pflbench.methods.local import Local
 from pflbench.run.execution import Execution
-from pflbench.store import runs, sweeps
+from pflbench.store import locks, runs, sweeps, write
 from pflbench.store.database import connect, to_url
-from pflbench.sweep.conduct import Course, conduct, course
+from pflbench.sweep.conduct import Course, conduct, course, free
 from pflbench.sweep.jobs import Here, RunOutcome, jobs_of, make
 
 SPECS = [spec(name, seed=seed, rounds=2, clients=3) for seed in range(2) for name in ("fedavg", "local")]
@@ -219,3 +219,17 @@ def test_in_this_process_ctrl_c_passes_and_leaves_a_checkpoint(store):
     assert runs.newest(store, SPECS[0].key).status == "interrupted"
     list(conduct(Course(list(SPECS[:1])), Here(store, seen), jobs(store, SPECS[:1])))
     assert runs.newest(store, SPECS[0].key).status == "finished"
+
+
+def test_what_a_worker_takes_is_what_nobody_is_at(store):
+    """One that was killed comes last; what another has finished meanwhile, or is at, does not come at all."""
+    killed, interrupted, _, finished, taken, failed = some = [spec(seed=seed, rounds=2, clients=3) for seed in range(6)]
+    for one, status in ((killed, "running"), (interrupted, "interrupted"), (failed, "failed")):
+        write.update_run(store, write.create_run(store, one, {}), status=status)
+    found = free(store, some, lambda left: jobs(store, left))
+    given = [next(found).specs[0]]
+    write.update_run(store, write.create_run(store, finished, {}), status="finished")
+    write.create_run(store, taken, {})
+    with locks.locked(store, taken.key):
+        given += [job.specs[0] for job in found]
+    assert [one.seed for one in given] == [1, 2, 0]
