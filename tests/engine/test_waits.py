@@ -107,7 +107,7 @@ def test_a_step_that_waits_spoils_nothing_since_it_is_not_tried(monkeypatch):
         short_of_memory(monkeypatch, 2)
         fed.executor.programs.forget()
         assert_trains(fed)
-        assert [(s.clients, s.then) for s in fed.executor.chunks.shortages] == [(4, 2)]
+        assert [(s.clients, s.then) for s in fed.executor.chunks.shortages] == [(7, 3), (3, 1)]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["torch before 2.13", "since"])
@@ -126,7 +126,7 @@ def test_after_a_capture_that_failed(before, monkeypatch):
         short_of_memory(monkeypatch, 2)
         other.executor.programs.forget()
         assert_trains(other)
-        assert [(s.clients, s.then) for s in other.executor.chunks.shortages] == [(4, 2)]
+        assert [(s.clients, s.then) for s in other.executor.chunks.shortages] == [(7, 3), (3, 1)]
 
 
 def test_a_number_that_is_given_on_the_host_is_not_kept_as_it_was_once():
