@@ -96,7 +96,7 @@ def prepared(method: str, model: str, device: str, clients: int, **how: Any) -> 
     estimate = footprint(spec, of, execution)
     assert estimate is not None
     torch.cuda.reset_peak_memory_stats(place)
-    with exact_arithmetic(place, spec.train.dtype):
+    with exact_arithmetic(place, spec.train.dtype, execution.deterministic):
         fed = federation(spec, of, place, execution)
         try:
             yield fed, estimate.total
