@@ -36,8 +36,8 @@ def measure(device: torch.device) -> Ceilings:
 
 def _product(device: torch.device, tf32: bool) -> float:
     """FLOP/s of the smallest product that takes long enough."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
     try:
         n = SMALLEST
         while True:
@@ -48,7 +48,7 @@ def _product(device: torch.device, tf32: bool) -> float:
                 return 2 * n**3 / seconds
             n *= 2
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _copy(device: torch.device) -> float:

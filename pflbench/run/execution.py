@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +35,7 @@ from pflbench.spec import RunSpec
 MEASURED = 32  # clients, at most, with which ways of computing are compared
 VALID = "Valid: auto, cpu, cuda, cuda:0, cuda:1, ..."
 STEPS = 8  # that each of them takes then
+NEWER = "fp32_precision"  # PyTorch's newer setting of float32's arithmetic
 CUBLAS, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # with workspaces of this size cuBLAS gives the same bits
 
 
@@ -244,22 +246,54 @@ def exact_arithmetic(device: torch.device, dtype: str = "float32", deterministic
     deterministic: the same bits on a GPU, too. Raises UserError for an operation that cannot.
     """
     require_arithmetic(device, dtype)
-    tf32 = dtype == "tf32"
-    if device.type == "cpu":
-        with devices.one_thread():
+    with _products(tf32=dtype == "tf32"):
+        if device.type == "cpu":
+            with devices.one_thread():
+                yield
+            return
+        with deterministic_algorithms() if deterministic else nullcontext(), _nothing_compiled():
             yield
-        return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+
+
+@contextmanager
+def _products(tf32: bool) -> Iterator[None]:
+    """Inside, products and convolutions of float32 have this arithmetic, and cuDNN's are those that give the same bits.
+
+    PyTorch has older settings for it and newer ones, and refuses to read an older one that a newer one contradicts. So both are
+    set, the older ones first, and what cannot be read is not set back.
+    """
+    backends: Any = torch.backends
+    cudnn, cpu = backends.cudnn, backends.mkldnn
+    flags = {"enabled": True, "benchmark": False, "deterministic": True, "allow_tf32": tf32}
+    kinds = [(cudnn, of) for of in (backends.cuda.matmul, cudnn.conv, cudnn.rnn)]
+    kinds += [(cpu, of) for of in (cpu.matmul, cpu.conv, cpu.rnn)]
+    settings: list[tuple[Callable[[], Any], Callable[[Any], None], Any]] = [
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high" if tf32 else "highest"),
+        *((partial(getattr, cudnn, name), partial(setattr, cudnn, name), value) for name, value in flags.items()),
+        *((partial(_precision, *kind), partial(setattr, kind[1], NEWER), "tf32" if tf32 else "ieee") for kind in kinds),
+    ]
+    before = [(put, _readable(get)) for get, put, _ in settings]
+    for _, put, value in settings:
+        put(value)
     try:
-        with (
-            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32),
-            deterministic_algorithms() if deterministic else nullcontext(),
-            _nothing_compiled(),
-        ):
-            yield
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for put, value in before:
+            if value is not None:
+                put(value)
+
+
+def _precision(whole: Any, kind: Any) -> str:
+    """Of a kind of operation by itself: "none" where it is that of the whole backend."""
+    own: str = getattr(kind, NEWER)
+    return "none" if own == getattr(whole, NEWER) else own
+
+
+def _readable(setting: Callable[[], Any]) -> Any:
+    try:
+        return setting()
+    except RuntimeError:
+        return None
 
 
 def _nothing_compiled() -> AbstractContextManager[None]:

@@ -227,6 +227,46 @@ def test_operations_take_their_deterministic_form(outside, cublas):
         torch.use_deterministic_algorithms(False)
 
 
+def precisions():
+    """The newer settings: of all, of products and convolutions of kinds of device."""
+    cuda, cudnn, cpu = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    kinds = (cuda.matmul, cudnn.conv, cudnn.rnn, cpu.matmul, cpu.conv, cpu.rnn)
+    return torch.backends.fp32_precision, [kind.fp32_precision for kind in kinds]
+
+
+@pytest.fixture
+def as_before():
+    before = precisions()
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.fp32_precision = before[0]
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
+    assert precisions() == before
+
+
+def newer():
+    torch.backends.fp32_precision = "tf32"
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+
+
+@pytest.mark.parametrize("device", [GPU, torch.device("cpu")])
+@pytest.mark.parametrize("others", [newer, lambda: torch.set_float32_matmul_precision("medium"), lambda: None])
+def test_float32_is_itself_whatever_others_have_set(others, device, as_before):
+    """By either of PyTorch's two ways, of which the older one cannot be read where the newer one says something else."""
+    others()
+    before = precisions()
+    with exact_arithmetic(device):
+        assert set(precisions()[1]) == {"ieee"}
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
+    assert precisions() == before
+    if device is GPU:
+        with exact_arithmetic(device, "tf32"):
+            assert set(precisions()[1]) == {"tf32"}
+    assert precisions() == before
+
+
 def put(device="cpu"):
     torch.zeros(3, device=device).put_(torch.zeros(2, dtype=torch.int64, device=device), torch.zeros(2, device=device))
 
