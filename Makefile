@@ -25,10 +25,14 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+define environment
 	@command -v $(PYTHON) >/dev/null || { echo "No '$(PYTHON)' here. Install Python 3.11 or newer, or say: make PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); pflbench needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(@D)
+endef
+
+$(STAMP): pyproject.toml
+	$(environment)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
@@ -47,13 +51,13 @@ test: $(STAMP)
 
 # `===` takes PyTorch's CUDA build from PyPI, also where another index has a build for CPUs: by the rules 2.13.0+cpu is newer.
 $(CUDA)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(CUDA)
-	$(CUDA)/bin/pip install --quiet --disable-pip-version-check torch===2.13.0 pytest pytest-timeout pytest-xdist --editable .
+	@command -v $(CXX) >/dev/null || { echo "No '$(CXX)' here: make cuda needs a C++ compiler. Debian has one in the package g++" >&2; exit 2; }
+	$(environment)
+	$(CUDA)/bin/pip install --quiet --disable-pip-version-check torch===2.13.0 pytest pytest-xdist --editable .
 	@touch $@
 
 # Triton brings the headers of CUDA's runtime. By its name the library is the driver's as well.
 $(CUDA_LIBRARY): tests/cuda/runtime.cpp $(CUDA)/.installed
-	@command -v $(CXX) >/dev/null || { echo "No '$(CXX)' here: make cuda needs a C++ compiler" >&2; exit 2; }
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -Wall -fPIC -shared -Wl,-soname,$(@F) -o $@ $< \
 	  -I$$($(CUDA)/bin/python -c 'import pathlib, triton; print(pathlib.Path(triton.__file__).parent / "backends/nvidia/include")')

@@ -19,6 +19,14 @@ def test_on_a_card_of_11_gb_fewer_clients_are_computed_at_a_time(monkeypatch):
     assert not found.uncaptured
 
 
+def test_where_the_estimate_is_wrong_clients_are_halved_until_they_fit(monkeypatch):
+    monkeypatch.setenv(GIB, "1.5")
+    found = play("fedavg", "cnn, 3 channels", "cuda:1", clients=100, estimate=100)
+    assert found.shortages == 2
+    assert found.programs
+    assert not found.uncaptured
+
+
 @pytest.mark.parametrize("first", [1, 2])
 def test_memory_that_runs_out_in_a_capture(first, monkeypatch):
     """first: from which capture on there is none, until one has failed. Then half of the clients are captured at a time."""

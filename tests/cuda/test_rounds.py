@@ -54,6 +54,12 @@ def test_every_way_of_convolution(way):
     assert_sound(play("fedavg", "cnn, 3 channels", "cuda:1", convolution=way))
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn, 3 channels", "resnet20", "fasttext"])
+def test_every_operation_has_a_deterministic_form(model):
+    """PyTorch refuses one that has none."""
+    assert_sound(play("fedala", model, "cuda:1", deterministic=True))
+
+
 @pytest.mark.parametrize("model", ["cnn, 3 channels", "resnet18", "resnet20-gn", "fasttext"])
 def test_a_hundred_clients(model, counted):
     found = play("fedavg", model, "cuda:1", clients=100)

@@ -24,7 +24,7 @@ from pflbench.run.round import rounds
 from pflbench.run.setting import Setting
 from pflbench.spec import IID, DataSpec, RunSpec, TrainSpec
 
-SAMPLES = (45, 30, 21, 20, 12)  # of clients, by turns: unequal numbers of batches, of 10, 5, 2 and 1
+SAMPLES = (45, 37, 21, 20, 12)  # of clients, by turns: unequal numbers of batches, the last one of 1 to 10, for Elastic as well
 WORDS, LENGTH = 98_635, 200  # of AG News
 # The papers' data: shape of a sample, classes.
 DATA: dict[str, tuple[tuple[int, ...], int]] = {
@@ -96,7 +96,7 @@ def prepared(method: str, model: str, device: str, clients: int, **how: Any) -> 
     estimate = footprint(spec, of, execution)
     assert estimate is not None
     torch.cuda.reset_peak_memory_stats(place)
-    with exact_arithmetic(place, spec.train.dtype):
+    with exact_arithmetic(place, spec.train.dtype, execution.deterministic):
         fed = federation(spec, of, place, execution)
         try:
             yield fed, estimate.total
