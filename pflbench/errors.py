@@ -53,6 +53,19 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     return UserError(f"Unknown {kind} '{name}'.{suggestion}", f"Valid: {', '.join(names)}.")
 
 
+def require_regular(path: Path, largest: int | None = None) -> None:
+    """Raises UserError for a pipe or a device, which may never end, and for a file of more than `largest` bytes.
+
+    What is not there, and folders, are not its business.
+    """
+    if path.is_dir() or not path.exists():
+        return
+    if not path.is_file():
+        raise UserError(f"{path} is a pipe or a device, no file.", "Write what it gives to a file, and name that.")
+    if largest is not None and path.stat().st_size > largest:
+        raise UserError(f"{path} has {path.stat().st_size:,} bytes; at most {largest:,} are read here.")
+
+
 # What Pydantic says of a value, from the first word that tells. Whatever is not here is said as Pydantic says it.
 _PLAIN = (
     (r"a valid integer.*", "a whole number"),

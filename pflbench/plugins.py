@@ -21,7 +21,7 @@ from sysconfig import get_path
 from types import ModuleType
 from typing import Any
 
-from pflbench.errors import UserError
+from pflbench.errors import UserError, require_regular
 
 TRACEBACK = "PFLBENCH_DEBUG=1 shows the traceback."
 
@@ -149,6 +149,7 @@ def _installed_on(group: str, kind: str, search: tuple[str, ...]) -> tuple[Insta
 
 
 def _source(path: Path) -> bytes:
+    require_regular(path)
     try:
         return path.read_bytes()
     except OSError as error:

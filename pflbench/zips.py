@@ -12,6 +12,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from pflbench.errors import require_regular
+
 # What zipfile raises for damaged ones: also for other offsets, ways of packing, encryption and names.
 DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, ValueError, KeyError, RuntimeError)
 PIECE = 2**18  # bytes that are unpacked at a time
@@ -19,7 +21,11 @@ LARGEST_HEADER = 10_000  # bytes of an array's header: what NumPy takes
 
 
 def opened(path: Path) -> zipfile.ZipFile:
-    """The zip file. Raises zipfile.BadZipFile where two members have one name: which one is meant, nobody says."""
+    """The zip file. Raises zipfile.BadZipFile where two members have one name: which one is meant, nobody says.
+
+    Raises UserError for a pipe or a device.
+    """
+    require_regular(path)
     file = zipfile.ZipFile(path)
     names = file.namelist()
     if len(set(names)) < len(names):

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "environment": set(),
     "interrupts": set(),
     "plain": set(),
-    "zips": set(),
+    "zips": {"errors"},
     "plugins": {"errors"},
     "papers": set(),
     "data": {"plugins", "spec", "errors", "interrupts", "zips", "_torchvision"},

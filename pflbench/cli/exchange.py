@@ -17,7 +17,7 @@ from pflbench.cli.console import error, message, print_json, say
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view
 from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter, StatusFilter, found_runs
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError, require_regular, unknown
 from pflbench.store.files import replacing
 
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]
             f"There is no file {path}.",
             "Name databases of pflbench (of one on a server: `pflbench db copy`), or result files of PFLlib (.h5).",
         )
+    require_regular(path)
     if pfllib.is_hdf5(path):
         found = pfllib.load(path, **said)
         state = references.save(engine, found, renamed=bool(said), dry_run=how["dry_run"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from pflbench.errors import UserError
+from pflbench.errors import UserError, require_regular
 
 
 def sha256(path: Path) -> str:
@@ -19,6 +19,7 @@ def md5(path: Path) -> str:
 
 
 def _digest(path: Path, algorithm: str) -> str:
+    require_regular(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

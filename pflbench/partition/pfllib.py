@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflbench import zips
-from pflbench.errors import UserError
+from pflbench.errors import UserError, require_regular
 from pflbench.partition import pickled
 from pflbench.partition.core import Partition
 from pflbench.spec import Pfllib
@@ -94,6 +94,7 @@ def _empty(path: Path) -> UserError:
 
 def _config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
+    require_regular(file)
     try:
         config = json.loads(file.read_text())
     except FileNotFoundError:

@@ -6,6 +6,7 @@ Points that come to the same specification are one run.
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -27,6 +28,7 @@ Point = Mapping[str, Any]
 
 Order = Literal["seed", "setting", "dataset"]
 ORDERS: tuple[Order, ...] = typing.get_args(Order)
+MOST = 50_000  # combinations, or runs: half a minute until all are planned
 _RENAMED = {"method": "methods", "dataset": "datasets"}
 _LEFT_OUT = {"data_dir", "settings", "seed", *_RENAMED.values()}
 # They decide what else has a meaning.
@@ -54,20 +56,29 @@ class RunGrid:
     also: tuple[RunGrid, ...] = ()
 
     def points(self) -> Iterator[Point]:
-        """All points in the order of the axes, the last one fastest. Raises UserError for an axis without a meaning at any."""
+        """All points in the order of the axes, the last one fastest.
+
+        Raises UserError for an axis without a meaning at any, and for too many combinations, whatever becomes of them.
+        """
+        for count, point in enumerate(self._combinations()):
+            if count >= MOST:
+                raise _too_many()
+            if point is not None:
+                yield point
+
+    def _combinations(self) -> Iterator[Point | None]:
+        """None: one that is excluded."""
         first = {name: self.axes[name] for name in _FIRST if name in self.axes}
-        decided = [dict(zip(first, values, strict=True)) for values in product(*first.values())]
+        decided = [dict(zip(first, values, strict=True)) for values in _product(first)]
         for name in self.axes:
             if name not in first and not any(self._holds(name, point) for point in decided):
                 raise _ownerless(name)
         for begun in decided:
             own = {name: values for name, values in self.axes.items() if name not in first and self._holds(name, begun)}
-            for rest in product(*own.values()):
-                changed = self._changed({**begun, **dict(zip(own, rest, strict=True))})
-                if changed is not None:
-                    yield changed
+            for rest in _product(own):
+                yield self._changed({**begun, **dict(zip(own, rest, strict=True))})
         for one in self.also:
-            yield from one.points()
+            yield from one._combinations()
 
     def values(self, name: str) -> list[Any]:
         """All values of an option, wherever they are given."""
@@ -111,6 +122,8 @@ def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Wis
         try:
             for spec in plan(_wish(point, replace(base, data_dir=data_dir)), parsed):
                 found.setdefault(spec.key, spec)
+            if len(found) > MOST:
+                raise _too_many()
         except UserError as error:
             # What concerns a method or a hyperparameter names it.
             chosen = {name: value for name, value in point.items() if name != "method" and grid.axes.get(name) != (value,)}
@@ -158,7 +171,9 @@ def checked(name: str, value: Any) -> tuple[str, Any]:
     """The option's name with dashes, and the value in its type. Raises UserError for what is neither option nor value."""
     if "." in name:
         if not isinstance(value, (str, int, float, bool)):
-            raise UserError(f"{name}: {value!r} is no value of a hyperparameter.", "Give a number, a word or a list of these.")
+            raise UserError(
+                f"{name}: {value!r:.100} is no value of a hyperparameter.", "Give a number, a word or a list of these."
+            )
         return name, value
     name = name.replace("_", "-")
     if name not in options():
@@ -168,7 +183,7 @@ def checked(name: str, value: Any) -> tuple[str, Any]:
     try:
         return name, _type(name).validate_python(value)
     except ValidationError as error:
-        raise UserError(f"{name}: {value!r} is not possible: {why(error.errors())}.") from None
+        raise UserError(f"{name}: {value!r:.100} is not possible: {why(error.errors())}.") from None
 
 
 @cache
@@ -199,6 +214,17 @@ def _ordered(specs: list[RunSpec], order: str) -> list[RunSpec]:
 def _trained(method: str, point: Point) -> str:
     """The name of the method as it is trained at a point."""
     return f"{method}{SUFFIX}" if point.get("ala") and not method.endswith(SUFFIX) else method
+
+
+def _product(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Raises UserError for too many at once, before the first."""
+    if math.prod(map(len, axes.values())) > MOST:
+        raise _too_many()
+    return product(*axes.values())
+
+
+def _too_many() -> UserError:
+    return UserError(f"The sweep has more than {MOST:,} combinations.", "Take values out, or make several sweeps of it.")
 
 
 def _ownerless(name: str) -> UserError:

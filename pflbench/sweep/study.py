@@ -26,12 +26,13 @@ from typing import Any
 
 import yaml
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError, require_regular, unknown
 from pflbench.sweep.grid import Change, RunGrid, checked, listed
 
 PARTS = ("name", "exclude", "change", "include")  # of a file, beside the options
 Axes = dict[str, tuple[Any, ...]]  # option -> its values
 _WHOLE = ("seeds", "group-sizes")  # their values have commas themselves
+_LARGEST = 2**18  # bytes of a file: some seconds for the parser
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 
 
@@ -45,6 +46,7 @@ class Study:
 
 def read(path: Path) -> Study:
     """Raises UserError for what is no file, no YAML or no sweep."""
+    require_regular(path, _LARGEST)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -54,7 +56,7 @@ def read(path: Path) -> Study:
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text in UTF-8.") from None
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{path}{_at(error.problem_mark)}: {error.problem or 'no YAML'}.") from None
     except (yaml.YAMLError, RecursionError) as error:  # a character that YAML does not know; brackets in brackets without end
@@ -92,6 +94,22 @@ def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str 
 def _axis(option: str, texts: Iterable[Any]) -> Axes:
     found = [checked(option, text.strip() if isinstance(text, str) else text) for text in texts]
     return {found[0][0]: tuple(dict.fromkeys(value for _, value in found))}
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values alone: an alias can stand for any number of them, and a tag or a date for other types."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or event.anchor or getattr(event, "tag", None):
+            raise yaml.composer.ComposerError(None, None, "anchors, aliases and tags are not read", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 class _Reader:
@@ -178,7 +196,14 @@ class _Reader:
         return list(node.value)
 
     def _value(self, node: yaml.Node) -> Any:
-        return yaml.SafeLoader("").construct_object(node, deep=True)
+        with self._located(node):
+            try:
+                value = _Loader("").construct_object(node, deep=True)
+                repr(value)  # of 6,000 digits there is none
+            except (yaml.YAMLError, ValueError, RecursionError):  # "=", a list as a name, brackets in brackets
+                text = node.value if isinstance(node.value, str) else "this"
+                raise UserError(f"{text:.50} is no value.", "Give a number, a word or a list of these.") from None
+            return value
 
     @contextmanager
     def _located(self, node: yaml.Node) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,14 @@ def test_what_is_wrong_with_a_list_is_said(settings, said):
             "line 3, column 3: This asks for method ditto, which the sweep does not have.",
         ),
         ("method: fedavg\nexclude: {method: fedavg}", "line 2, column 10: A list is expected here."),
+        ("method: &m fedavg\nrounds: [*m]", "line 1, column 9: anchors, aliases and tags are not read."),
+        ("method: fedavg\nrounds: !!python/object/apply:os.system [id]", "line 2, column 9: anchors, aliases and tags"),
+        ("method: fedavg\nrounds: !own 3", "line 2, column 9: anchors, aliases and tags are not read."),
+        ("method: fedavg\nrounds: 2020-13-45", "line 2, column 9: rounds: '2020-13-45' is not possible"),
+        (f"method: fedavg\nrounds: {6000 * '9'}", "line 2, column 9: 9999"),
+        (f"method: fedavg\nname: 0x{6000 * 'f'}", "line 2, column 7: 0xffff"),
+        ("method: fedavg\nrounds: {[1]: 2}", "line 2, column 9: this is no value."),
+        ("method: fedavg\nrounds: =", "line 2, column 9: = is no value."),
     ],
 )
 def test_a_fault_of_a_file_is_said_with_its_place(tmp_path, text, said):
@@ -228,6 +237,40 @@ def test_what_run_would_refuse_is_refused(axes, said):
     with pytest.raises(UserError) as refused:
         specifications(RunGrid(axes), DATA)
     assert said in refused.value.message
+
+
+HUNDRED = f"[{', '.join(map(str, range(1, 101)))}]"
+MILLION = f"method: fedavg\nbeta: {HUNDRED}\nlr: {HUNDRED}\nrounds: {HUNDRED}\n"
+NINES = "".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]\n" for k in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"method: fedavg\na0: &a0 [{', '.join('x' * 9)}]\n{NINES}rounds: *a9", "line 2, column 5: anchors, aliases"),
+        (f"method: fedavg\n{'#' * 2**18}", "at most 262,144 are read"),
+        (f"{MILLION}clients: [2, 3, 4, 5]", "more than 50,000 combinations"),
+        (f"{MILLION}exclude: [{{method: fedavg}}]", "more than 50,000 combinations"),
+    ],
+)
+def test_what_would_not_end_is_refused_at_once(tmp_path, text, said):
+    """Lists of nine lists of nine; comments without end; four million runs; a million that are excluded."""
+    path = tmp_path / "large.yaml"
+    path.write_text(text)
+    begun = time.process_time()
+    with pytest.raises(UserError, match=said):
+        specifications(read(path).grid, DATA)
+    assert time.process_time() - begun < 2
+
+
+def test_many_grids_and_seeds_are_counted_together(monkeypatch):
+    monkeypatch.setattr("pflbench.sweep.grid.MOST", 20)
+    one = RunGrid({"method": ("fedavg",), "dataset": ("digits",), "seeds": ("0-8",)})
+    with pytest.raises(UserError, match="more than 20 combinations"):
+        specifications(RunGrid({**one.axes, "rounds": (1, 2, 3)}), DATA)
+    assert len(specifications(RunGrid({**one.axes, "rounds": (1, 2)}), DATA)) == 18
+    with pytest.raises(UserError, match="more than 20 combinations"):
+        list(RunGrid(one.axes, also=(one,) * 20).points())
 
 
 def test_a_grid_without_a_run_is_refused(tmp_path):
