@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from pflbench import interrupts
 from pflbench.errors import UserError
 from pflbench.sweep.away import make_away
 from pflbench.sweep.jobs import Job, RunOutcome, State
@@ -244,10 +245,10 @@ class Task:
         requeue: Any = signal.getsignal(soon_over)
         told: list[int] = []
 
-        def interrupted(number: int, _: FrameType | None) -> None:
+        def interrupted(number: int, frame: FrameType | None) -> None:
             told.append(number)
             if len(told) == 1:
-                raise KeyboardInterrupt
+                interrupts.arrive(number, frame)
 
         for number in (soon_over, signal.SIGTERM):
             signal.signal(number, interrupted)
