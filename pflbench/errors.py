@@ -34,11 +34,7 @@ class Unreachable(UserError):
 
 
 class Vanished(UserError):
-    """The file of the database is no longer at its path. kept: the file in which all of it is."""
-
-    def __init__(self, message: str, hint: str = "", kept: Path | None = None) -> None:
-        super().__init__(message, hint)
-        self.kept = kept
+    """The file of the database is no longer at its path, or shorter than it was."""
 
 
 class Diverged(UserError):

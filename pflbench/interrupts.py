@@ -1,7 +1,8 @@
 """Signals that ask a command to end: Ctrl-C, and SIGTERM and SIGHUP, which schedulers and closed terminals send.
 
-All three raise KeyboardInterrupt in the main thread, so that what is under way keeps what it has reached. One that is ignored
-when the command begins stays so, as SIGHUP under `nohup`.
+The first of them raises KeyboardInterrupt in the main thread, so that what is under way keeps what it has reached. Those that
+come within GRACE of it do not: they would break off the way out. One that is ignored when the command begins stays so, as
+SIGHUP under `nohup`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+GRACE = 3.0  # seconds
 _UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
 _PATIENCE = b"\nWhat has been reached is being kept; then this ends.\n"
 
 _first: int | None = None  # the signal that came first
+_raised = float("-inf")  # when KeyboardInterrupt was raised last
 _depth = 0  # of blocks under way that are not to be broken off
-_waiting = False
+_waiting = False  # whether such a block ends with KeyboardInterrupt
 
 
 @contextmanager
@@ -28,20 +33,22 @@ def caught(*, last: bool = False) -> Iterator[None]:
 
     last: the process ends with the block. If a signal has come, further ones are ignored then: Python would print tracebacks.
     """
-    global _first, _depth, _waiting
-    _first, _depth, _waiting = None, 0, False
+    global _first, _raised, _depth, _waiting
+    _first, _raised, _depth, _waiting = None, float("-inf"), 0, False
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
     changed = {number: handler for number, handler in before.items() if handler in _UNTOUCHED}
     for number in changed:
-        signal.signal(number, _arrived)
+        signal.signal(number, arrive)
     try:
         yield
     finally:
         for number, handler in changed.items():
             signal.signal(number, signal.SIG_IGN if last and arrived() else handler)
+        if not last:
+            _first = None
 
 
 @contextmanager
@@ -57,8 +64,7 @@ def held() -> Iterator[None]:
     finally:
         _depth -= 1
         if _waiting and not _depth:
-            _waiting = False
-            raise KeyboardInterrupt
+            _raise()
 
 
 def arrived() -> bool:
@@ -71,11 +77,19 @@ def exit_code() -> int:
     return 128 + (_first or signal.SIGINT)
 
 
-def _arrived(number: int, _: FrameType | None) -> None:
+def arrive(number: int, _: FrameType | None) -> None:
+    """The handler of these signals."""
     global _first, _waiting
     _first = _first or number
-    if not _depth:
-        raise KeyboardInterrupt
-    _waiting = True
+    again = time.monotonic() < _raised + GRACE
+    if not _depth and not again:
+        _raise()
+    _waiting = not again
     with suppress(OSError):
         os.write(2, _PATIENCE)  # not by print, which may be under way itself
+
+
+def _raise() -> NoReturn:
+    global _raised, _waiting
+    _raised, _waiting = time.monotonic(), False
+    raise KeyboardInterrupt

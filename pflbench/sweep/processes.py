@@ -14,8 +14,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from queue import SimpleQueue
 from types import FrameType
 
-from pflbench import environment
-from pflbench.interrupts import SIGNALS
+from pflbench import environment, interrupts
 from pflbench.sweep.jobs import Job, RunOutcome, make, placed
 
 KILLED = "Its process was killed, as by the system when memory runs out; fewer jobs at a time may help (--jobs)."
@@ -96,7 +95,7 @@ class _Process:
             self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin)
             resource_tracker.ensure_running()  # else it is started with the process, and unblocks signals
             # Until it can tell what it is asked, a Ctrl-C in the terminal waits for it instead of ending it.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS)
             try:
                 self._number = self._pool.submit(os.getpid)
             finally:
@@ -112,17 +111,17 @@ _asked = threading.Event()  # to stop
 
 def _begin() -> None:
     """Ctrl-C reaches all processes of a terminal, SIGTERM all of a job: each is interrupted, once, and begins nothing else."""
-    for number in SIGNALS:
+    for number in interrupts.SIGNALS:
         signal.signal(number, _interrupted)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.SIGNALS)
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 
-def _interrupted(_: int, __: FrameType | None) -> None:
+def _interrupted(number: int, frame: FrameType | None) -> None:
     first = not _asked.is_set()
     _asked.set()
     if first and _busy.is_set():
-        raise KeyboardInterrupt
+        interrupts.arrive(number, frame)
 
 
 def _follow_parent() -> None:
