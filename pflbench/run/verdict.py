@@ -35,11 +35,12 @@ KEPT = 16  # verdicts, the newest: each change of the code makes another one
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError)  # RuntimeError: there is no home
 CHECKED_CODE = ("engine", "methods", "models", "contract")
 
-Way = Literal["", "loop", "batched", "captured"]
+Way = Literal["", "loop", "batched", "captured", "deterministic"]
 Floats = Literal["float64", "float32"]
 Status = Literal["passed", "failed", "not supported"]
 
 PRODUCTS, TF32, RESUME, MEMORY, PACKING = "products", "tf32", "resume", "out of memory", "packing"
+ESTIMATE = "estimate of memory"
 WITH_EVERY_MODEL = ("fedavg", "fedala")  # the methods that a model is checked with
 SHAPES_OF = {"cnn": ("cnn, 1 channel", "cnn, 3 channels")}
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 from support.gpu import NAME, plugged_in
 
+from pflbench.contract import as_run
 from pflbench.contract import device as contract
 from pflbench.run import verdict
 from pflbench.run.verdict import PRODUCTS, TF32, Check
 
 FEW = [Check(PRODUCTS, "", "float64"), Check(PRODUCTS, "", "float32"), Check(TF32, "", "float32")]
-FEW += [Check("mlp", way, "float64") for way in contract.WAYS]
+FEW += [Check("mlp", way, "float64") for way in ("loop", "batched", "captured")]
 FAST = ("-d", "digits", "--rounds", "1", "--batch-size", "200", "--clients", "3", "--device", NAME)
 
 
@@ -24,7 +25,7 @@ def gpu(request, shell, tmp_path, monkeypatch):
     monkeypatch.setenv(verdict.FILE, str(tmp_path / "gpu.json"))
     monkeypatch.setattr(verdict, "_known", {})
     monkeypatch.setattr(contract, "whole", lambda: FEW)
-    monkeypatch.setattr(contract, "WITH_EVERY_MODEL", ("fedavg",))
+    monkeypatch.setattr(as_run, "WITH_EVERY_MODEL", ("fedavg",))
     with plugged_in(trains_on=getattr(request, "param", 0)) as world:
         yield world
 

@@ -5,29 +5,42 @@ The device is a CPU where that will do, and else the GPU made of Python.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from support import planted
 from support.gpu import NAME, plugged_in
 from support.planted import plant
 from support.runs import spec
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from pflbench.contract import device, small
+from pflbench.contract import as_run, device, small
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.program import bucket
 from pflbench.models import MODELS
-from pflbench.run import verdict
+from pflbench.run import execution, footprint, verdict
 from pflbench.run.checkpoint import Checkpoints
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
-from pflbench.run.verdict import MEMORY, PACKING, PRODUCTS, RESUME, TF32, Check, choose, needed
+from pflbench.run.verdict import ESTIMATE, MEMORY, PACKING, PRODUCTS, RESUME, TF32, Check, choose, needed
 from pflbench.store import runs
 
 CPU = torch.device("cpu")
+GPU = torch.device(NAME, 0)
+
+
+TWENTY = as_run.CLIENTS["n"]
+
+
+@pytest.fixture(autouse=True)
+def _seven_clients(monkeypatch):
+    """Of which 7, 6 and 1 make a step: all that is checked of 20 is here, in less time."""
+    monkeypatch.setitem(as_run.CLIENTS, "n", (12, *(21,) * 5, 33))
 
 
 def found(*checks, on=CPU):
@@ -44,8 +57,16 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.delenv(verdict.SKIP, raising=False)
     monkeypatch.setenv(verdict.FILE, str(tmp_path / "gpu.json"))
     monkeypatch.setattr(verdict, "_known", {})
+    monkeypatch.setattr(device, "MANY", (10,) * 16)
+    monkeypatch.setattr(device, "LARGE", "fasttext")
     with plugged_in() as world:
         yield world
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """What a run would capture on a GPU is recorded on a CPU."""
+    monkeypatch.setattr(execution, "capture", lambda name, device: None if name == "none" else Recorded())
 
 
 class Rounded(TorchDispatchMode):
@@ -69,7 +90,7 @@ class Rounded(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("floats", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
-def test_a_cpu_passes(floats):
+def test_a_cpu_passes(floats, recorded):
     wanted = [(PRODUCTS, "", floats), (RESUME, "", floats), (PACKING, "captured", floats), ("apple", "captured", floats)]
     said = found(*wanted, ("mlp", "batched", floats), ("fasttext", "captured", floats))
     assert {str(check): str(one) for check, one in said.items()} == {str(check): "passed" for check in said}
@@ -79,25 +100,31 @@ def test_a_cpu_passes(floats):
 
 
 @pytest.mark.slow
-def test_a_cpu_passes_all():
+def test_a_cpu_passes_all(recorded, monkeypatch):
+    monkeypatch.setitem(as_run.FEWER_STEPS, "n", (11, 21))
+    for what, (channels, *_) in as_run.IMAGES.items():
+        monkeypatch.setitem(as_run.IMAGES, what, (channels, 16, 16))
     said = dict(device.check(device.whole(), CPU))
     unable = {check.what for check, one in said.items() if one.status == "not supported"}
-    assert unable == {TF32, MEMORY}
+    assert unable == {TF32, MEMORY, ESTIMATE}
     assert {one.status for check, one in said.items() if check.what not in unable} == {"passed"}
 
 
-def test_there_is_a_check_for_every_model_and_all_that_a_run_needs_can_be_made():
+def test_clients_are_as_unequal_as_those_of_runs():
+    """All programs that 20 clients can need are made, some of them for more clients than take the step."""
+    steps = sorted(n // 10 for n in TWENTY)
+    at_work = [sum(count > step for count in steps) for step in range(steps[-1])]
+    assert len(steps) == 20
+    assert {bucket(count, 20) for count in at_work} == {bucket(count, 20) for count in range(1, 21)}
+    assert any(bucket(count, 20) > count for count in at_work)
+
+
+def test_every_model_has_data():
     assert set(MODELS) <= set(small.SHAPES)
-    whole = set(device.whole())
-    for model in ("mlp", "cnn", "resnet20", "fasttext"):
-        for dtype in ("float64", "float32"):
-            for method in ("fedavg", "fedala", *device.METHODS):
-                asked = spec(method, dtype=dtype).model_copy(update={"model": model})
-                assert set(needed(asked, Execution(pack=None))) <= whole
 
 
 def test_a_method_that_fails_by_itself_says_nothing_of_the_device(monkeypatch):
-    plant(monkeypatch, device, "_method", "return methods.make", "raise RuntimeError('its own fault')\n    return methods.make")
+    plant(monkeypatch, device, "method", "return methods.make", "raise RuntimeError('its own fault')\n    return methods.make")
     said = only(("apple", "batched", "float64"))
     assert said.status == "not supported"
     assert "on a CPU either" in said.why
@@ -126,7 +153,7 @@ def test_a_program_of_wrong_numbers_is_found(monkeypatch):
             return made
 
     monkeypatch.setattr(small, "Recorded", Forgetful)
-    said = only(("mlp", "captured", "float64"))
+    said = only(("fedavg", "captured", "float64"))
     assert (said.status, "other numbers" in said.why) == ("failed", True)
     assert said.off <= said.allowed, "no run of it had wrong numbers"
 
@@ -144,7 +171,7 @@ def test_a_program_of_wrong_numbers_is_found(monkeypatch):
             return call
 
     monkeypatch.setattr(small, "Recorded", Stale)
-    said = only(("mlp", "captured", "float64"))
+    said = only(("fedavg", "captured", "float64"))
     assert said.status == "failed"
     assert said.off > 1e-3
 
@@ -155,7 +182,7 @@ def test_what_cannot_be_captured_is_not_supported(monkeypatch):
             raise RuntimeError("operation not permitted")
 
     monkeypatch.setattr(small, "Recorded", Refusing)
-    said = only(("mlp", "captured", "float64"))
+    said = only(("fedavg", "captured", "float64"))
     assert said.status == "not supported"
     assert "operation not permitted" in said.why
 
@@ -180,28 +207,57 @@ def test_what_raises_has_failed(monkeypatch):
 
 
 def test_memory_that_runs_out_is_found_to_be_handled(gpu, monkeypatch):
-    monkeypatch.setattr(device, "MANY", (10,) * 16)
-    assert only((MEMORY, "batched", "float64"), find_device("auto")).status == "passed"
+    assert only((MEMORY, "batched", "float64"), GPU).status == "passed"
     assert torch.zeros(1 << 20, device=NAME).nbytes, "what was taken is given back"
 
 
 def test_a_halving_that_leaves_clients_out_is_found(gpu, monkeypatch):
-    monkeypatch.setattr(device, "MANY", (10,) * 16)
     plant(monkeypatch, Chunks, "each", "size = self._halve(", "start += 1\n            size = self._halve(")
-    said = only((MEMORY, "batched", "float64"), find_device("auto"))
+    said = only((MEMORY, "batched", "float64"), GPU)
     assert said.status == "failed"
     assert said.off > 1e-6
 
 
+FORGOTTEN = (footprint, "estimate", "if captured else 0", "if not captured else 0")
+FAULTS = {
+    "a learning rate that stays the first round's": (planted.FROZEN_RATE, ("mlp", "captured", "float64"), ""),
+    "one step more": (planted.ONE_STEP_MORE, ("fedavg", "captured", "float64"), ""),
+    "one step fewer": (planted.ONE_STEP_FEWER, ("fedavg", "captured", "float64"), ""),
+    "statistics of the other model": (planted.OTHER_STATISTICS, ("feddeper", "captured", "float64"), "buffers|test loss"),
+    "an estimate without captured steps": (FORGOTTEN, (ESTIMATE, "captured", "float32"), "took .* were expected"),
+    "a pool of graphs that are gone": (planted.DEAD_POOL, (MEMORY, "captured", "float64"), "pool of graphs that are gone"),
+}
+
+
+@pytest.mark.parametrize(("fault", "check", "why"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_of_captured_steps_is_found(gpu, monkeypatch, fault, check, why):
+    plant(monkeypatch, *fault)
+    said = only(check, GPU)
+    assert said.status == "failed"
+    assert re.search(why, said.why)
+
+
+def test_bits_that_are_others_the_second_time_are_found(gpu, monkeypatch):
+    plant(monkeypatch, BatchedExecutor, "_sgd", "loss_out / _step", "loss_out * (1 + 1e-5 * float(torch.rand(()))) / _step")
+    said = only(("mlp", "deterministic", "float32"), GPU)
+    assert (said.status, said.why[:5]) == ("failed", "other")
+
+
+def test_convolutions_are_made_as_a_run_chooses(gpu, monkeypatch):
+    monkeypatch.setattr(execution, "convolution", lambda *_: "the chosen one")
+    fed = as_run.federations("cnn, 3 channels", "captured", "float32", GPU)["fedavg"]
+    assert fed.executor.record()["steps"]["convolution"] == "the chosen one"
+
+
 def test_the_loop_and_captured_steps_pass(gpu):
-    said = found(*[("mlp", way, "float64") for way in ("loop", "batched", "captured")], on=find_device("auto"))
-    assert [one.status for one in said.values()] == ["passed"] * 3
-    assert device.usable(find_device("auto"))
+    said = found(*[("mlp", way, "float64") for way in ("loop", "batched", "captured")], on=GPU)
+    assert [str(one) for one in said.values()] == ["passed"] * 3
+    assert device.usable(GPU)
 
 
 def test_a_run_goes_by_what_is_found(gpu, monkeypatch, store):
     """Captured steps that end one replay too early: found, and the run makes its steps as they are, and says so."""
-    where, how = find_device(NAME), Execution(device=NAME)
+    where, how = GPU, Execution(device=NAME)
     asked = spec("fedavg", rounds=1, batch_size=100)
     checks = [check for check in needed(asked, how) if check.what == "mlp"]
     replay = type(gpu).replay

@@ -49,7 +49,7 @@ class Memory:
 
     def __init__(self, limit: int) -> None:
         self.size = self.limit = limit  # of the device; and what this process may have of it
-        self.live = self.peak = self.cached = self.in_pools = self._general = 0
+        self.live = self.peak = self.cached = self.in_pools = self._general = self.peak_reserved = 0
         self.torn = False  # a capture's end has failed: before PyTorch 2.13 the allocator goes on as if it were under way
 
     @property
@@ -74,7 +74,7 @@ class Memory:
             self.in_pools += more
         self.cached = max(0, min(self.cached, self.limit - self._general - self.in_pools))
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self.peak, self.peak_reserved = max(self.peak, self.live), max(self.peak_reserved, self.reserved)
         return Block(self, size, stream, pool)
 
     def give_back(self, block: Block) -> None:

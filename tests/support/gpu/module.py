@@ -84,8 +84,12 @@ class Module:
     def memory_reserved(self, device: Device = None) -> int:
         return _memory(device).reserved
 
+    def max_memory_reserved(self, device: Device = None) -> int:
+        return _memory(device).peak_reserved
+
     def reset_peak_memory_stats(self, device: Device = None) -> None:
-        _memory(device).peak = _memory(device).live
+        of = _memory(device)
+        of.peak, of.peak_reserved = of.live, of.reserved
 
     def mem_get_info(self, device: Device = None) -> tuple[int, int]:
         of = _memory(device)
@@ -139,6 +143,7 @@ def _memory(device: Device) -> Any:
 
 def register() -> None:
     """Once in a process, and before its first backward pass: PyTorch gives threads for that to the devices that it then knows."""
+    _device_constructors()  # PyTorch looks once: `with torch.device("meta")` must know torch.tensor, not what stands in for it
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     _library.fallback(lambda func, *args, **kwargs: run(func, args, kwargs), "PrivateUse1")
     for name in GROW:

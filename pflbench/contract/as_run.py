@@ -1,0 +1,133 @@
+"""Federations as runs have them, on made-up data, and all that their rounds give: for the checks of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflbench import methods
+from pflbench.contract import small
+from pflbench.data import Arrays
+from pflbench.engine.federation import Federation
+from pflbench.engine.requests import Executor
+from pflbench.methods.base import Method
+from pflbench.partition import Partition
+from pflbench.run import execution
+from pflbench.run.execution import Execution
+from pflbench.run.round import CommunicationRound
+from pflbench.run.setting import Setting
+from pflbench.run.verdict import WITH_EVERY_MODEL, Floats, Way
+from pflbench.spec import IID, DataSpec, RunSpec, TrainSpec
+
+# Clients make unequal numbers of steps, and each round has a learning rate of its own.
+CLIENTS: dict[str, Any] = {"n": small.unequal(10), "batch_size": 10, "lr": 0.02, "lr_schedule": "cosine"}
+# A step of ResNet-18 takes a CPU half a second: 20, 19 and 2 clients make one. At a higher rate its float32 is nobody's.
+FEWER_STEPS: dict[str, Any] = {**CLIENTS, "n": (12, *(21,) * 17, 33, 34), "lr": 0.001}
+IMAGES = {"cnn, 1 channel": (1, 28, 28), "cnn, 3 channels": (3, 32, 32), "resnet18": (3, 32, 32)}
+CLASSES, WORDS = 10, 500
+FEW = {"finetune_cap": "2", "max_init_epochs": "2"}  # of hyperparameters: passes that no check needs more of
+
+RIGHT = "right predictions"
+Numbers = dict[str, Tensor]  # in float64 on the CPU
+
+
+def federations(what: str, way: Way, floats: Floats, device: torch.device) -> dict[str, Federation]:
+    """By method. what: a model, in a run's federations on one executor; or a method, on the smallest model with BatchNorm."""
+    if what not in small.SHAPES and what not in IMAGES:
+        return {what: federation("batchnorm", way, device, dtype=floats, **CLIENTS)}
+    spec, setting, _, how = run(what, way, floats, device)
+    flat = execution.initial_model(spec, setting)
+    made = execution.executor(spec, setting, flat, device, how)
+    names = WITH_EVERY_MODEL[:1] if what.startswith("resnet") else WITH_EVERY_MODEL
+    return {name: execution.clients(spec, setting, flat, made) for name in names}
+
+
+def run(what: str, way: Way, floats: Floats, device: torch.device) -> tuple[RunSpec, Setting, torch.device, Execution]:
+    """A run of FedAvg with a model, as `execution.federation` takes it."""
+    model = what.partition(",")[0]
+    train = dict(FEWER_STEPS if model.startswith("resnet") else CLIENTS)
+    n = train.pop("n")
+    spec = RunSpec(
+        data=DataSpec(name="made up"),
+        partition=IID(clients=len(n)),
+        model=model,
+        train=TrainSpec(rounds=2, dtype=floats, **train),
+        method=methods.spec("fedavg", {}),
+    )
+    how = Execution(str(device), "loop" if way == "loop" else "batched", deterministic=way == "deterministic")
+    if way != "loop":
+        how = replace(how, capture="none" if way == "batched" else "graph")
+    return spec, _setting(what, n), device, how
+
+
+def _setting(what: str, n: tuple[int, ...]) -> Setting:
+    """Images of bytes, texts of token ids, or else floats; a quarter of each client's samples are for tests."""
+    draw, bounds = np.random.default_rng(7), np.cumsum([0, *n, *(k // 3 for k in n)])
+    shape, vocabulary = IMAGES.get(what) or small.SHAPES[what], WORDS if what == "fasttext" else None
+    x: Any = draw.normal(size=(bounds[-1], *shape)).astype(np.float32)
+    if what in IMAGES:
+        x = draw.integers(256, size=x.shape, dtype=np.uint8)
+    elif vocabulary:
+        x = draw.integers(vocabulary, size=x.shape)
+    parts = tuple(np.arange(a, b) for a, b in pairwise(bounds))
+    arrays = Arrays(x, draw.integers(CLASSES, size=len(x)), tuple(map(str, range(CLASSES))), vocabulary)
+    partition = Partition(parts[: len(n)], parts[len(n) :])
+    return Setting(arrays, partition, record=None, content={})  # type: ignore[arg-type]  # of the database, where nothing goes
+
+
+def federation(model: str, way: str, device: torch.device, **settings: Any) -> Federation:
+    """As contract.small makes it, whose own model has BatchNorm."""
+    with torch.random.fork_rng(devices=[]):
+        return small.federation(model, way, device=str(device), **settings)
+
+
+def method(name: str) -> Method:
+    few = {h.name: FEW[h.name] for h in methods.hyperparameters(name) if h.name in FEW}
+    return methods.make(methods.spec(name, few))
+
+
+def played(method: Method, fed: Federation, count: int) -> Numbers:
+    """All that so many rounds give."""
+    *_, last = rounds(method, fed, count)
+    return last
+
+
+def rounds(method: Method, fed: Federation, count: int) -> Iterator[Numbers]:
+    """After each round, all that there is so far: losses, right predictions, the state now and BatchNorm's buffers."""
+    state, found = method.init(fed.at(0)), {}
+    for t in range(1, count + 1):
+        now = CommunicationRound(method, fed, t)
+        before, state = state, now.receive(state)
+        scores, _ = now.evaluate(before, state)
+        state = now.update(state)
+        for slot, tested in scores.items():
+            found[f"round {t}: test loss {slot}"] = torch.from_numpy(tested.loss)
+            if fed.dtype == torch.float64:  # else rounding decides whether a prediction is right
+                found[f"round {t}: {RIGHT} {slot}"] = torch.from_numpy(tested.correct)
+        for slot, loss in now.training.ledger.train_loss.items():
+            found[f"round {t}: training loss {slot}"] = torch.tensor(loss)
+        yield {name: value.double() for name, value in found.items()} | tensors_of(state, fed)
+
+
+def tensors_of(state: Any, fed: Federation) -> Numbers:
+    """The state and BatchNorm's buffers."""
+    buffers = {f"buffers {slot}": rows for slot, rows in fed.buffers.items()}
+    return {name: value.cpu().double() for name, value in {**small.tensors(state), **buffers}.items()}
+
+
+@contextmanager
+def closed(*feds: Federation) -> Iterator[Executor]:
+    """The first one's executor; those of all are closed at the end."""
+    executors = [fed.executor for fed in feds]
+    try:
+        yield executors[0]
+    finally:
+        for executor in executors:
+            executor.close()
