@@ -346,6 +346,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin in _begin_sqlite, also those that change tables
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA journal_size_limit=-1")  # a log that gets shorter was cut off (`opened`)
+    connection.execute("PRAGMA trusted_schema=OFF")  # a file may come from anywhere
     journal.prepare(connection)
 
 
