@@ -325,6 +325,7 @@ def _server(target: URL, read_only: bool) -> Engine:
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin in _begin_sqlite, also those that change tables
     connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA trusted_schema=OFF")  # a file may come from anywhere
     journal.prepare(connection)
 
 

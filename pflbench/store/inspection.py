@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import CheckConstraint, Connection, inspect
 from sqlalchemy.exc import DatabaseError, OperationalError
 
+from pflbench.store import rules
 from pflbench.store.database import VERSION_TABLE, as_it_is, head
 from pflbench.store.failures import place, sqlite_path
 from pflbench.store.schema import Base
-from pflbench.store.soundness import contradictions
 
 
 def info(url: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def check(url: str) -> list[str]:
             problems += [f"{n} rows of {table} belong to no {parent}" for (table, parent), n in lost.items()]
         if found != head():
             return [*problems, f"the schema is {found}, not {head()}: `pflbench db upgrade`"]
-        return problems + _differences(connection) + contradictions(connection)
+        return [*problems, *_differences(connection), *rules.problems(connection)]
 
 
 def _bytes(connection: Connection) -> int | None:

@@ -19,7 +19,7 @@ _NUMBERED = [table for table in Base.metadata.sorted_tables if "id" in table.col
 def given_out(connection: Connection) -> dict[str, int]:
     """The last number of each table that has given one out, and of which it is kept."""
     if connection.dialect.name == "sqlite":
-        if not _keeps(connection):
+        if not keeps(connection):
             return {}
         query = f"SELECT name, max(seq) FROM {KEPT_IN} WHERE typeof(seq) = 'integer' GROUP BY name"
         return {str(name): int(last) for name, last in connection.exec_driver_sql(query)}
@@ -45,10 +45,11 @@ def go_on(connection: Connection, given_out: Mapping[str, int]) -> None:
         if connection.dialect.name == "postgresql":
             sequence = func.pg_get_serial_sequence(f'"{table.name}"', "id")
             connection.execute(select(func.setval(sequence, max(last, 1), last > 0)))
-        elif connection.dialect.name == "sqlite" and table.dialect_options["sqlite"]["autoincrement"] and _keeps(connection):
+        elif connection.dialect.name == "sqlite" and table.dialect_options["sqlite"]["autoincrement"] and keeps(connection):
             connection.exec_driver_sql(f"DELETE FROM {KEPT_IN} WHERE name = ?", (table.name,))
             connection.exec_driver_sql(f"INSERT INTO {KEPT_IN} VALUES (?, ?)", (table.name, last))
 
 
-def _keeps(connection: Connection) -> bool:
+def keeps(connection: Connection) -> bool:
+    """Whether an SQLite file has a table for which it does so."""
     return connection.exec_driver_sql(f"SELECT 1 FROM sqlite_master WHERE name = '{KEPT_IN}'").first() is not None

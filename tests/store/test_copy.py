@@ -60,7 +60,7 @@ def fill(path: Path) -> None:
     write.update_run(
         engine, run, partition_id=partitions.save(engine, make_partition(train=held, test=held, indices=HELD)), device="d" * 300
     )
-    loss = np.array([0.1, np.inf, 1e-308, 1 / 3])
+    loss = np.array([0.1, 1.7e308, 1e-308, 1 / 3])
     arrays = {"a": np.arange(256, dtype=np.uint8), "b": np.array([np.nan, -0.0])}
     write_round(engine, run, make_record(0, loss=loss, peak_memory=2**40, artifacts=arrays, series={"global": (0.1, 2.5)}))
     sweeps.save(engine, "small", [make_spec()], {"command": "pflbench sweep"})

@@ -37,10 +37,10 @@ def connect(path: Path | str) -> Engine:
 def add_run(engine: Engine, spec: Any, rounds: int, status: str = "finished", **last: Any) -> int:
     """A run with records 0 ... rounds; `last` are columns of the last one. Each has a series and an array."""
     run = write.create_run(engine, spec, {"commit": "abc"})
-    partition = make_partition(train=np.full((4, 2), 3), test=np.full((4, 2), 10))
+    partition = make_partition(train=np.full((4, 2), 3), test=np.full((4, 2), 10), indices=None)
     write.update_run(engine, run, status=status, partition_id=partitions.save(engine, partition))
     for t in range(rounds + 1):
-        more = {"series": {"global": (0.5, t / 8)}, "artifacts": {"traffic": make_record(t).total}}
+        more = {"series": {"global": (0.5, t / 8)}, "artifacts": {"weights": make_record(t).total}}
         write_round(engine, run, make_record(t, **more, **(last if t == rounds else {})))
     return run
 
@@ -268,6 +268,7 @@ def test_two_databases_of_real_runs_become_one(real: Path, shell: Shell, tmp_pat
 
 def test_a_conflict_is_named_and_does_not_stop_the_others(mine: Engine, other: Engine, shell: Shell) -> None:
     add_run(other, make_spec(), 3, accuracy=0.5)
+    change("other.db", "DELETE FROM client_round WHERE round = 3")
     add_run(other, make_spec(seed=1), 3)
     done = shell("import", "other.db")
     assert (done.code, done.out) == (2, "other.db: 1 run new, 1 run in conflict\n")
@@ -303,8 +304,10 @@ def test_the_first_difference_is_found_wherever_it_is(
     mine: Engine, other: Engine, shell: Shell, statement: str, told: str
 ) -> None:
     add_run(other, make_spec(), 3)
-    later = "UPDATE round SET accuracy = 0.99 WHERE round = 3"
-    change("other.db", later, *statement.split("; "))
+    for name in ("pflbench.db", "other.db"):  # that clients have other results does not show in their rounds
+        change(name, "UPDATE round SET accuracy = NULL WHERE round IN (1, 2)")
+    later = "UPDATE round SET test_loss = 9 WHERE round = 3; DELETE FROM client_round WHERE round = 3"
+    change("other.db", *later.split("; "), *statement.split("; "))
     assert told in shell("import", "other.db").err
 
 
@@ -367,6 +370,7 @@ def test_a_newer_schema_is_refused(mine: Engine, other: Engine, shell: Shell) ->
 
 def test_a_dry_run_changes_nothing(mine: Engine, other: Engine, shell: Shell) -> None:
     add_run(other, make_spec(), 3, accuracy=0.5)
+    change("other.db", "DELETE FROM client_round WHERE round = 3")
     add_run(other, make_spec(seed=1), 3)
     before = content("pflbench.db")
     done = shell("import", "other.db", "--dry-run", "--on-conflict", "attempt")

@@ -314,11 +314,24 @@ def test_info_counts(filled: Path) -> None:
         ("UPDATE round SET test_loss = 1 WHERE round = 1", "run 1, round 1: test_loss is 1, and 0.07 by its clients"),
         (
             "UPDATE client_round SET correct = total + 1 WHERE client = 2",
-            "run 1, round 0, client 2, table client_round",
+            "run 1, round 0, client 2: correct is 31; expected correct >= 0 AND correct <= total",
         ),
+        (
+            "UPDATE client_round SET total = 0, correct = 0 WHERE round = 2",
+            "it has an accuracy or a loss, and its clients",
+        ),
+        (
+            "UPDATE client_round SET total = 1 << 62 WHERE round = 2",
+            "accuracy is 0.14, and 7.58942e-19 by its clients",
+        ),
+        ("UPDATE round SET participants = 5 WHERE round = 1", "run 1, round 1: 5 participants; the run has 4 clients"),
+        ("UPDATE round SET test_loss = 'low' WHERE round = 1", "run 1, round 1: test_loss is a text; expected a number"),
         ("UPDATE client_round SET client = 4 WHERE client = 3", "run 1, round 0: results of client 4; the run has 4"),
-        ("UPDATE round SET seconds_update = -1 WHERE round = 3", "run 1, round 3, table round: this must hold"),
-        ("UPDATE run SET status = 'done'", "run 1, table run: this must hold, and does not: status IN"),
+        (
+            "UPDATE round SET seconds_update = -1 WHERE round = 3",
+            "run 1, round 3: seconds_update is -1.0; expected",
+        ),
+        ("UPDATE run SET status = 'done'", "run 1: status is done; expected status IN ('queued'"),
         ("UPDATE run SET key = 'abc'", "run 1: its key abc or protocol"),
         ("UPDATE run SET seed = 5", "run 1: seed is 5, and 0 in its specification"),
         ("UPDATE run SET spec = '[]'", "run 1: its specification is no JSON of one"),

@@ -19,8 +19,8 @@ from sqlalchemy import URL, Connection, Engine, Table, func, insert, make_url, s
 from sqlalchemy.exc import IntegrityError
 
 from pflbench.errors import UserError
+from pflbench.store import rules
 from pflbench.store.database import connect_read_only, head, inserted, open_engine, reading, revision, to_url, upgrade, writing
-from pflbench.store.exchange import foreign
 from pflbench.store.failures import friendly, sqlite_path
 from pflbench.store.paths import in_spec, kept_or_named, moved
 from pflbench.store.runs import ALL, Run, attempts, stored
@@ -31,6 +31,7 @@ ON_CONFLICT = ("skip", "attempt")
 # than the unfinished one here, which alone has a checkpoint. conflict: other numbers than here; not copied.
 What = Literal["new", "attempt", "same", "behind", "conflict"]
 
+_NOTHING = "Nothing of it was taken."
 _MAGIC = b"SQLite format 3\0"
 _ROWS = 10_000
 # Rows at a time: an array can have many megabytes.
@@ -89,8 +90,8 @@ def opened(path: Path, engine: Engine) -> Iterator[Other]:
             url = _upgraded(path, Path(folder) / path.name)
         other = connect_read_only(url)
         try:
-            foreign.require_tables(other, path.name, whole=True)
-            foreign.require_sound(other, path.name)
+            _require_tables(other, path.name, whole=True)
+            _require_rules(other, path)
             yield Other(other, path.name, make_url(to_url(str(path))), tuple(stored(other, ALL)))
         finally:
             other.dispose()
@@ -133,12 +134,42 @@ def _require_database(path: Path, here: Path | None) -> None:
         raise UserError(f"{path} is the database to import into.", "--db names the one to import into; PATH the other.")
 
 
+def _require_tables(engine: Engine, name: str, *, whole: bool) -> None:
+    """Raises UserError for what is no table: SQLite reads a view as it reads a table, and calls what it or a trigger names.
+
+    whole: also where a table or column of ours is missing, or is computed when it is read.
+    """
+    query = "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master WHERE type != 'index'"
+    with friendly(engine.url), engine.connect() as c:
+        for found, made in c.exec_driver_sql(query):
+            if not made.startswith(b"CREATE TABLE"):  # as SQLite writes it down
+                what = f"'{found.decode(errors='replace')}' is a view, a virtual table or a trigger"
+                raise UserError(f"{name}: {what}.", f"{_NOTHING} Only tables are: drop it in a copy.")
+        for table in Base.metadata.sorted_tables if whole else ():
+            columns = {row.name: row for row in c.exec_driver_sql(f'PRAGMA table_xinfo("{table.name}")')}
+            for column in table.columns:
+                if column.name not in columns or columns[column.name].hidden:
+                    raise UserError(f"{name}, table {table.name}: no column '{column.name}', or a computed one.", _NOTHING)
+            key = [row.name for row in sorted(columns.values(), key=lambda row: row.pk) if row.pk]
+            if key != (ours := [column.name for column in table.primary_key]):
+                told = f"the primary key is ({', '.join(key)}), not ({', '.join(ours)})"
+                raise UserError(f"{name}, table {table.name}: {told}.", _NOTHING)
+
+
+def _require_rules(other: Engine, path: Path) -> None:
+    """Raises UserError where `db check` has something to say of the rows."""
+    with reading(other) as c:
+        for problem in rules.problems(c):
+            more = f"`pflbench db check --db {path}` names all; `pflbench runs rm RUN --db COPY` leaves a run out, in a copy."
+            raise UserError(f"{path.name}: {problem}.", f"{_NOTHING} {more}")
+
+
 def _is_old(url: str, name: str) -> bool:
     """Whether the database needs an upgrade; an empty, newer or another program's database is a UserError."""
     engine = open_engine(url, read_only=True)
     try:
         with friendly(url):
-            foreign.require_tables(engine, name, whole=False)
+            _require_tables(engine, name, whole=False)
         with friendly(url), engine.connect() as connection:
             found = revision(connection)
     finally:
@@ -156,7 +187,6 @@ def _upgraded(path: Path, copy: Path) -> str:
         target = sqlite3.connect(copy)
         try:
             source.backup(target)
-            foreign.drop_programs(target)
         finally:
             source.close()
             target.close()
