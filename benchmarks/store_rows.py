@@ -19,7 +19,7 @@ import numpy as np
 from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
 from pflbench.store import database as db
 from pflbench.store import locks, runs, write
-from pflbench.store.outbox import Outbox, mark_of
+from pflbench.store.run_writer import RunWriter
 from pflbench.store.write import RoundRecord
 
 
@@ -73,11 +73,13 @@ def write_all(url: str, seed: int, rounds: int, clients: int, ready: Any, times:
     todo = records(rounds, clients)
     each = np.empty(rounds)
     ready.wait()
-    with locks.locked(engine, spec.key) as hold, tempfile.TemporaryDirectory() as folder:
-        outbox = Outbox(engine, run_id, hold, Path(folder) / "run.spool", mark_of(runs.find(engine, run_id)))
+    with locks.locked(engine, spec.key) as hold:
+        begun = "2026-01-01T00:00:00Z"
+        writer = RunWriter(engine, runs.find(engine, run_id), begun, hold)
+        writer.begin(status="running", started_at=begun)
         for i, record in enumerate(todo):
             before = time.perf_counter()
-            outbox.round(record)
+            writer.round(record)
             each[i] = time.perf_counter() - before
     engine.dispose()
     times.put(each)

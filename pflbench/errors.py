@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 
@@ -34,11 +33,7 @@ class Unreachable(UserError):
 
 
 class Vanished(UserError):
-    """The file of the database is no longer at its path. kept: the file in which all of it is."""
-
-    def __init__(self, message: str, hint: str = "", kept: Path | None = None) -> None:
-        super().__init__(message, hint)
-        self.kept = kept
+    """The file of the database is no longer at its path, or shorter than it was."""
 
 
 class Diverged(UserError):

@@ -12,7 +12,7 @@ import typer
 from pflbench import interrupts
 from pflbench.cli.console import error, message
 from pflbench.cli.progress import sweep_view
-from pflbench.errors import Vanished
+from pflbench.errors import Unreachable, Vanished
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -89,8 +89,8 @@ def make_all(
     if not whole or found.count("interrupted"):
         try:
             _tell_kept(found, results, how)
-        except Vanished as gone:
-            if str(gone) not in told:
+        except (Unreachable, Vanished):
+            if not told:
                 raise
     if not whole:
         raise typer.Exit(interrupts.exit_code())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -62,6 +63,7 @@ def run(
         return
 
     from pflbench.run.execution import find_device, require_arithmetic
+    from pflbench.store.failures import patiently
     from pflbench.sweep.conduct import Course
     from pflbench.sweep.jobs import jobs_of
 
@@ -80,7 +82,7 @@ def run(
 
     try:
         with opened(db, create=True) as results:
-            there = set() if force else _finished(results, specs)
+            there = set() if force else patiently(lambda: _finished(results, specs))
             places = at_a_time(jobs, [spec for spec in specs if spec.key not in there], data_dir, how)
             if not quiet:
                 _tell_ahead(specs, results, data_dir, how, force, places)
@@ -89,7 +91,7 @@ def run(
                 for key, outcome in state.ended.items():
                     if key in done or outcome.state not in ("finished", "diverged"):
                         continue
-                    done[key] = row = _result(results, key, more[key])
+                    done[key] = row = patiently(partial(_result, results, key, more[key]))
                     if key in there:
                         message(f"{names[key]}: run {row['run']} is finished already; --force runs it anew.")
                     if not as_json:
@@ -117,8 +119,9 @@ def _tell_ahead(
 ) -> None:
     """What a long run takes, and what would be quick; nothing before a short one."""
     from pflbench.reproduce.forecast import forecast
+    from pflbench.store.failures import patiently
 
-    found = forecast(specs, results, data_dir, how, force)
+    found = patiently(lambda: forecast(specs, results, data_dir, how, force))
     if found is None:
         return
     how_known = "measured here on a few batches" if found.measured else "by what rounds took in this database"

@@ -189,9 +189,7 @@ def _remove(engine: Engine, run: Run, checkpoints: str | None) -> None:
 
     with nullcontext() if run.ended else locks.locked(engine, run.key):
         write.remove_run(engine, run.id)
-        place, name = place_of(engine.url, checkpoints), name_of(run, engine.url, checkpoints)
-        place.remove(f"{name}.pt")
-        (place.local / f"{name}.spool").unlink(missing_ok=True)
+        place_of(engine.url, checkpoints).remove(f"{name_of(run, engine.url, checkpoints)}.pt")
 
 
 def _ask(count: int) -> None:

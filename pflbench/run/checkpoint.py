@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL
 
+from pflbench import interrupts
 from pflbench.engine import memory
 from pflbench.errors import UserError
-from pflbench.run.places import Folder, Storage, name_of, place_of
+from pflbench.run.places import Storage, name_of, place_of
 from pflbench.store.runs import Run
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-PARTS = {"t", "state", "buffers", "carried", "owner"}  # of the file, beside their SHA-256
+PARTS = {"t", "state", "buffers", "carried", "owner", "sha256"}  # of the file
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,12 @@ def reached(run: Run, database: URL, wished: str | None = None) -> int | None:
         file = place.read(name)
         if file is None:
             return None
-        with file:  # of one that lies in a folder, nothing large is read
-            local = isinstance(place, Folder)
-            content = torch.load(place.local / name if local else file, map_location="cpu", weights_only=True, mmap=local)
+        with file:  # nothing large is read
+            content = torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
+        t = int(content["t"])
+        return t if content["owner"] == owner(run) and t <= (run.last_round or 0) else None
     except Exception:  # whatever is wrong with the file: the run would begin anew
         return None
-    t = int(content["t"])
-    return t if content["owner"] == owner(run) and t <= (run.last_round or 0) else None
 
 
 def tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -87,14 +87,14 @@ class Checkpoints:
     """The checkpoint of one run. owner: as `owner` gives it.
 
     name: of its file, without the suffix. every: seconds between two. last: the last whole round, which `keep` saves.
-    damaged: that `load` has found one which is not what was saved.
+    wrong: what is wrong with the one that `load` has found, such as "is damaged".
     """
 
     def __init__(self, place: Storage, name: str, owner: str, every: float = 30.0) -> None:
         self.place, self.name = place, f"{name}.pt"
         self.owner, self.every = owner, every
         self.last: Snapshot | None = None
-        self.damaged = False
+        self.wrong = ""
         self.seconds = 0.0  # that the last one took
         self._saved_at = time.monotonic()
 
@@ -107,9 +107,10 @@ class Checkpoints:
             self.keep()
 
     def keep(self) -> None:
-        """Saves the last whole round, if there is one."""
+        """Saves the last whole round, if there is one. Not broken off: PyTorch would make an error of its own of that."""
         if self.last is not None:
-            self.save(self.last)
+            with interrupts.held():
+                self.save(self.last)
             self._saved_at = time.monotonic()
 
     def save(self, snapshot: Snapshot) -> None:
@@ -125,7 +126,7 @@ class Checkpoints:
             with self.place.write(self.name) as out:
                 torch.save({**content, "sha256": _digest(content)}, out)
                 out.flush()
-                if not _whole(torch.load(out.name, map_location="cpu", weights_only=True, mmap=True)):
+                if self._wrong(torch.load(out.name, map_location="cpu", weights_only=True, mmap=True), snapshot.state):
                     raise OSError("other bytes are read than were written")
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
             raise UserError(
@@ -135,7 +136,7 @@ class Checkpoints:
         self.seconds = time.perf_counter() - begun
 
     def load(self, like: Any, device: torch.device) -> Snapshot | None:
-        """The snapshot, with a state of the type of `like`; None if there is none, or none of this run, or a damaged one.
+        """The snapshot, with a state of the type of `like`; None if there is none, or one that is `wrong`.
 
         Raises UserError where it cannot be read now: a run that begins anew would take its place.
         """
@@ -145,37 +146,37 @@ class Checkpoints:
             file = self.place.read(self.name)
             if file is None:
                 return None
-            with file:
+            with file, interrupts.held():
                 content = torch.load(file, map_location=device, weights_only=True)
-            self.damaged = not _whole(content)
+            self.wrong = self._wrong(content, like)
         except OSError as error:
-            if error.errno == errno.EINVAL:  # it leads to before its beginning: it was cut off
-                self.damaged = True
-                return None
-            raise UserError(
-                f"The checkpoint {self.name} cannot be read from {self.place}: {error.strerror or error}.",
-                "Nothing of the run is lost: the same command goes on once it can be read. Without that file it begins anew.",
-            ) from error
+            if error.errno != errno.EINVAL:
+                raise UserError(
+                    f"The checkpoint {self.name} cannot be read from {self.place}: {error.strerror or error}.",
+                    "Nothing of the run is lost: the same command goes on once it can be read. Without that file it begins anew.",
+                ) from error
+            self.wrong = "is damaged"  # it leads to before its beginning: it was cut off
         except Exception as error:  # whatever is wrong with the file: without it the run begins anew
             if memory.ran_out(error) or isinstance(error, MemoryError):
                 raise
-            self.damaged = True
-        if self.damaged:
+            self.wrong = "is damaged"
+        if self.wrong:
             return None
-        content.pop("sha256", None)
-        shapes = {name: value.shape for name, value in tensors(like).items()}
-        if content.pop("owner") != self.owner or {k: v.shape for k, v in content["state"].items()} != shapes:
-            return None
-        return Snapshot(**{**content, "state": _filled(like, content["state"])})
+        return Snapshot(content["t"], _filled(like, content["state"]), content["buffers"], content["carried"])
+
+    def _wrong(self, content: dict[str, Any], like: Any) -> str:
+        if content.keys() != PARTS or content["sha256"] != _digest(content):
+            return "is damaged"
+        if content["owner"] != self.owner:
+            return "is another run's"
+        parts, expected = content["state"], tensors(like)
+        fits = parts.keys() == expected.keys() and all(
+            (parts[name].shape, parts[name].dtype) == (value.shape, value.dtype) for name, value in expected.items()
+        )
+        return "" if fits else "has other shapes than the run's method and model"
 
     def remove(self) -> None:
         self.place.remove(self.name)
-
-
-def _whole(content: dict[str, Any]) -> bool:
-    """Whether this is what was saved; of those before there were hashes, whether nothing is missing."""
-    rest = content.keys() - PARTS
-    return content.keys() >= PARTS and (not rest or (rest == {"sha256"} and content["sha256"] == _digest(content)))
 
 
 def _digest(content: Mapping[str, Any]) -> str:

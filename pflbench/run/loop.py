@@ -26,12 +26,12 @@ from pflbench.run.round import RECEPTION, CommunicationRound
 from pflbench.run.setting import Setting, load_setting
 from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
-from pflbench.store import locks, outbox, runs, write
+from pflbench.store import locks, runs, write
 from pflbench.store.failures import patiently
 from pflbench.store.runs import Run
 from pflbench.store.write import RoundRecord
 
-DAMAGED = "its checkpoint is damaged: the run begins anew."
+MEASURED = ("accuracy", "test_loss", "train_loss")  # of a round: by them a checkpoint is known to be its
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def execute_on(
     """As `execute`, on an executor that is there, or else one of its own. Arithmetic and memory errors are the caller's."""
     with locks.locked(store, spec.key) as hold:
         place = place_of(store.url, how.checkpoints)
-        found = goes_on(patiently(lambda: _found(store, spec, hold, how)), spec, how, force)
+        found = goes_on(patiently(lambda: runs.newest(store, spec.key)), spec, how, force)
         if found:
             _refuse_changed_file(found, spec)
         if found and found.status == "finished":
@@ -88,7 +88,7 @@ def execute_on(
             row = found or _created(spec, store, fed, how, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
-            account = Account(store, row, fed, hold, place.local / f"{name}.spool")
+            account = Account(store, row, fed, hold)
             belief = believed(spec, fed.device, how)
             account.begin(spec, setting, how, belief)
             if not belief.resumes:
@@ -124,16 +124,7 @@ class _Loop:
         self.round: CommunicationRound  # the one whose reception is over
 
     def run(self) -> Iterator[Progress]:
-        snapshot = self.checkpoints.load(self.state, self.fed.device)
-        if self.checkpoints.damaged:
-            self.account.note({"checkpoint": DAMAGED})
-        elif snapshot is None and self.account.rounds_stored > 1:
-            self.account.note(
-                {"no checkpoint": f"there is no checkpoint of it in {self.checkpoints.place}: the run begins anew."}
-            )
-        if snapshot and snapshot.t >= self.account.rounds_stored:
-            # A power failure can take the database's last commits and leave a later checkpoint: its rounds would be missing.
-            snapshot = None
+        snapshot = self._snapshot()
         self.account.rewind(snapshot.t if snapshot else -1)
         if snapshot:
             self._resume(snapshot)
@@ -142,10 +133,25 @@ class _Loop:
             yield self._progress("started", 0)
         for t in range(snapshot.t + 1 if snapshot else 0, self.train.rounds + 1):
             told = self._row(t)
-            yield self._progress("round", t, told["accuracy"], told["seconds"])
+            yield self._progress("round", t, told["measured"]["accuracy"], told["seconds"])
         self.account.end("finished")
         self.checkpoints.remove()
         yield self._progress("finished", self.train.rounds)
+
+    def _snapshot(self) -> Snapshot | None:
+        """What the run goes on from. None where it begins anew; why is noted, if that costs rounds."""
+        found, why = self.checkpoints.load(self.state, self.fed.device), self.checkpoints.wrong
+        if found is not None and any(len(rows) != self.fed.size for rows in found.buffers.values()):
+            why = "has other shapes than the run's clients"
+        # A power failure can take the database's last commits and leave a later checkpoint: its rounds would be missing.
+        elif found is not None and not self.account.has(found.t, found.carried.get("measured", {})):
+            why = f"is not of a round that the database has: it says {found.t}"
+        if found is not None and not why:
+            return found
+        if self.account.rounds_stored > 1:
+            none = f"there is no checkpoint of it in {self.checkpoints.place}"
+            self.account.note({"checkpoint": f"{f'its checkpoint {why}' if why else none}: the run begins anew."})
+        return None
 
     def _resume(self, snapshot: Snapshot) -> None:
         self.checkpoints.last = snapshot
@@ -180,7 +186,7 @@ class _Loop:
             "seconds_receive": following.seconds[RECEPTION],
             "traffic": following.traffic.tolist(),
             "best": self.best,
-            "accuracy": results.get("accuracy"),
+            "measured": {name: {**cost, **results}.get(name) for name in MEASURED},
             "seconds": self.fed.executor.clock() - begun,
         }
         snapshot = Snapshot(t, self.state, {slot: rows.clone() for slot, rows in self.fed.buffers.items()}, carried)
@@ -202,15 +208,6 @@ class _Loop:
 
     def _progress(self, kind: Any, t: int, accuracy: float | None = None, seconds: float = 0.0) -> Progress:
         return Progress(self.account.run_id, kind, t, self.train.rounds, accuracy, self.best, seconds, self.account.news())
-
-
-def _found(store: sqlalchemy.Engine, spec: RunSpec, hold: locks.Hold, how: Execution) -> Run | None:
-    """The newest attempt, with what an earlier process has kept of it while the database's server was away."""
-    found = runs.newest(store, spec.key)
-    if found is None or store.dialect.name == "sqlite":
-        return found
-    left = place_of(store.url, how.checkpoints).local / f"{name_of(found, store.url, how.checkpoints)}.spool"
-    return runs.newest(store, spec.key) if outbox.deliver_left(store, found, hold, left) else found
 
 
 def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Run | None:
@@ -283,32 +280,23 @@ def _marked(spec: RunSpec, account: Account, checkpoints: Checkpoints) -> Iterat
         raise Diverged(message, error.hint) from None
     except Occupied:  # the run is another's now
         raise
-    except Vanished:
-        if account.status == "finished":
-            checkpoints.remove()
-        else:
-            with suppress(Vanished):
-                _stop(account, checkpoints, "interrupted", None)
-        raise
-    except Unreachable:
+    except (Unreachable, Vanished):  # there is nothing to write it down in
         with interrupts.held(), suppress(OSError, RuntimeError, UserError):
             checkpoints.keep()
         raise
     except Exception as error:
+        if interrupts.arrived():  # what a library makes of KeyboardInterrupt
+            _stop(account, checkpoints, "interrupted", None)
+            raise KeyboardInterrupt from error
         told = "out of GPU memory" if memory.ran_out(error) else f"{type(error).__name__}: {error}"[:1000]
         _stop(account, checkpoints, "failed", told)
         raise
 
 
 def _stop(account: Account, checkpoints: Checkpoints, status: str, message: str | None) -> None:
-    """Raises Vanished, whatever ended the run: the user must know where it is kept."""
     with interrupts.held():
         # The first error is the one to tell: where the disk is full, these steps may fail as well.
         with suppress(OSError, RuntimeError, UserError):
             checkpoints.keep()
-        try:
+        with suppress(UserError, sqlalchemy.exc.SQLAlchemyError):
             account.end(status, message)
-        except Vanished:
-            raise
-        except (UserError, sqlalchemy.exc.SQLAlchemyError):
-            pass

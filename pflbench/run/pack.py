@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import sqlalchemy
@@ -25,6 +26,7 @@ from pflbench.run.setting import load_setting
 from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
 from pflbench.store import runs
+from pflbench.store.failures import patiently
 
 Told = Progress | Diverged | Occupied
 """What a run of a pack reports. One that diverges, or is another process's, says so and is over; the others go on."""
@@ -96,7 +98,9 @@ def execute_pack(
                 yield 0, told
         return
     device = find_device(how.device)
-    begun = next(filter(None, (goes_on(runs.newest(store, spec.key), spec, how, force) for spec in specs)), None)
+    begun = next(
+        filter(None, (goes_on(patiently(partial(runs.newest, store, spec.key)), spec, how, force) for spec in specs)), None
+    )
     with (
         exact_arithmetic(device, specs[0].train.dtype, how.deterministic),
         memory_errors(how, device),
@@ -125,7 +129,7 @@ def _inner(specs: Sequence[RunSpec], data_root: Path, device: torch.device, how:
 
 
 def _over(spec: RunSpec, store: sqlalchemy.Engine) -> bool:
-    found = runs.newest(store, spec.key)
+    found = patiently(lambda: runs.newest(store, spec.key))
     return found is not None and found.status in ("finished", "diverged")
 
 

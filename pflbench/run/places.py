@@ -20,10 +20,6 @@ from pflbench.store.runs import Run
 
 
 class Storage(Protocol):
-    """local: a folder of this machine, for what must not wait for a network: the place itself where it is one."""
-
-    local: Path
-
     def write(self, name: str) -> Any:
         """A context that gives a file to write, which is there whole or not at all. Raises OSError."""
 
@@ -38,23 +34,23 @@ class Folder:
     """beside: another file that is there. Should its folder have been moved, none takes its place."""
 
     def __init__(self, path: Path, *, beside: bool = False) -> None:
-        self.local, self._beside = path, beside
+        self._path, self._beside = path, beside
 
     def __str__(self) -> str:
-        return str(self.local)
+        return str(self._path)
 
     @contextmanager
     def write(self, name: str) -> Iterator[IO[bytes]]:
-        self.local.mkdir(parents=not self._beside, exist_ok=True)
-        with aside(self.local / name) as out:
+        self._path.mkdir(parents=not self._beside, exist_ok=True)
+        with aside(self._path / name) as out:
             yield out
 
     def read(self, name: str) -> IO[bytes] | None:
-        path = self.local / name
+        path = self._path / name
         return path.open("rb") if path.exists() else None
 
     def remove(self, name: str) -> None:
-        for left in (self.local / name, *self.local.glob(f".{name}.*.partial")):
+        for left in (self._path / name, *self._path.glob(f".{name}.*.partial")):
             left.unlink(missing_ok=True)
 
 
@@ -64,7 +60,7 @@ class Remote:
     def __init__(self, url: str) -> None:
         import fsspec
 
-        self._url, self.local = url, state_folder()
+        self._url = url
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:  # fsspec names the package

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,10 @@ from pflbench.run.setting import Setting
 from pflbench.run.verdict import Belief
 from pflbench.spec import RunSpec
 from pflbench.store import partitions, write
+from pflbench.store.database import reading
 from pflbench.store.failures import patiently
 from pflbench.store.locks import Hold
-from pflbench.store.outbox import Outbox, mark_of
+from pflbench.store.run_writer import RunWriter
 from pflbench.store.runs import Run
 from pflbench.store.schema import now
 from pflbench.store.write import RoundRecord
@@ -42,15 +42,12 @@ TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and
 class Account:
     """Of one run, from its beginning to its end. Part of it is found out only while the run goes on."""
 
-    def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation, hold: Hold, spool: Path) -> None:
-        """spool: the file of what is written while the database's server is away."""
+    def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation, hold: Hold) -> None:
         self.run_id = row.id
         self.rounds_stored = patiently(lambda: write.whole_rounds(store, row.id))
         self._store, self._fed = store, fed
-        self._row = replace(row, started_at=now())
-        self._before = mark_of(row)
-        self._outbox = Outbox(store, row.id, hold, spool, mark_of(self._row))
-        self.status = "running"
+        self._started_at = now()
+        self._writer = RunWriter(store, row, self._started_at, hold)
         self._environment: dict[str, Any] = {}
         self._whole = False
         self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
@@ -90,7 +87,7 @@ class Account:
         columns = {
             "status": "running",
             "message": None,
-            "started_at": self._row.started_at,
+            "started_at": self._started_at,
             "finished_at": None,
             "partition_id": patiently(lambda: partitions.save(self._store, setting.record)),
             "parameters": fed.flat.size,
@@ -98,11 +95,20 @@ class Account:
             "device": devices.name(fed.device),
             "environment": self._environment,
         }
-        patiently(lambda: self._outbox.begin(self._before, **columns))
+        patiently(lambda: self._writer.begin(**columns))
+
+    def has(self, t: int, measured: Mapping[str, float | None]) -> bool:
+        """Whether all rounds up to t are stored, and t with these numbers."""
+
+        def found() -> bool:
+            with reading(self._store) as connection:
+                return write.has_round(connection, self.run_id, t, **measured)
+
+        return t < self.rounds_stored and patiently(found)
 
     def rewind(self, last_round: int) -> None:
         """Removes the rounds after that one, and goes on with the clients at a time that memory had sufficed for by then."""
-        patiently(lambda: self._outbox.rewind(last_round))
+        patiently(lambda: self._writer.rewind(last_round))
         self.rounds_stored = last_round + 1
         self._shortages = [one for one in self._shortages if one.get("round", 0) <= last_round]
         self._fed.executor.remember([Shortage(one["work"], one["clients"], one["then"]) for one in self._shortages])
@@ -115,26 +121,26 @@ class Account:
         self._untold += new.values()
 
     def keep(self, record: RoundRecord) -> None:
-        """Writes a round, then notes and what the executor tells, when that has changed; when the server is back, if need be."""
-        self._outbox.round(record)
-        self._keep_environment()
+        """Writes a round, then notes and what the executor tells, when that has changed. Waits for a server that is away."""
+        patiently(lambda: self._writer.round(record))
+        patiently(self._keep_environment)
         self.rounds_stored = record.round + 1
 
     def end(self, status: str, message: str | None = None) -> None:
-        """Writes how the run ended, and how it was packed. Of one that is over the server must get it all, or Unreachable.
+        """Writes how the run ended, and how it was packed. One that is over waits for a server that is away."""
 
-        Raises Vanished, when all of it is in the file in which the database is kept.
-        """
-        self._keep_environment(last=True)
-        self._outbox.change(status=status, message=self._told(message), finished_at=now())
-        self.status = status
-        self._outbox.require_in_place()
+        def write_all() -> None:
+            self._keep_environment(last=True)
+            self._writer.change(status=status, message=self._told(message), finished_at=now())
+
         if status in ("finished", "diverged"):
-            self._outbox.settle()
+            patiently(write_all)
+        else:
+            write_all()
 
     def news(self) -> tuple[str, ...]:
         """What the user should know, each once: notes, shortages of memory, and why steps were not captured."""
-        told, self._untold = self._untold + self._outbox.news(), []
+        told, self._untold = self._untold, []
         new = self._fed.executor.shortages()[self._shortages_told :]
         self._shortages_told += len(new)
         told += [in_words(new)] if new else []
@@ -147,8 +153,8 @@ class Account:
         if self._notes:
             known["notes"] = self._told(dict(self._notes))
         if known != self._environment:
+            self._writer.change(environment=known)
             self._environment = known
-            self._outbox.change(environment=known)
 
     def _told(self, value: Any) -> Any:
         """As it is recorded: with what tells of the user's machine only where that was asked for."""

@@ -1,102 +1,114 @@
-"""Claims on runs in the database itself, where machines share it: a row with a heartbeat, so that one of them makes a run.
+"""Who is at a run, where machines share the database: advisory locks of PostgreSQL, on a connection for nothing else.
 
-Time is the server's alone. A claim whose heart has stopped for EXPIRY seconds is anybody's: its process is dead, or cut off.
+The server frees them when that connection ends: at once with its process, after a minute with a machine that is gone. A pooler
+between the two must leave a connection to its session.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
-from uuid import uuid4
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import ColumnElement, Connection, Engine, delete, func, or_, select, update
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from pflbench.errors import Occupied, UserError
-from pflbench.store.database import reading, writing
-from pflbench.store.failures import patiently
-from pflbench.store.schema import ClaimRow
+from pflbench.errors import Occupied
+from pflbench.store.database import reading
+from pflbench.store.failures import friendly, patiently
 
-BEAT, EXPIRY = 15.0, 60.0  # seconds
+# How the server finds out that a machine is gone; and the connection is meant to be idle. Older servers lack some of them.
+_SETTINGS = """
+    SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES
+        ('tcp_keepalives_idle', '30'), ('tcp_keepalives_interval', '10'), ('tcp_keepalives_count', '3'),
+        ('idle_session_timeout', '0'), ('application_name', :who)) AS own (name, wanted) USING (name)
+"""
+_HELD = """
+    SELECT lpad(to_hex(classid::bigint << 32 | objid::bigint), 16, '0'), application_name
+    FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND objsubid = 1 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 
 
-class Claim:
-    """That this process is at the runs of a key."""
+class _Session:
+    """A connection to the server, and the keys whose locks it has."""
 
-    def __init__(self, engine: Engine, key: str) -> None:
-        self._engine, self._key = engine, key
-        self.owner = f"{platform.node()[:80]}, process {os.getpid()}, {uuid4().hex[:12]}"
-        self._mine = (ClaimRow.key == key, ClaimRow.owner == self.owner)
+    def __init__(self, engine: Engine) -> None:
+        self.keys: set[str] = set()
+        self._engine, self._connection = engine, engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._connection.detach()  # closing it ends its session, and no other use of the pool gets it
+        self._connection.execute(text(_SETTINGS), {"who": f"{platform.node()[:40]}, process {os.getpid()}"})
 
-    def take(self) -> None:
-        """Raises Occupied where another has it and is alive."""
-        new = {"owner": self.owner, "beat_at": func.now()}
-        free = or_(ClaimRow.owner == self.owner, ~_alive())  # its own, where it did not hear that it has it
-        with writing(self._engine) as c:
-            c.execute(postgresql.insert(ClaimRow).values(key=self._key, **new).on_conflict_do_nothing())
-            # Of several that find the same claim dead, the others pass over it while one takes it.
-            found = select(ClaimRow.key).where(ClaimRow.key == self._key, free).with_for_update(skip_locked=True)
-            if c.execute(found).first() is not None:
-                c.execute(update(ClaimRow).where(ClaimRow.key == self._key).values(new))
-                return
-            other = c.scalar(select(ClaimRow.owner).where(ClaimRow.key == self._key))
-        who = f": {other.rpartition(', ')[0]}" if other else ""
-        raise Occupied(
-            f"Another process is at this run already{who}.",
-            f"Wait for it, or stop it first. One that was killed has its claim for another {EXPIRY:.0f} seconds at most.",
-        )
+    def answers(self) -> bool:
+        try:
+            self._connection.exec_driver_sql("SELECT 1")
+        except SQLAlchemyError:
+            self._connection.close()
+            return False
+        return True
 
-    def require(self, connection: Connection) -> None:
-        """In a transaction that writes to the run: nobody takes the claim over before it ends. Raises Occupied where one did."""
-        held = select(ClaimRow.key).where(*self._mine).with_for_update(read=True, key_share=True)
-        if connection.execute(held).first() is None:
+    def take(self, key: str) -> None:
+        """Raises Occupied."""
+        if key in self.keys or not self._locks("pg_try_advisory_lock", key):
+            self._end_if_unused()
             raise Occupied(
-                "Another process has taken this run over: this one was cut off from the database for too long.",
-                "It goes on there; here nothing more is written.",
+                f"Another process is at this run already: {held(self._engine).get(key, 'it has just ended')}.",
+                "Wait for it, or stop it first. One whose machine is gone is let go after a minute.",
             )
+        self.keys.add(key)
 
-    def beat(self) -> None:
-        """Says that this process is alive. A claim that another has taken over stays theirs."""
-        with writing(self._engine) as c:
-            c.execute(update(ClaimRow).where(*self._mine).values(beat_at=func.now()))
+    def give_back(self, key: str) -> None:
+        self.keys.remove(key)
+        with suppress(SQLAlchemyError):  # where the connection is lost, so is the lock
+            self._locks("pg_advisory_unlock", key)
+        self._end_if_unused()
 
-    def release(self) -> None:
-        with writing(self._engine) as c:
-            c.execute(delete(ClaimRow).where(*self._mine))
+    def _end_if_unused(self) -> None:
+        if not self.keys:
+            with suppress(SQLAlchemyError):
+                self._connection.close()
+
+    def _locks(self, function: str, key: str) -> bool:
+        number = int.from_bytes(bytes.fromhex(key), signed=True)
+        return bool(self._connection.scalar(text(f"SELECT {function}(:number)"), {"number": number}))
+
+
+_sessions: WeakKeyDictionary[Engine, _Session] = WeakKeyDictionary()  # one for all runs that an engine makes
 
 
 @contextmanager
-def claimed(engine: Engine, key: str) -> Iterator[Claim]:
-    """Keeps other processes from the runs of a key, for as long as this one lives. Raises Occupied."""
-    claim, over = Claim(engine, key), threading.Event()
-    patiently(claim.take)
+def claimed(engine: Engine, key: str) -> Iterator[Callable[[], None]]:
+    """Keeps other processes from the runs of a key, for as long as this one lives. Raises Occupied.
 
-    def beat() -> None:
-        while not over.wait(BEAT):
-            with suppress(UserError, SQLAlchemyError):  # the server may be back at the next beat
-                claim.beat()
+    Gives a function that takes the lock anew if it was lost with its connection; it raises Occupied and Unreachable.
+    """
+    mine: _Session | None = None
 
-    heart = threading.Thread(target=beat, name=f"claim on {key}", daemon=True)
-    heart.start()
+    def take() -> None:
+        nonlocal mine
+        with friendly(engine.url):
+            if (session := _session(engine)) is not mine:
+                session.take(key)
+                mine = session
+
+    patiently(take)
     try:
-        yield claim
+        yield take
     finally:
-        over.set()
-        heart.join(timeout=2)  # it may be waiting for a server that does not answer
-        with suppress(UserError, SQLAlchemyError):  # without it the claim ends by itself
-            claim.release()
+        assert mine is not None
+        mine.give_back(key)
 
 
-def held(engine: Engine) -> set[str]:
-    """The keys at whose runs a process is."""
+def held(engine: Engine) -> dict[str, str]:
+    """The keys at whose runs a process is, and which one."""
     with reading(engine) as c:
-        return set(c.scalars(select(ClaimRow.key).where(_alive())))
+        return {row[0]: row[1] for row in c.execute(text(_HELD))}
 
 
-def _alive() -> ColumnElement[bool]:
-    return ClaimRow.beat_at > func.now() - timedelta(seconds=EXPIRY)
+def _session(engine: Engine) -> _Session:
+    found = _sessions.get(engine)
+    if found is None or not found.keys or not found.answers():
+        found = _sessions[engine] = _Session(engine)
+    return found

@@ -22,13 +22,22 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event
-from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 
 from pflbench import papers
 from pflbench.errors import NothingYet, UserError
 from pflbench.store import journal
-from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, json_or_unreadable, place, sqlite_path, without_password
-from pflbench.store.opened import putting_back, require_in_place, rescued, watch
+from pflbench.store.failures import (
+    BUSY_SECONDS,
+    ELSEWHERE,
+    READ_ONLY,
+    friendly,
+    json_or_unreadable,
+    place,
+    sqlite_path,
+    without_password,
+)
+from pflbench.store.opened import has_other_names, require_in_place, watch
 from pflbench.store.schema import ReferenceRow
 
 # What it logs it raises as well. Without a handler Python prints it, with a traceback, as of a Ctrl-C while a file is closed.
@@ -142,22 +151,30 @@ def as_it_is(url: str) -> Iterator[tuple[Connection, str]]:
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """A connection; what the user can mend (damaged or locked file) becomes a UserError. Raises Vanished."""
-    with friendly(engine.url), engine.connect() as connection:
-        require_in_place(connection)
+    with friendly(engine.url), engine.connect() as connection, _in_place(connection):
         yield connection
 
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """One transaction that writes: committed at the end, rolled back on an error. Raises Vanished, also behind the commit."""
-    with friendly(engine.url), engine.connect() as connection:
-        require_in_place(connection)
+    with friendly(engine.url), engine.connect() as connection, _in_place(connection):
         # A transaction that reads first and asks for the write lock later is refused at once when another process wrote
         # in between; one that asks at its beginning waits its turn.
         connection.execution_options(immediate=True)
         with connection.begin():
             yield connection
         require_in_place(connection, written=True)
+
+
+@contextmanager
+def _in_place(connection: Connection) -> Iterator[None]:
+    require_in_place(connection)
+    try:
+        yield
+    except DBAPIError:
+        require_in_place(connection)  # says more than what SQLite found in a file that was cut short
+        raise
 
 
 def again_if_there(work: Callable[[], T]) -> T:
@@ -243,7 +260,7 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
             raise UserError(f"{place(target)} needs the driver 'psycopg'.", 'pip install "pflbench[postgres]"') from None
         raise UserError(f"{place(target)} needs the driver '{error.name}'.", f"pip install {error.name}") from None
     if path := sqlite_path(target):
-        watch(engine, path, keep=not read_only)
+        watch(engine, path, read_only=read_only)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -319,12 +336,22 @@ def _server(target: URL, read_only: bool) -> Engine:
         **({"options": "-c default_transaction_read_only=on"} if read_only else {}),
     }
     # What the URL says itself holds.
-    return sa.create_engine(target, connect_args={k: v for k, v in settings.items() if k not in target.query}, pool_pre_ping=True)
+    own = {name: value for name, value in settings.items() if name not in target.query}
+    engine = sa.create_engine(target, connect_args=own, pool_pre_ping=True)
+    event.listen(engine, "handle_error", _leave_standby)
+    return engine
+
+
+def _leave_standby(context: sa.engine.ExceptionContext) -> None:
+    """After a failover another connection may lead to the server that takes writes."""
+    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
+        context.is_disconnect = True
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin in _begin_sqlite, also those that change tables
     connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA journal_size_limit=-1")  # a log that gets shorter was cut off (`opened`)
     journal.prepare(connection)
 
 
@@ -334,9 +361,11 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _is_write_protected(url: URL) -> bool:
-    """Whether there is such a file and it, or its folder, cannot be written, as on a read-only file system."""
+    """Whether there is such a file and it, or its folder, cannot be written, as on a read-only file system, or must not be."""
     path = sqlite_path(url)
-    return path is not None and path.is_file() and not all(os.access(each, os.W_OK) for each in (path, path.resolve().parent))
+    if path is None or not path.is_file():
+        return False
+    return has_other_names(path) or not all(os.access(each, os.W_OK) for each in (path, path.resolve().parent))
 
 
 def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
@@ -383,9 +412,6 @@ def _require_place(url: URL, create: bool) -> None:
 
 def _missing(url: URL) -> UserError:
     path = sqlite_path(url)
-    if path and not path.exists() and (kept := rescued(path)):
-        told = f"No results: there is no database at {path}; when it vanished, it was kept in {kept[-1].name}."
-        return NothingYet(told, f"`{putting_back(kept[-1], path.resolve())}` puts it back; {ELSEWHERE}")
     found = f"there is no database at {place(url)}" if path else f"{place(url)} is empty"
     return NothingYet(f"No results yet: {found}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sqlite3
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, ProgrammingError
 
 from pflbench.errors import Unreachable, UserError
+
+_log = logging.getLogger(__name__)  # on stderr, also of a worker's process: whoever waits should know for what
 
 T = TypeVar("T")
 BUSY_SECONDS = 30
@@ -72,13 +75,18 @@ def patience() -> float:
 
 def patiently(work: Callable[[], T]) -> T:
     """Does it, and again as long as the server cannot be reached and patience lasts. It must do no harm when done twice."""
-    until, pause = time.monotonic() + patience(), 0.5
+    seconds, pause, said = patience(), 0.5, False
+    until = time.monotonic() + seconds
     while True:
         try:
             return work()
-        except Unreachable:
+        except Unreachable as error:
             if time.monotonic() + pause > until:
-                raise
+                told = f"{error.message} It was waited for, for {seconds:.0f} seconds (PFLBENCH_DB_WAIT)."
+                raise Unreachable(told, "What is committed is kept: the same command goes on when the server is back.") from error
+            if not said:
+                _log.warning("%s It is waited for, for up to %.0f seconds (PFLBENCH_DB_WAIT).", error.message, seconds)
+                said = True
         time.sleep(pause)
         pause = min(2 * pause, 15.0)
 
@@ -106,9 +114,10 @@ def _explain(url: URL, error: Exception) -> UserError | None:
         code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         told = _SQLITE_ERRORS.get(code)
         return UserError(told[0].format(place(url)), told[1]) if told else None
-    if isinstance(error, (OperationalError, InterfaceError)):
+    state = getattr(cause, "sqlstate", None)
+    if isinstance(error, (OperationalError, InterfaceError)) or (isinstance(error, InternalError) and state in _FOR_NOW):
         return _of_server(url, error, str(cause).strip().splitlines() or [""])
-    if isinstance(error, ProgrammingError) and getattr(cause, "sqlstate", "") == _NO_PRIVILEGE:
+    if isinstance(error, ProgrammingError) and state == _NO_PRIVILEGE:
         return UserError(f"{place(url)}: {str(cause).splitlines()[0]}.", "Ask the server's owner for the right to it.")
     return None
 
@@ -119,12 +128,16 @@ def _of_server(url: URL, error: DBAPIError, said: list[str]) -> UserError:
     if "does not exist" in first and "database" in first:
         return UserError(f"{place(url)}: there is no such database.", f"Make it first: createdb {url.database}. {ELSEWHERE}")
     state = getattr(error.orig, "sqlstate", None)
-    if (state is not None and state[:2] not in _AWAY) or any(text in first for text in _REFUSED):
+    if state == READ_ONLY:
+        return Unreachable(f"{place(url)} takes no writes: {first}.", f"Is it a standby, or has it failed over? {ELSEWHERE}")
+    if (state is not None and state[:2] not in _AWAY and state not in _FOR_NOW) or any(text in first for text in _REFUSED):
         return UserError(f"{place(url)}: {first}.", ELSEWHERE)
     return Unreachable(f"{place(url)} cannot be reached: {first}.", f"Is the server running? {ELSEWHERE}")
 
 
+READ_ONLY = "25006"
 _NO_PRIVILEGE = "42501"
+_FOR_NOW = (READ_ONLY, "25P03", "25P04")  # read-only after a failover, a transaction that lasted or was idle for too long
 _AWAY = ("08", "53", "57")  # classes of SQLSTATE: connection, resources, a server that was stopped
 _REFUSED = ("authentication failed", "no password supplied", "pg_hba.conf", "role ")
 _KEPT = "Every round committed before is kept."

@@ -1,4 +1,4 @@
-"""Who is at a run: beside an SQLite file a lock that lives as long as the process which holds it, on PostgreSQL a claim."""
+"""Who is at a run: whoever has a lock, on a file beside an SQLite database or in the server, which ends with its process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from pflbench.errors import Occupied, UserError
 from pflbench.store import claims
@@ -32,18 +32,8 @@ def folder(database: Path | None) -> Path:
     return Path(f"{database.resolve()}.checkpoints") if database else Path("pflbench.checkpoints")
 
 
-class Hold(Protocol):
-    """That this process is at the runs of a key."""
-
-    def require(self, connection: Connection) -> None:
-        """In a transaction that writes to one of them. Raises Occupied where another process has taken over."""
-
-
-class _Lock:
-    """Of a file: nobody takes it over."""
-
-    def require(self, connection: Connection) -> None:
-        pass
+Hold = Callable[[], None]
+"""Makes sure that this process still is at the runs of a key. Raises Occupied where another one has taken over."""
 
 
 def presence(engine: Engine) -> Callable[[str, str], str]:
@@ -78,7 +68,7 @@ def locked(engine: Engine, key: str) -> Iterator[Hold]:
     else:
         database = sqlite_path(engine.url)
         with _file_locked(folder(database), key, str(database or "The working directory")):
-            yield _Lock()
+            yield lambda: None  # the lock of a file ends with its process
 
 
 def _held(path: Path) -> bool:

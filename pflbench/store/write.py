@@ -151,8 +151,9 @@ def whole_rounds(engine: Engine, run_id: int) -> int:
     return next((t for t, round in enumerate(found) if t != round), len(found))
 
 
-def has_round(connection: Connection, run_id: int, round: int) -> bool:
-    found = select(RoundRow.round).where(RoundRow.run_id == run_id, RoundRow.round == round)
+def has_round(connection: Connection, run_id: int, round: int, **measured: float | None) -> bool:
+    """measured: numbers that its row must have."""
+    found = select(RoundRow.round).filter_by(run_id=run_id, round=round, **measured)
     return connection.execute(found).first() is not None
 
 

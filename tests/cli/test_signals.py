@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,81 @@ def test_a_second_ctrl_c_leaves_the_first_its_checkpoint(shell: Shell, tmp_path:
     assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
     monkeypatch.setattr(Checkpoints, "save", whole)
     assert "resumed after round 3" in shell(*RUN).err
+
+
+def broken_off(monkeypatch: pytest.MonkeyPatch, name: str, method: str) -> None:
+    """SIGTERM comes while PyTorch, in C++, calls a method of the file of a checkpoint: it makes a RuntimeError of what that raises."""
+    whole, calls = getattr(torch, name), count(1)
+
+    class File(io.FileIO):
+        pass
+
+    def asked(self: Any, *arguments: Any) -> Any:
+        if next(calls) == 3:
+            monkeypatch.setattr(torch, name, whole)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return getattr(super(File, self), method)(*arguments)
+
+    setattr(File, method, asked)
+    at = 1 if name == "save" else 0
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if isinstance(arguments[at], str):  # it is read again, by its name
+            return whole(*arguments, **options)
+        with File(arguments[at].name, "rb" if name == "load" else "wb") as file:
+            return whole(*arguments[:at], file, **options)
+
+    monkeypatch.setattr(torch, name, call)
+
+
+def test_a_signal_in_a_checkpoint_waits_for_its_end(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    often = (*RUN, "--checkpoint-every", "0")
+    broken_off(monkeypatch, "save", "write")
+    done = shell(*often)
+    assert (done.code, "Run 1 keeps its rounds up to 0." in done.err, "disk" in done.err) == (143, True, False)
+    interrupted_in(monkeypatch, 4)
+    shell(*often)
+    broken_off(monkeypatch, "load", "readinto")
+    done = shell(*often)
+    assert (done.code, "Run 1 keeps its rounds up to 3." in done.err) == (143, True)
+    assert rows(tmp_path, "SELECT status, message FROM run") == [("interrupted", None)]
+    assert "resumed after round 3" in shell(*often).err
+
+
+def test_what_a_library_makes_of_an_interruption_is_one(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def update(*_: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("what the library was at") from None
+
+    monkeypatch.setattr(FedAvg, "update", update)
+    assert shell(*RUN).code == 130
+    assert rows(tmp_path, "SELECT status, message FROM run") == [("interrupted", None)]
+
+
+def test_of_several_signals_the_first_interrupts() -> None:
+    """Each of the others, raised on the way out, would leave it half done. Asked later, a command that hangs there is ended."""
+    program = """
+import os, signal, time
+from pflbench import interrupts
+interrupts.GRACE = 0.2
+told = []
+with interrupts.caught(last=True):
+    for _ in range(2):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            with interrupts.held():
+                os.kill(os.getpid(), signal.SIGHUP)
+            told.append(interrupts.exit_code())
+        time.sleep(0.3)
+print(told)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[143, 143]\n"
+    assert done.stderr.count("What has been reached is being kept") == 4
 
 
 def test_from_there_is_said_only_where_a_checkpoint_lies(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

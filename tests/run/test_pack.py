@@ -28,7 +28,7 @@ from pflbench.run.loop import execute
 from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 from pflbench.store import database as db
-from pflbench.store.outbox import Outbox
+from pflbench.store.run_writer import RunWriter
 
 # Methods that go different ways: plain, inner loops, features of the head, matrices of all clients, initial stages.
 TOGETHER = ("fedavg", "fedala", "fedrep", "apple", "pfedme", "fedphp", "partialfed", "ditto+ala")
@@ -239,7 +239,7 @@ def test_ctrl_c_in_the_middle_of_a_call(store: Engine, monkeypatch: pytest.Monke
 
 def test_ctrl_c_in_the_middle_of_one_run(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes while one of them works by itself: all keep what they have."""
-    whole, commits = Outbox.round, [0]
+    whole, commits = RunWriter.round, [0]
 
     def interrupted(*arguments: Any) -> None:
         whole(*arguments)
@@ -247,12 +247,12 @@ def test_ctrl_c_in_the_middle_of_one_run(store: Engine, monkeypatch: pytest.Monk
         if commits[0] == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Outbox, "round", interrupted)
+    monkeypatch.setattr(RunWriter, "round", interrupted)
     specs = seeds(rounds=4)
     with pytest.raises(KeyboardInterrupt):
         packed(specs, store)
     assert statuses(store) == ["interrupted"] * 3
-    monkeypatch.setattr(Outbox, "round", whole)
+    monkeypatch.setattr(RunWriter, "round", whole)
     packed(specs, store)
     assert statuses(store) == ["finished"] * 3
     assert rows(store, "SELECT COUNT(*) FROM round GROUP BY run_id") == [(5,)] * 3

@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from support.command import ROOT, TESTS, Shell
-from support.postgres import PASSWORD
+from support.postgres import PASSWORD, Server
 from support.runs import numbers, rows, run, short
 from support.store_samples import make_record, make_spec, write_round
 
@@ -20,17 +23,16 @@ from pflbench.errors import Occupied, Unreachable, UserError
 from pflbench.run import places
 from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
-from pflbench.store import claims, outbox, runs, write
 from pflbench.store import database as db
+from pflbench.store import runs, write
 
-STALE = f"UPDATE claim SET beat_at = now() - interval '{claims.EXPIRY + 1} seconds'"
+CUT_OFF = sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '%, process %'")
 
 
 @pytest.fixture
 def shared(server, tmp_path, monkeypatch):
     """A database on the server, and checkpoints in a folder of the test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(outbox, "_PAUSES", (0.01, 0.05))
     engine = db.connect(url := server.new())
     yield engine
     engine.dispose()
@@ -54,54 +56,72 @@ def going(shared, **how):
     return execute(short(rounds=8), shared, Path("data"), Execution(workers=1, checkpoint_every=0, **how))
 
 
-def test_a_server_that_is_restarted_in_the_middle(server, shared, store, tmp_path):
+def away(server: Server, seconds: float) -> None:
+    """As if it were killed, and started again later."""
+    server.stop("immediate")
+    threading.Timer(seconds, server.start).start()
+
+
+def test_a_server_that_is_restarted_in_the_middle(server, shared, store, tmp_path, caplog):
     whole = run(short(rounds=8), store)[-1].run_id
-    news, kept = [], 0
     for step in going(shared):
-        news += step.news
         if step.kind == "round" and step.round == 2:
-            server.stop("immediate")
-        elif step.kind == "round" and step.round == 5:
-            kept = len(left(tmp_path, "spool"))
-            server.start()
-    assert kept == 1
-    assert any("training goes on" in text for text in news)
-    assert any("were delivered" in text for text in news)
+            away(server, 0.3)
+    (told,) = caplog.messages
+    assert "It is waited for" in told
     assert same(store, whole, shared, 1)
     assert rows(shared, "SELECT status FROM run") == [("finished",)]
-    assert left(tmp_path, "spool") == left(tmp_path, "pt") == rows(shared, "SELECT key FROM claim") == []
+    assert left(tmp_path, "*") == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at", ["the end", "ctrl-c"])
-def test_a_server_that_is_not_back_in_time(server, shared, store, tmp_path, monkeypatch, at):
-    monkeypatch.setenv("PFLBENCH_DB_WAIT", "0.3")
+@pytest.mark.parametrize("at", [4, 5, 10, 15])
+def test_a_server_that_goes_away_while_run_starts(at, server, shared, store, tmp_path, monkeypatch, shell: Shell):
+    """At one of its first statements, after the three by which it knows the database."""
+    count = 0
+
+    def before(*_):
+        nonlocal count
+        count += 1
+        if count == at:
+            away(server, 0.2)
+
+    url = shared.url.render_as_string(hide_password=False)
+    command = ("run", "-m", "fedavg", "-d", "digits", "--clients", "3", "--rounds", "2", "-q", "--db")
+    sa.event.listen(sa.Engine, "before_cursor_execute", before)
+    try:
+        done = shell(*command, url)
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", before)
+    assert done.code == 0, done.err
+    assert shell(*command, str(store.url.database)).code == 0
+    assert same(store, 1, shared, 1)
+
+
+@pytest.mark.parametrize("ends", ["patience", "ctrl-c"])
+def test_a_server_that_is_not_back_in_time(ends, server, shared, store, tmp_path, monkeypatch):
+    """The run is interrupted, and goes on from its checkpoint."""
+    monkeypatch.setenv("PFLBENCH_DB_WAIT", "0.1")
     whole = run(short(rounds=8), store)[-1].run_id
     steps = going(shared)
     while next(steps).round < 3:
         pass
     server.stop()
     try:
-        if at == "the end":
-            with pytest.raises(Unreachable, match="5 of its rounds are kept") as told:
+        if ends == "patience":
+            with pytest.raises(Unreachable, match="It was waited for") as told:
                 list(steps)
             assert PASSWORD not in str(told.value)
         else:
-            while next(steps).round < 6:
-                pass
-            steps.close()
-        assert len(left(tmp_path, "spool")) == 1
+            with pytest.raises(KeyboardInterrupt):
+                steps.throw(KeyboardInterrupt)
+        assert len(left(tmp_path, "pt")) == 1
     finally:
         server.start()
     assert rows(shared, "SELECT max(round) FROM round") == [(3,)]
-    with shared.begin() as connection:
-        connection.exec_driver_sql(STALE)
     assert runs.find(shared, 1).status == "interrupted"
     again = list(going(shared))
-    assert [step.kind for step in again[:1]] == (["exists"] if at == "the end" else ["resumed"])
-    assert again[0].round == (8 if at == "the end" else 6)
+    assert (again[0].kind, again[0].round) == ("resumed", 3)
     assert same(store, whole, shared, 1)
-    assert left(tmp_path, "spool") == []
 
 
 KILLED = """
@@ -131,8 +151,8 @@ def test_another_machine_goes_on_where_one_has_died(shared, store, tmp_path):
         next(going(shared, checkpoints=folder))
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    with shared.begin() as connection:
-        connection.exec_driver_sql(STALE)
+    while runs.find(shared, 1).status == "running":
+        time.sleep(0.01)
     again = list(going(shared, checkpoints=folder))
     assert (again[0].kind, again[0].round) == ("resumed", 4)
     assert same(store, whole, shared, 1)
@@ -143,14 +163,16 @@ def test_a_worker_that_was_cut_off_leaves_its_run_to_the_other(shared):
     steps = going(shared)
     while next(steps).round < 3:
         pass
-    with shared.begin() as connection:
-        connection.exec_driver_sql(STALE)
-    other = going(shared)
+    elsewhere = db.open_engine(shared.url.render_as_string(hide_password=False))
+    with elsewhere.begin() as connection:
+        connection.execute(CUT_OFF)
+    other = going(elsewhere)
     assert next(other).kind == "resumed"
-    with pytest.raises(Occupied, match="taken this run over"):
+    with pytest.raises(Occupied, match="Another process is at this run already"):
         next(steps)
     assert list(other)[-1].kind == "finished"
     assert rows(shared, "SELECT status, (SELECT count(*) FROM round) FROM run") == [("finished", 9)]
+    elsewhere.dispose()
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "memory"])

@@ -1,11 +1,11 @@
-"""A database that goes away under a run, and runs that go away in it: nothing is lost, and nothing is written to others."""
+"""A database that goes away under a run, and runs that go away in it: it is said, and nothing is written to others."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
-import signal
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.cases import rest_slow
-from support.command import Done, Shell, assert_refused, finish, start
-from support.runs import by_key, numbers, rows, run, short
-from support.store_samples import python
+from support.command import Shell, assert_refused, finish, parsed, start
+from support.runs import numbers, rows, run, short
 
 from pflbench.errors import Occupied, Vanished
 from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
 from pflbench.run.pack import execute_pack
 from pflbench.store import database as db
+from pflbench.store import write
 
 Wreck = Callable[[Path], Any]
 RUN = ("run", "-m", "fedavg", "-d", "digits", "--clients", "4", "--rounds", "60", "-q", "--db", "d/results.db")
@@ -50,8 +50,17 @@ def without_log(database: Path) -> None:
     database.with_name(f"{database.name}-wal").unlink()
 
 
-def without_index(database: Path) -> None:
-    database.with_name(f"{database.name}-shm").unlink()
+def cut(database: Path) -> None:
+    os.truncate(database, database.stat().st_size - 4096)
+
+
+def cut_log(database: Path) -> None:
+    cut(database.with_name(f"{database.name}-wal"))
+
+
+def emptied(database: Path) -> None:
+    """And filled again, by whoever goes on writing: in place."""
+    database.write_bytes(b"")
 
 
 def content(path: Path) -> list[Any]:
@@ -75,151 +84,55 @@ def until(store: sa.Engine, reached: int, wreck: Wreck, *, then: type[BaseExcept
     return caught.value
 
 
-@pytest.mark.parametrize("wreck", rest_slow([removed, moved, replaced, without_log, without_index], removed, replaced))
-def test_all_that_was_in_it_is_kept(store, wreck, tmp_path, new_database):
-    whole = run(short(seed=1), store)[-1].run_id
-    expected = numbers(store, whole)
-    other = tmp_path / "other.db"
-    shutil.copy(new_database, other)
+WRECKS = {
+    removed: r"results\.db is no longer there",
+    moved: r"results\.db is no longer there",
+    replaced: r"results\.db was replaced by another file",
+    cut: r"results\.db was cut short while it was in use: it has [0-9,]+ bytes, and had [0-9,]+",
+    emptied: r"results\.db was cut short while it was in use: it has 0 bytes",
+    without_log: r"results\.db-wal is no longer there",
+    cut_log: r"results\.db-wal was cut short",
+}
+
+
+@pytest.mark.parametrize("wreck", WRECKS)
+def test_what_has_become_of_its_file_is_said(store, wreck, tmp_path, new_database):
+    """Of what was put in its place nothing is changed."""
+    other = Path(shutil.copy(new_database, tmp_path / "other.db"))
     before = content(other)
     told = until(store, 2, wreck)
-    kept = tmp_path / "results.rescued.db"
-    assert told.kept == kept
+    assert re.search(WRECKS[wreck], told.message)
     assert len(str(told).splitlines()) == 2
-    assert f"pflbench import {kept}" in str(told)
-    assert (f"`mv {kept} {tmp_path / 'results.db'}`" in str(told)) == (wreck in (removed, moved))
-    found = db.connect_read_only(db.to_url(str(kept)))
-    assert rows(found, "SELECT seed, status, (SELECT count(*) FROM round WHERE run_id = run.id) FROM run ORDER BY id") == [
-        (1, "finished", 5),
-        (0, "interrupted", 4),  # with the round that was under way
-    ]
-    assert numbers(found, whole) == expected
-    found.dispose()
-    assert content(other) == before
     store.dispose()
     if wreck is replaced:
         assert content(tmp_path / "results.db") == before
-    if wreck is moved:  # whole in itself, too
-        assert dict(content(tmp_path / "elsewhere.db"))["run"][1][4] == "running"
+    if wreck is moved:
+        assert dict(content(tmp_path / "elsewhere.db"))["run"][0][4] == "running"
+    assert not list(tmp_path.glob("*rescued*"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wreck", [removed, without_log])
-def test_behind_a_link(wreck, tmp_path, new_database):
-    """SQLite's files lie beside the database, not beside the link, and so do checkpoints: there it can go on."""
-    (tmp_path / "real").mkdir()
-    shutil.copy(new_database, tmp_path / "real" / "results.db")
-    (tmp_path / "results.db").symlink_to(tmp_path / "real" / "results.db")
-    store = db.connect(db.to_url(str(tmp_path / "results.db")))
-    told = until(store, 2, lambda link: wreck(link.resolve()))
-    store.dispose()
-    assert told.kept == tmp_path / "real" / "results.rescued.db"
-    if wreck is removed:
-        told.kept.rename(tmp_path / "real" / "results.db")
-        assert f"`mv {told.kept} {tmp_path / 'real' / 'results.db'}`" in str(told)
-        again = db.connect(str(store.url))
-        assert run(short(), again)[0].kind == "resumed"
-        again.dispose()
-
-
-IMPORTED = """
-import sys
-from pflbench.store import database as db, write
-from support.store_samples import make_record, make_spec, write_round
-engine = db.connect(sys.argv[1])
-run = write.create_run(engine, make_spec(seed=7, rounds=3), {})
-for t in range(4):
-    write_round(engine, run, make_record(t))
-engine.dispose()
-"""
-
-
-@pytest.mark.slow
-def test_what_others_have_written_behind_a_lost_log_stays(store, tmp_path):
-    """A process that has opened the file anew, and is over, has left it whole. The old log would put older pages there."""
-    after = []
-
-    def wreck(database: Path) -> None:
-        without_log(database), without_index(database)
-        done = python(IMPORTED, str(store.url))
-        assert done.wait() == 0
-        after.append(database.read_bytes())
-
-    until(store, 2, wreck)
-    store.dispose()
-    assert (tmp_path / "results.db").read_bytes() == after[0]
-
-
-@pytest.mark.parametrize("reached", rest_slow([0, 2, 4], 2))
+@pytest.mark.parametrize("reached", [2, 4])
 def test_put_back_it_goes_on(store, reached, tmp_path):
-    """Also where the last thing that is written is that the run has finished."""
-    told = until(store, reached, removed)
+    """From its checkpoint. Also where the last thing that is written is that the run has finished."""
+    until(store, reached, moved)
     store.dispose()
-    told.kept.rename(tmp_path / "results.db")
+    (tmp_path / "elsewhere.db").rename(tmp_path / "results.db")
     again = db.connect(str(store.url))
     resumed = run(short(), again)
-    assert resumed[0].kind == ("exists" if reached == 4 else "resumed")
+    assert (resumed[0].kind, resumed[0].round) == ("resumed", reached)
     whole = run(short(), again, force=True)[-1].run_id
     assert numbers(again, 1) == numbers(again, whole)
     assert list(tmp_path.glob("*.checkpoints/*")) == []
     again.dispose()
 
 
-def test_ctrl_c_behind_it(store, tmp_path):
-    steps = execute(short(), store, Path("data"), Execution(workers=1))
-    while next(steps).round < 2:
-        pass
-    removed(tmp_path / "results.db")
-    with pytest.raises(Vanished) as told:
-        steps.throw(KeyboardInterrupt)
-    found = db.connect_read_only(db.to_url(str(told.value.kept)))
-    assert rows(found, "SELECT status, (SELECT count(*) FROM round) FROM run") == [("interrupted", 3)]
-    found.dispose()
-
-
-def test_closed_behind_it(store, tmp_path):
-    """As by a signal that comes between two steps: whoever closes is told."""
-    steps = execute_pack([short()], store, Path("data"), Execution(engine="loop", workers=1))
-    while next(steps)[1].round < 2:
-        pass
-    removed(tmp_path / "results.db")
-    with pytest.raises(Vanished):
-        steps.close()
-
-
-@pytest.mark.slow
-def test_a_pack_is_kept_in_one_file(store, tmp_path):
-    specs = [short("fedavg", seed=seed) for seed in range(3)]
-    told = {}
-
-    def made() -> None:
-        for number, step in execute_pack(specs, store, Path("data"), PACKED):
-            if step.kind == "round":
-                told[number] = step.round
-                if step.round == 2:
-                    removed(tmp_path / "results.db")
-
-    with pytest.raises(Vanished):
-        made()
-    (kept,) = tmp_path.glob("*.rescued*")
-    found = db.connect_read_only(db.to_url(str(kept)))
-    stored = rows(found, "SELECT seed, status, (SELECT max(round) FROM round WHERE run_id = run.id) FROM run ORDER BY seed")
-    assert {status for _, status, _ in stored} == {"interrupted"}
-    assert all(last >= told[seed] for seed, _, last in stored)
-    assert any(last > told[seed] for seed, _, last in stored), "the one that found out had its round with it"
-    found.dispose()
-
-
-def test_its_folder_is_moved(store, tmp_path, monkeypatch):
+def test_its_folder_is_moved(store, tmp_path):
     """The old folder is not made anew, for a checkpoint: the moved one could not take its place again."""
-    inner, here = tmp_path / "inner", tmp_path / "here"
-    inner.mkdir(), here.mkdir()
-    monkeypatch.chdir(here)
+    inner = tmp_path / "inner"
+    inner.mkdir()
     shutil.copy(str(store.url.database), inner / "results.db")
     other = db.connect(db.to_url(str(inner / "results.db")))
-    told = until(other, 2, lambda database: database.parent.rename(tmp_path / "moved"))
-    assert told.kept == here / "results.rescued.db"
-    assert "`mv " not in str(told)
+    until(other, 2, lambda database: database.parent.rename(tmp_path / "moved"))
     other.dispose()
     assert not inner.exists()
     (tmp_path / "moved").rename(inner)
@@ -228,6 +141,20 @@ def test_its_folder_is_moved(store, tmp_path, monkeypatch):
     assert run(short(), store)[-1].kind == "finished"
     assert numbers(back, 1) == numbers(store, 1)
     back.dispose()
+
+
+def test_a_file_with_two_names_is_only_read(store, tmp_path, shell: Shell):
+    """Each name has a lock and a write-ahead log of its own: two processes would write the file at once."""
+    run(short(), store)
+    store.dispose()
+    os.link(tmp_path / "results.db", tmp_path / "b.db")
+    before = content(tmp_path / "results.db")
+    for name in ("results.db", "b.db"):
+        assert "has 2 names (hard links)" in shell.refused(*RUN[:-1], name)
+        assert len(parsed(shell("runs", "list", "--json", "--db", name))) == 1
+    assert content(tmp_path / "results.db") == before
+    (tmp_path / "b.db").unlink()
+    assert shell(*RUN[:-1], "results.db", "--rounds", "1").code == 0
 
 
 def changed(statement: str) -> Wreck:
@@ -271,17 +198,21 @@ def test_nothing_is_written_to_a_run_that_is_not_its_own(store, statement, says,
 
 def test_nothing_is_rewound_of_a_run_that_is_not_its_own(store, monkeypatch):
     """Nor is it marked as running: another process has begun it since its row was read."""
-    from pflbench.run import record
-
     steps = execute(short(), store, Path("data"), Execution(workers=1))
     while next(steps).round < 2:
         pass
     steps.close()
-    before = content(Path(str(store.url.database)))
-    monkeypatch.setattr(record, "mark_of", lambda row, of=record.mark_of: of(row).replace("/1/", "/2/"))
-    with pytest.raises(Occupied):
+    path, after = Path(str(store.url.database)), []
+
+    def whole_rounds(*_):
+        changed("UPDATE run SET started_at = '2030-01-01T00:00:00Z'")(path)
+        after.append(content(path))
+        return 3
+
+    monkeypatch.setattr(write, "whole_rounds", whole_rounds)
+    with pytest.raises(Occupied, match="begun by another process"):
         run(short(), store)
-    assert content(Path(str(store.url.database))) == before
+    assert content(path) == after[0]
 
 
 @pytest.mark.slow
@@ -299,7 +230,16 @@ def test_of_a_pack_the_others_go_on(store, tmp_path):
     ]
 
 
-# -- with processes of their own ------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_a_command_whose_workers_lose_it_says_so_once(tmp_path):
+    (tmp_path / "d").mkdir()
+    process = start(*RUN, "--jobs", "2", "--seeds", "0,1", folder=tmp_path)
+    while not reached(tmp_path / "d" / "results.db", 2) and process.poll() is None:
+        time.sleep(0.01)
+    moved(tmp_path / "d" / "results.db")
+    done = finish(process)
+    assert_refused(done)
+    assert done.err.count("Error: ") == 1, done.err
 
 
 def reached(database: Path, runs: int) -> bool:
@@ -312,55 +252,3 @@ def reached(database: Path, runs: int) -> bool:
         except sqlite3.OperationalError:  # its tables are being made
             return False
         return len(found) >= runs
-
-
-def wrecked(folder: Path, wreck: Wreck, *more: str, runs: int = 1, send: int = 0) -> Done:
-    """A command to whose database something happens when its runs are under way."""
-    (folder / "d").mkdir(exist_ok=True)
-    process: subprocess.Popen[str] = start(*RUN, *more, folder=folder)
-    try:
-        while not reached(folder / "d" / "results.db", runs) and process.poll() is None:
-            time.sleep(0.01)
-        wreck(folder / "d" / "results.db")
-        if send:
-            process.send_signal(send)
-    except BaseException:
-        process.kill()
-        raise
-    return finish(process)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("wreck", "more"), [(moved, ()), (removed, ("--jobs", "2", "--seeds", "0,1"))])
-def test_a_command_goes_on_once_its_database_is_put_back(wreck, more, tmp_path, shell: Shell):
-    """With exactly the rows of one that nothing happened to. Workers keep theirs in one file."""
-    done = wrecked(tmp_path, wreck, *more, runs=2 if more else 1)
-    assert_refused(done)
-    assert done.err.count("Error: ") == 1, done.err
-    (kept,) = (tmp_path / "d").glob("*.rescued*")
-    assert "puts it back" in shell.refused("runs", "list", "--db", "d/results.db")
-    kept.rename(tmp_path / "d" / "results.db")
-    resumed = finish(start(*RUN[:-3], *RUN[-2:], *more, folder=tmp_path))
-    assert resumed.code == 0, resumed.err
-    assert finish(start(*RUN[:-1], "whole.db", *more, folder=tmp_path)).code == 0
-    engines = [db.connect(db.to_url(str(tmp_path / name))) for name in ("d/results.db", "whole.db")]
-    found, expected = map(by_key, engines)
-    assert found == expected
-    assert len(found) == (2 if more else 1)
-    for engine in engines:
-        engine.dispose()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, signal.SIGTERM])
-def test_import_takes_what_was_kept(number, tmp_path, shell: Shell):
-    done = wrecked(tmp_path, removed, send=number)
-    assert done.code == (128 + number if number else 2), done.err
-    assert "Traceback" not in done.err
-    (kept,) = (tmp_path / "d").glob("*.rescued*")
-    assert f"pflbench import {kept}" in done.err
-    assert shell("import", str(kept), "--db", "new.db").code == 0
-    with closing(sqlite3.connect("new.db")) as c:
-        ((status, count),) = c.execute("SELECT status, (SELECT count(*) FROM round) FROM run").fetchall()
-    assert status == "interrupted"
-    assert count > REACHED

@@ -1,98 +1,143 @@
-"""One of many makes a run: claims in the database, which end with their process, and who is at a run on either database."""
+"""One of many makes a run: locks in the server, which end with their process, and who is at a run on either database."""
 
 from __future__ import annotations
 
+import os
+import platform
+import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine
 from support.command import Shell
-from support.store_samples import make_record, make_spec, write_round
+from support.store_samples import make_record, make_spec, python, write_round
 
 from pflbench.errors import Occupied
 from pflbench.store import claims, locks, runs, write
 from pflbench.store import database as db
-from pflbench.store.claims import Claim
+from pflbench.store.claims import claimed
 
-KEY = make_spec().key
-DIE = f"UPDATE claim SET beat_at = now() - interval '{claims.EXPIRY + 1} seconds'"
+KEY, OTHER = "fedcba9876543210", "0123456789abcdef"  # numbers below and above 0
+OURS = "FROM pg_stat_activity WHERE application_name LIKE '%, process %' AND datname = current_database()"
 
 
 @pytest.fixture
-def shared(server: Any) -> Any:
-    engine = db.connect(url := server.new())
+def url(server: Any) -> Iterator[str]:
+    yield (made := server.new())
+    server.drop(made)
+
+
+@pytest.fixture
+def shared(url: str) -> Iterator[Engine]:
+    engine = db.connect(url)
     yield engine
     engine.dispose()
-    server.drop(url)
 
 
 def sql(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
     with engine.begin() as connection:
-        found = connection.execute(sa.text(statement))
-        return [tuple(row) for row in found] if found.returns_rows else []
+        return [tuple(row) for row in connection.execute(sa.text(statement))]
 
 
-def taken(claim: Claim) -> bool:
-    try:
-        claim.take()
-    except Occupied:
-        return False
-    return True
+def lost(engine: Engine) -> None:
+    """As by a network that was away: the server ends the connections that have locks."""
+    sql(engine, f"SELECT pg_terminate_backend(pid) {OURS}")
 
 
-def test_one_of_many_gets_a_run_also_when_its_holder_is_dead(shared: Engine) -> None:
-    for round in range(3):
-        candidates = [Claim(shared, KEY) for _ in range(8)]
-        with ThreadPoolExecutor(8) as pool:
-            got = [claim for claim, took in zip(candidates, pool.map(taken, candidates), strict=True) if took]
-        assert len(got) == 1, round
-        assert sql(shared, "SELECT owner FROM claim") == [(got[0].owner,)]
-        with shared.begin() as connection:
-            got[0].require(connection)
-        assert taken(got[0]), "one that did not hear that it has it"
-        sql(shared, DIE)
-    last = candidates.pop()
-    assert taken(last)
-    with shared.begin() as connection, pytest.raises(Occupied, match="taken this run over"):
-        got[0].require(connection)
-    got[0].beat()
-    got[0].release()
-    assert sql(shared, "SELECT owner FROM claim") == [(last.owner,)]
+def require_connections(engine: Engine, wanted: int) -> None:
+    """With locks. The server takes a moment to end one."""
+    until = time.monotonic() + 10
+    while sql(engine, f"SELECT count(*) {OURS}") != [(wanted,)]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
-def test_nobody_takes_over_between_a_look_and_a_commit(shared: Engine) -> None:
-    holder, other = Claim(shared, KEY), Claim(shared, KEY)
-    holder.take()
-    sql(shared, DIE)
-    with shared.begin() as connection:
-        holder.require(connection)
-        assert not taken(other)
-    assert taken(other)
+def test_one_of_many_gets_a_run(url: str, shared: Engine) -> None:
+    engines = [db.open_engine(url) for _ in range(8)]
+
+    with ExitStack() as stack, ThreadPoolExecutor(8) as pool:
+
+        def taken(engine: Engine) -> bool:
+            with suppress(Occupied):
+                stack.enter_context(claimed(engine, KEY))
+                return True
+            return False
+
+        assert sum(pool.map(taken, engines)) == 1
+        assert claims.held(shared) == {KEY: f"{platform.node()[:40]}, process {os.getpid()}"}
+        require_connections(shared, 1)
+    assert claims.held(shared) == {}
+    for engine in engines:
+        engine.dispose()
 
 
-def test_a_heart_beats_until_the_run_is_over(shared: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "BEAT", 0.02)
-    with locks.locked(shared, KEY):
-        sql(shared, DIE)
-        deadline = time.monotonic() + 10
-        while not claims.held(shared):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        with pytest.raises(Occupied, match=r"process [0-9]+"), locks.locked(shared, KEY):
-            pass
-    assert sql(shared, "SELECT * FROM claim") == []
+def test_runs_of_one_process_share_a_connection(shared: Engine) -> None:
+    with claimed(shared, KEY):
+        with claimed(shared, OTHER):
+            assert claims.held(shared).keys() == {KEY, OTHER}
+            require_connections(shared, 1)
+            with pytest.raises(Occupied), claimed(shared, OTHER):
+                pass
+        assert claims.held(shared).keys() == {KEY}
+    require_connections(shared, 0)
+
+
+HOLD = """
+import sys, time
+from pflbench.store import database as db
+from pflbench.store.claims import claimed
+with claimed(db.open_engine(sys.argv[1]), sys.argv[2]):
+    print("taken", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_ends_with_its_process(url: str, shared: Engine) -> None:
+    process = python(HOLD, url, KEY)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "taken\n"
+    with pytest.raises(Occupied, match=f"process {process.pid}"), claimed(shared, KEY):
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    until = time.monotonic() + 10
+    while claims.held(shared):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    with claimed(shared, KEY):
+        pass
+
+
+def test_one_that_was_lost_is_taken_anew_unless_another_has_it(url: str, shared: Engine) -> None:
+    other = db.open_engine(url)
+    with claimed(shared, KEY) as still_mine, claimed(shared, OTHER) as also_mine:
+        lost(other)
+        still_mine()
+        assert claims.held(other).keys() == {KEY}
+        also_mine()
+        assert claims.held(other).keys() == {KEY, OTHER}
+        require_connections(other, 1)
+        lost(other)
+        with claimed(other, KEY), pytest.raises(Occupied):
+            still_mine()
+        also_mine()
+    require_connections(other, 0)
+    other.dispose()
 
 
 @pytest.mark.servers("fast")
 def test_a_run_under_way_is_running_where_a_process_is_at_it_and_not_removed(store: Engine, shell: Shell) -> None:
+    key = make_spec().key
     run = write.create_run(store, make_spec(), {})
     write.update_run(store, run, status="running")
     write_round(store, run, make_record(0))
     url = store.url.render_as_string(hide_password=False)
-    with locks.locked(store, KEY):
+    with locks.locked(store, key):
         assert runs.find(store, run).status == "running"
         assert "is under way" in shell.refused("runs", "rm", str(run), "--yes", "--db", url)
     assert runs.find(store, run).status == "interrupted"
