@@ -21,6 +21,8 @@ from pflbench.plain import without_passwords
 
 _log = logging.getLogger(__name__)  # on stderr, also of a worker's process: whoever waits should know for what
 
+_log = logging.getLogger(__name__)  # on stderr, also of a worker's process: whoever waits should know for what
+
 T = TypeVar("T")
 BUSY_SECONDS = 30
 ELSEWHERE = "--db or PFLBENCH_DB names another database."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_one_that_is_whole(tmp_path: Path) -> None:
     checkpoints, _ = saved(tmp_path)
     found = checkpoints.load(snapshot(0).state, CPU)
     assert found is not None
-    assert (plain(found), checkpoints.damaged) == (plain(snapshot()), False)
+    assert (plain(found), checkpoints.wrong) == (plain(snapshot()), "")
 
 
 def test_no_flipped_bit_is_taken_for_what_was_saved(tmp_path: Path) -> None:
@@ -76,18 +76,26 @@ def test_every_number_counts(tmp_path: Path) -> None:
             {**content["state"], **content["buffers"]}[change][-1, -1] += 1e-9 if change == "w" else 1
         torch.save(content, tmp_path / "2.pt")
         other = Checkpoints(Folder(tmp_path), "2", owner="me")
-        assert (other.load(snapshot(0).state, CPU), other.damaged) == (None, True), change
+        assert (other.load(snapshot(0).state, CPU), other.wrong) == (None, "is damaged"), change
     assert checkpoints.load(snapshot(0).state, CPU) is not None
 
 
-def test_one_of_before_there_were_hashes(tmp_path: Path) -> None:
-    checkpoints, path = saved(tmp_path)
+def test_what_is_not_this_runs_is_none(tmp_path: Path) -> None:
+    _, path = saved(tmp_path)
     content = torch.load(path, weights_only=True)
     del content["sha256"]
-    torch.save(content, path)
-    found = checkpoints.load(snapshot(0).state, CPU)
-    assert found is not None
-    assert plain(found) == plain(snapshot())
+    torch.save(content, tmp_path / "2.pt")
+    state = snapshot(0).state
+    others = {
+        "is damaged": (Checkpoints(Folder(tmp_path), "2", owner="me"), state),
+        "is another run's": (Checkpoints(Folder(tmp_path), "1", owner="you"), state),
+        "has other shapes than the run's method and model": (
+            Checkpoints(Folder(tmp_path), "1", owner="me"),
+            replace(state, w=state.w.float()),
+        ),
+    }
+    for wrong, (checkpoints, like) in others.items():
+        assert (checkpoints.load(like, CPU), checkpoints.wrong) == (None, wrong)
 
 
 def test_the_last_one_stays_until_the_new_one_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from support.runs import numbers, rows, run, short
 
 from pflbench.errors import Occupied, UserError
 from pflbench.methods import METHODS
+from pflbench.run.checkpoint import _digest
 from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
 from pflbench.run.places import Folder
@@ -141,6 +142,32 @@ def test_a_damaged_checkpoint_costs_time_and_no_more(store, tmp_path, kept):
     assert told[0].kind == "started"
     assert [text for step in told for text in step.news] == ["its checkpoint is damaged: the run begins anew."]
     assert rows(store, "SELECT MIN(round), MAX(round), COUNT(*) FROM round") == [(0, 4, 5)]
+
+
+FORGED = {
+    "no hash": ({"sha256": None}, "is damaged"),
+    "another round": ({"t": 1}, "is not of a round that the database has: it says 1"),
+    "a round to come": ({"t": 3}, "is not of a round that the database has: it says 3"),
+    "other clients": ({"buffers": {"model": torch.zeros(3, 2)}}, "has other shapes than the run's clients"),
+    "another run": ({"owner": "another"}, "is another run's"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), FORGED.values(), ids=FORGED)
+def test_a_checkpoint_that_is_not_the_runs_own_is_said(store, tmp_path, change, said):
+    """With a right hash: what it says is not true of this run. Believed, it makes wrong rounds."""
+    whole = run(short(), store)[-1].run_id
+    steps = execute(short(), store, Path("data"), Execution(workers=1), force=True)
+    while next(steps).round < 2:
+        pass
+    steps.close()
+    (path,) = tmp_path.glob("*.checkpoints/*.pt")
+    content = {**torch.load(path, weights_only=True), **change}
+    content = {name: value for name, value in content.items() if value is not None}
+    torch.save({**content, "sha256": _digest(content)} if "sha256" in content else content, path)
+    told = run(short(), store)
+    assert [text for step in told for text in step.news] == [f"its checkpoint {said}: the run begins anew."]
+    assert numbers(store, told[-1].run_id) == numbers(store, whole)
 
 
 def test_a_checkpoint_that_cannot_be_read_now_costs_nothing(store, monkeypatch):
