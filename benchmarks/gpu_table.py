@@ -1,123 +1,85 @@
-"""What benchmarks/gpu.sh measured, beside what is asked for.
+"""What benchmarks/gpu.sh has left behind, in short tables.
 
-    python benchmarks/gpu_table.py gpu.db
+    python benchmarks/gpu_table.py OUT
 
-Seconds are medians of whole rounds, evaluation included. A floor is that of the machine's own ceilings (pflbench/bench/floor.py).
+"same bits": whether a run has the numbers of the first one of its specification, with or without --deterministic. Seconds are
+medians of whole rounds, evaluation included; a floor is that of the machine's own ceilings (pflbench/bench/floor.py).
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
-from pflbench.bench.summary import Summary, summaries
-from pflbench.errors import UserError
+from sqlalchemy import Engine
+
+from pflbench.bench.summary import summaries
 from pflbench.store import database as db
-from pflbench.store import measurements
-from pflbench.store.measurements import Measurement
+from pflbench.store import measurements, rounds, runs
+
+Row = tuple[object, ...]
 
 
-@dataclass(frozen=True)
-class Row:
-    what: str
-    value: float
-    unit: str
-    target: float
-    least: bool = False  # the target is the least that will do, not the most
-
-    @property
-    def text(self) -> str:
-        met = self.value >= self.target if self.least else self.value <= self.target
-        sign = ">=" if self.least else "<="
-        return f"| {self.what} | {self.value:.3g}{self.unit} | {sign} {self.target:g}{self.unit} | {'yes' if met else 'no'} |"
-
-
-class Found:
-    """The newest measurement of each name."""
-
-    def __init__(self, url: str) -> None:
-        self.engine = db.connect(db.to_url(url))
-
-    def measurement(self, name: str) -> Measurement:
-        return measurements.find(self.engine, name)
-
-    def summary(self, name: str, method: str = "fedavg", engine: str = "batched") -> Summary:
-        found = {(one.method, one.engine): one for one in summaries(self.measurement(name))}
-        # Without a GPU the script asks for steps that are not captured.
-        return found.get((method, engine)) or found[method, f"{engine}:none"]
+def of_runs(store: Engine) -> Iterator[Row]:
+    first: dict[object, list[tuple[float, ...]]] = {}
+    for run in runs.stored(store, runs.ALL):
+        rows = rounds.newest_rows(store, run.id, 1 + run.rounds)
+        numbers = [(row["accuracy"], row["test_loss"], row["train_loss"]) for row in rows]
+        deterministic = bool(run.environment.get("deterministic"))
+        known = first.setdefault((run.key, deterministic), numbers)
+        same = "" if known is numbers else "yes" if known == numbers else f"off by {_off(known, numbers):.0e}"
+        taken = sorted(row["seconds_update"] + row["seconds_evaluate"] + (row["seconds_receive"] or 0) for row in rows[1:])
+        yield (
+            f"{run.method}, {run.clients} clients" + (", deterministic" if deterministic else ""), run.status, run.engine,
+            *_steps(run.environment.get("steps", {})), f"{taken[len(taken) // 2]:.3g}" if taken else "", same,
+        )  # fmt: skip
 
 
-def cifar10(of: Found) -> Iterator[Row]:
-    one = of.summary("cifar10")
-    yield Row("Cifar10, CNN, FedAvg: a round", one.median, " s", 0.15)
-    yield Row("the same, against its floor", one.times_floor, " x", 4)
-    yield Row("5 seeds packed, against one", of.summary("cifar10", engine="packed").median / one.median, " x", 2.5)
+def _off(known: Iterable[tuple[float, ...]], numbers: Iterable[tuple[float, ...]]) -> float:
+    pairs = (pair for a, b in zip(known, numbers, strict=False) for pair in zip(a, b, strict=True))
+    return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=0.0)
 
 
-def loop(of: Found) -> Iterator[Row]:
-    yield Row("Cifar10, CNN, FedAvg: faster than the loop executor", _faster(of, "cifar10-ways"), " x", 50, least=True)
+def of_measurements(store: Engine) -> Iterator[Row]:
+    for one in reversed(measurements.newest(store, 99)):
+        for arm in summaries(one):
+            steps = one.environment["steps"].get(f"{arm.method} {arm.engine}") or {}
+            share = "" if one.setting["share"] == 1 else f", {one.setting['share']:g} of the data"
+            yield (
+                f"{one.name}{share}", arm.method, arm.engine, *_steps(steps), f"{arm.median:.3g}", f"{arm.times_floor:.3g}",
+                f"{arm.peak_memory / 1e9:.2f}",
+            )  # fmt: skip
 
 
-def tiny(of: Found) -> Iterator[Row]:
-    one = of.summary("tiny", "fedala")
-    yield Row("Tiny-ImageNet, CNN, FedALA: a round in float32", one.median, " s", 1.5)
-    yield Row("the same, against FedAvg", one.times_fedavg, " x", 1.4)
+def _steps(steps: Mapping[str, Any]) -> Row:
+    """How they were made: the way to convolve, the capture, and steps without one."""
+    apart = sum(steps.get("apart", {}).values())
+    return steps.get("convolution", ""), steps.get("capture", "") + (f", {apart} apart" if apart else "")
 
 
-def tiny_tf32(of: Found) -> Iterator[Row]:
-    yield Row("Tiny-ImageNet, CNN, FedALA: a round with TF32", of.summary("tiny-tf32", "fedala").median, " s", 0.8)
+def of_shapes(out: Path) -> Iterator[Row]:
+    for one in json.loads((out / "kernels.json").read_text())["shapes"]:
+        yield *(one[name] for name in ("convolution", "clients", "dtype")), *(f"{one[way]:.3g}" for way in list(one)[3:])
 
 
-def resnet(of: Found) -> Iterator[Row]:
-    yield Row("Tiny-ImageNet, ResNet-18, FedALA: a round in float32", of.summary("tiny-resnet18", "fedala").median, " s", 6)
-
-
-def resnet_tf32(of: Found) -> Iterator[Row]:
-    yield Row("Tiny-ImageNet, ResNet-18, FedALA: a round with TF32", of.summary("tiny-resnet18-tf32", "fedala").median, " s", 3)
-
-
-def texts(of: Found) -> Iterator[Row]:
-    yield Row("AG News, fastText, FedAvg: a round", of.summary("texts-whole").median, " s", 0.5)
-
-
-def texts_loop(of: Found) -> Iterator[Row]:
-    yield Row("AG News, fastText, FedAvg: faster than the loop executor", _faster(of, "texts"), " x", 30, least=True)
-
-
-def clients(of: Found) -> Iterator[Row]:
-    rounds = {count: of.summary(f"clients-{count}") for count in (20, 100, 1000)}
-    for count in (100, 1000):
-        yield Row(f"MNIST, CNN, {count} clients against 20", rounds[count].median / rounds[20].median, " x", 2)
-    grown = rounds[1000].peak_memory / rounds[100].peak_memory
-    yield Row("memory, 1,000 clients against 100", grown, " x", 10)
-
-
-PARTS: tuple[Callable[[Found], Iterator[Row]], ...] = (
-    cifar10, loop, tiny, tiny_tf32, resnet, resnet_tf32, texts, texts_loop, clients,
-)  # fmt: skip
-
-
-def _faster(of: Found, name: str) -> float:
-    return of.summary(name, engine="loop").median / of.summary(name).median
+def table(head: Row, rows: Iterable[Row]) -> None:
+    print("| " + " | ".join(map(str, head)) + " |\n|" + " --- |" * len(head))
+    for row in rows:
+        print("| " + " | ".join(map(str, row)) + " |")
+    print()
 
 
 def main() -> None:
-    of = Found(sys.argv[1])
-    print("| work | measured | asked for | met |\n| --- | ---: | ---: | --- |")
-    missing = []
-    for part in PARTS:
-        try:
-            for row in part(of):
-                print(row.text)
-        except (UserError, KeyError):
-            missing.append(part.__name__)
-    if missing:
-        print(f"\nNot measured: {', '.join(missing)}.")
-    with suppress(UserError):
-        ways = summaries(of.measurement("cifar10-ways"))
-        print("\nWays of a tenth of Cifar10:", ", ".join(f"{one.engine} {one.median:.3g} s" for one in ways))
+    out = Path(sys.argv[1])
+    store = db.connect(db.to_url(str(out / "gpu.db")))
+    steps = ("convolution", "capture")
+    table(("run", "status", "engine", *steps, "s/round", "same bits"), of_runs(store))
+    table(("measurement", "method", "executor", *steps, "s/round", "x floor", "peak GB"), of_measurements(store))
+    if (out / "kernels.json").exists():
+        table(("convolution, TFLOP/s", "clients", "arithmetic", "groups", "search", "unfold"), of_shapes(out))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a captured step asks of a GPU: its operations, the bytes they read and write, and the least time that takes.
 
-    python benchmarks/operations.py --data-dir DATA [-d mnist] [--model cnn] [-m fedavg -m fedala ...] [--list 10]
+    python benchmarks/operations.py --data-dir DATA [-d mnist] [--model cnn] [-m fedavg -m fedala ...] [--convolution unfold]
 
 It runs on a CPU, before there is a GPU: steps are recorded as the contract suite records them (pflbench/contract/recorded.py),
 two rounds of each method with 20 clients of equally many samples and batches of 10. A line is one kind of step of one method, as
@@ -28,6 +28,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from pflbench import methods
 from pflbench.contract.recorded import Recorded
+from pflbench.engine.batched.convolutions import CONVOLUTIONS
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import Call
 from pflbench.errors import UserError
@@ -105,7 +106,9 @@ def steps(method: str, options: argparse.Namespace) -> list[list[Operation]]:
     setting = load_setting(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
     fed, noted = federation(spec, setting, find_device("cpu"), Execution(engine="batched")), Noted()
     fed.executor.close()
-    fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, capture=noted)  # type: ignore[attr-defined]
+    fed.executor = BatchedExecutor(  # type: ignore[attr-defined]
+        fed.flat, fed.executor.samples, capture=noted, convolution=options.convolution
+    )
     run = methods.make(spec.method)
     state = run.init(fed)
     for t in (1, 2):
@@ -121,6 +124,7 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="default: the paper's for the dataset")
     parser.add_argument("-m", "--method", action="append", help="default: all")
     parser.add_argument("--share", type=float, default=0.02, help="of every client's samples: the step is the same")
+    parser.add_argument("--convolution", choices=CONVOLUTIONS, default=CONVOLUTIONS[0], help="the way to convolve")
     parser.add_argument("--launch", type=float, default=2.2, help="microseconds for an operation, at least")
     parser.add_argument("--bandwidth", type=float, default=4.8, help="TB/s")
     parser.add_argument("--arithmetic", type=float, default=50, help="TFLOP/s")
