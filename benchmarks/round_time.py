@@ -14,8 +14,7 @@ processes   a process pinned to each core, each with its part of the clients. Th
 Each arm has processes of its own, and one round of each goes in turn: quote the ratios, which are medians over the turns, with
 their range. The first round is not timed. A machine that does other work hurts `plain` most, whose threads wait for one another
 in every operation: measure on a quiet one. --share takes that part of every client's samples. FedALA's initial stage is one
-epoch, so that all rounds are alike. With --device cuda the arms are pflbench's executors there. As above it takes
-about five minutes on two cores.
+epoch, so that all rounds are alike. As above it takes about five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Round = Callable[[], float]
 
 @dataclass(frozen=True)
 class Process:
-    """One process of an arm: what it runs (plain, loop, batched), the cores it is pinned to, and its part of the clients."""
+    """One process of an arm: what it runs (plain, loop), the cores it is pinned to, and its part of the clients."""
 
     runs: str
     cores: frozenset[int]
@@ -63,7 +62,7 @@ Arms = dict[str, tuple[Process, ...]]
 Ratios = dict[str, tuple[str, str]]
 
 
-def on_cpu() -> tuple[Arms, Ratios]:
+def arms_and_ratios() -> tuple[Arms, Ratios]:
     cores = sorted(os.sched_getaffinity(0))
     every, apart = frozenset(cores), [frozenset({core}) for core in cores]
     arms = {
@@ -79,11 +78,6 @@ def on_cpu() -> tuple[Arms, Ratios]:
         "one core / cores": ("one core", "cores"),
         "cores / processes": ("cores", "processes"),
     }
-
-
-def on_gpu() -> tuple[Arms, Ratios]:
-    every = frozenset(os.sched_getaffinity(0))
-    return {name: (Process(name, every),) for name in ("loop", "batched")}, {"loop / batched": ("loop", "batched")}
 
 
 # -- in a process of an arm ---------------------------------------------------------------------------------------------
@@ -107,8 +101,8 @@ def plain(spec: RunSpec, setting: Setting) -> Round:
 class Ours:
     """pflbench's rounds, each from local training to the next evaluation."""
 
-    def __init__(self, spec: RunSpec, setting: Setting, engine: str, device: str) -> None:
-        self.fed = federation(spec, setting, find_device(device), Execution(engine=engine))
+    def __init__(self, spec: RunSpec, setting: Setting) -> None:
+        self.fed = federation(spec, setting, find_device("cpu"), Execution("cpu", "loop"))
         self.method = methods.make(spec.method)
         self.now = CommunicationRound(self.method, self.fed, 1)
         self.state = self.now.receive(self.method.init(self.fed))
@@ -136,7 +130,7 @@ def serve(options: argparse.Namespace) -> None:
     spec = specification(dataset, method, options.data_dir)
     setting = load_setting(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
     setting = part(setting, *options.part)
-    played = plain(spec, setting) if options.runs == "plain" else Ours(spec, setting, options.runs, options.device).round
+    played = plain(spec, setting) if options.runs == "plain" else Ours(spec, setting).round
     for _ in sys.stdin:
         print(f"{played():.4f}", flush=True)
 
@@ -193,7 +187,6 @@ def main() -> None:
     parser.add_argument("-m", "--method", action="append", choices=list(METHODS), help="default: all")
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--device", default="cpu", help="on a GPU: loop and batched are compared there")
     parser.add_argument("--runs", help=argparse.SUPPRESS)
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -207,13 +200,13 @@ def main() -> None:
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    arms, ratios = on_cpu() if options.device == "cpu" else on_gpu()
+    arms, ratios = arms_and_ratios()
     shown = f"{'dataset':12} {'method':7}" + "".join(f" {name:>10}" for name in arms)
     print("seconds per round, then ratios of arms\n" + shown + "".join(f" {name:>18}" for name in ratios))
     for dataset in datasets:
         for method in chosen:
             case = ["-d", dataset, "-m", method, "--data-dir", str(options.data_dir), "--share", str(options.share)]
-            seconds = measure(arms, [*case, "--device", options.device], options.rounds)
+            seconds = measure(arms, case, options.rounds)
             found = {name: [x / y for x, y in zip(seconds[a], seconds[b], strict=True)] for name, (a, b) in ratios.items()}
             row = "".join(f" {statistics.median(seconds[name]):10.2f}" for name in arms)
             row += "".join(f" {median_and_range(values):>18}" for values in found.values())

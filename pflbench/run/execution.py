@@ -196,7 +196,13 @@ def convolution(spec: RunSpec, setting: Setting, flat: Flat, samples: Samples, h
         return how.convolution
     if how.deterministic:
         return convolutions.CONVOLUTIONS[0]
-    return convolutions.fastest(lambda way: _seconds_of_steps(way, spec, setting, flat, samples, how, clients))
+
+    def timed(way: str) -> float:
+        found = _seconds_of_steps(way, spec, setting, flat, samples, how, clients)
+        memory.release(samples.device)
+        return found
+
+    return convolutions.fastest(timed)
 
 
 def _clients_at_a_time(spec: RunSpec, setting: Setting, device: torch.device, how: Execution, runs: int) -> int | None:
@@ -223,7 +229,6 @@ def _seconds_of_steps(
         return convolutions.seconds(samples.device, lambda: made.do(Sgd(plan, rows, buffers, 1e-4)))
     finally:
         made.close()
-        memory.release(samples.device)
 
 
 def clients(spec: RunSpec, setting: Setting, flat: Flat, executor: Executor) -> Federation:
