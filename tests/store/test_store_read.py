@@ -197,7 +197,17 @@ FINDING: dict[str, Callable[[Engine, Among], set[int]]] = {
     "partitions.stored": lambda engine, among: {int(one.dataset) for one in partitions.stored(engine, among)},
     "runs.hidden_smoke": lambda engine, among: {1, 2, 3, 4} - ({3} if runs.hidden_smoke(engine, among) else set()),
 }
-TOLD = {"run", "run_id", "run_ids", "id_or_key", "hash_or_id", "key", "keys", "results"}  # whose runs are named one by one
+TOLD = {
+    "run",
+    "run_id",
+    "run_ids",
+    "id_or_key",
+    "hash_or_id",
+    "key",
+    "keys",
+    "results",
+    "specs",
+}  # whose runs are named one by one
 
 
 @pytest.fixture

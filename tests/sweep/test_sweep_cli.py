@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.command import Shell, finish, start
 
-from pflbench.cli import sweep as sweep_command
+from pflbench.cli import sweep_runs
 from pflbench.errors import UserError
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
@@ -61,7 +61,7 @@ def test_a_gpu_is_checked_before_any_of_its_runs(shell, monkeypatch):
         raise UserError(f"{[(spec.method.name, spec.seed) for spec in specs]} on {how.device}")
 
     Path("small.yaml").write_text(SHORT)
-    monkeypatch.setattr(sweep_command, "check_first", check)
+    monkeypatch.setattr(sweep_runs, "check_first", check)
     runs_ahead = [("fedavg", 0), ("local", 0), ("fedavg", 1), ("local", 1)]
     assert f"{runs_ahead} on cpu" in shell.refused("sweep", "small.yaml", "--device", "cpu")
     assert {one["state"] for one in json.loads(shell("sweep", "status", "small", "--json").out)["runs"]} == {"missing"}
