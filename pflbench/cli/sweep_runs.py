@@ -105,7 +105,7 @@ def work(
     """
     from pflbench.methods.outside import plugged_in
     from pflbench.store import sweeps
-    from pflbench.sweep.conduct import course, free
+    from pflbench.sweep.conduct import course, unclaimed_jobs
     from pflbench.sweep.hire import Hiring
     from pflbench.sweep.jobs import jobs_of
 
@@ -121,7 +121,9 @@ def work(
             found = course(results, sweep.specs)
             check_first(found.ahead, how, quiet)
             how = replace(how, command=command_line(how.record_host))
-            waiting = free(results, found.ahead, lambda left: jobs_of(left, results, asked.data_dir, how, asked.plugins))
+            waiting = unclaimed_jobs(
+                results, found.ahead, lambda left: jobs_of(left, results, asked.data_dir, how, asked.plugins)
+            )
             _by_workers(asked, found, islice(waiting, limit), keep_going=True, shared=True)
 
 

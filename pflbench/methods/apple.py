@@ -148,7 +148,7 @@ class APPLE(Method):
     def deployed(self, s: APPLEState) -> Tensor:
         return s.personal
 
-    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+    def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
         return {"M": "all"} if spec.partition.clients == self.M else {}
 
     def lambda_(self, fed: Federation) -> float:

@@ -97,7 +97,7 @@ class Method(ABC):
         """Whether clients adapt on labelled test data: such a run is marked in every table."""
         return False
 
-    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+    def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
         """Hyperparameters whose number means under this specification what a word means, with that word: so both have one key.
 
         It is asked only where every client has training data.

@@ -87,7 +87,7 @@ class FedFomo(Method):
     def deployed(self, s: FedFomoState) -> Tensor:
         return s.theta if self.evaluate == "own" else s.start
 
-    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+    def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
         return {"M": "all"} if self.M != "all" and spec.partition.clients <= self.M else {}
 
     def split(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

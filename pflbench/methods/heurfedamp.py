@@ -42,5 +42,5 @@ class HeurFedAMP(MessagePassing):
         own = 1 / len(w) if self.xi_ii == "1/N" else self.xi_ii
         return (1 - own) * torch.softmax((self.sigma * cosines(w)).fill_diagonal_(-torch.inf), dim=1)
 
-    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+    def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
         return {"xi_ii": "1/N"} if spec.train.join_ratio == 1 and self.xi_ii == 1 / spec.partition.clients else {}

@@ -105,7 +105,7 @@ class PerFedAvg(FedAvg):
     def uses_test_labels(self) -> bool:
         return self.adapt_on == "test2022"
 
-    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
+    def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
         rates: dict[str, Value] = {"alpha": self.alpha, "beta": self.beta}
         follows = ("alpha", "beta") if spec.train.lr_schedule == "constant" else ("alpha",)  # beta as "lr" follows a schedule
         return {name: "lr" for name in follows if rates[name] == spec.train.lr}

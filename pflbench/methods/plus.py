@@ -56,8 +56,8 @@ class PlusALA(Method):
     def uses_test_labels(self) -> bool:
         return self.base.uses_test_labels()
 
-    def usual(self, spec: RunSpec) -> Mapping[str, Value]:
-        return self.base.usual(spec)
+    def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
+        return self.base.canonical_values(spec)
 
     def init(self, fed: Federation) -> PlusState:
         begun = _Initialisation(self.ala, fed.everyone(fed.initial()[self.shared(fed)]), self.ala.first(fed, self.shared(fed)))

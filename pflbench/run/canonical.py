@@ -45,10 +45,10 @@ def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
             model = load_setting(spec, data_root).model(spec)
         if not list(model.buffers()):
             spec = _changed(spec, "train", bn_buffers="local")
-    usual = methods.make(spec.method).usual(spec)
+    values = methods.make(spec.method).canonical_values(spec)
     # A client without training data never joins: then fewer join than the specification says.
-    if usual and all(len(samples) for samples in load_setting(spec, data_root).partition.train):
-        spec = _changed(spec, "method", hyperparameters={**spec.method.hyperparameters, **usual})
+    if values and all(len(samples) for samples in load_setting(spec, data_root).partition.train):
+        spec = _changed(spec, "method", hyperparameters={**spec.method.hyperparameters, **values})
     return spec
 
 

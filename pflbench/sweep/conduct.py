@@ -47,7 +47,7 @@ def course(engine: Engine, specs: Sequence[RunSpec], *, retry_failed: bool = Fal
     return Course(ahead if limit is None else ahead[:limit], skipped)
 
 
-def free(engine: Engine, specs: Sequence[RunSpec], jobs: Callable[[Sequence[RunSpec]], Iterator[Job]]) -> Iterator[Job]:
+def unclaimed_jobs(engine: Engine, specs: Sequence[RunSpec], jobs: Callable[[Sequence[RunSpec]], Iterator[Job]]) -> Iterator[Job]:
     """Jobs of runs that nobody has finished or is at when a job is asked for. Each is given once.
 
     So any number of workers share a sweep, each with an iterator of its own. A run whose worker was killed comes last: it may

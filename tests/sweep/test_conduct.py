@@ -15,7 +15,7 @@ from pflbench.methods.local import Local
 from pflbench.run.execution import Execution
 from pflbench.store import locks, runs, sweeps, write
 from pflbench.store.database import connect, to_url
-from pflbench.sweep.conduct import Course, conduct, course, free
+from pflbench.sweep.conduct import Course, conduct, course, unclaimed_jobs
 from pflbench.sweep.jobs import Here, RunOutcome, jobs_of, make
 
 SPECS = [spec(name, seed=seed, rounds=2, clients=3) for seed in range(2) for name in ("fedavg", "local")]
@@ -226,7 +226,7 @@ def test_what_a_worker_takes_is_what_nobody_is_at(store):
     killed, interrupted, _, finished, taken, failed = some = [spec(seed=seed, rounds=2, clients=3) for seed in range(6)]
     for one, status in ((killed, "running"), (interrupted, "interrupted"), (failed, "failed")):
         write.update_run(store, write.create_run(store, one, {}), status=status)
-    found = free(store, some, lambda left: jobs(store, left))
+    found = unclaimed_jobs(store, some, lambda left: jobs(store, left))
     given = [next(found).specs[0]]
     write.update_run(store, write.create_run(store, finished, {}), status="finished")
     write.create_run(store, taken, {})
