@@ -82,10 +82,10 @@ def patiently(work: Callable[[], T]) -> T:
             return work()
         except Unreachable as error:
             if time.monotonic() + pause > until:
-                told = f"{error.message} It was waited for, for {seconds:.0f} seconds (PFLBENCH_DB_WAIT)."
-                raise Unreachable(told, "What is committed is kept: the same command goes on when the server is back.") from error
+                told = f"{error.message} Waited {seconds:.0f} seconds for it (PFLBENCH_DB_WAIT)."
+                raise Unreachable(told, "All rounds that are committed are kept. Run the same command again when the server is back.") from error
             if not said:
-                _log.warning("%s It is waited for, for up to %.0f seconds (PFLBENCH_DB_WAIT).", error.message, seconds)
+                _log.warning("%s Waiting up to %.0f seconds for it (PFLBENCH_DB_WAIT).", error.message, seconds)
                 said = True
         time.sleep(pause)
         pause = min(2 * pause, 15.0)
