@@ -22,14 +22,14 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
 from pflbench import papers
 from pflbench.errors import NothingYet, UserError, require_regular
 from pflbench.plain import without_passwords
-from pflbench.store import journal
-from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, READ_ONLY, friendly, json_or_unreadable, place, sqlite_path
-from pflbench.store.opened import has_other_names, require_in_place, watch
+from pflbench.store import failures, journal
+from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, json_or_unreadable, place, sqlite_path
+from pflbench.store.opened import has_other_names, in_place, require_in_place, watch
 from pflbench.store.schema import ReferenceRow
 
 # What it logs it raises as well. Without a handler Python prints it, with a traceback, as of a Ctrl-C while a file is closed.
@@ -143,30 +143,20 @@ def as_it_is(url: str) -> Iterator[tuple[Connection, str]]:
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """A connection; what the user can mend (damaged or locked file) becomes a UserError. Raises Vanished."""
-    with friendly(engine.url), engine.connect() as connection, _in_place(connection):
+    with friendly(engine.url), engine.connect() as connection, in_place(connection):
         yield connection
 
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """One transaction that writes: committed at the end, rolled back on an error. Raises Vanished, also behind the commit."""
-    with friendly(engine.url), engine.connect() as connection, _in_place(connection):
+    with friendly(engine.url), engine.connect() as connection, in_place(connection):
         # A transaction that reads first and asks for the write lock later is refused at once when another process wrote
         # in between; one that asks at its beginning waits its turn.
         connection.execution_options(immediate=True)
         with connection.begin():
             yield connection
         require_in_place(connection, written=True)
-
-
-@contextmanager
-def _in_place(connection: Connection) -> Iterator[None]:
-    require_in_place(connection)
-    try:
-        yield
-    except DBAPIError:
-        require_in_place(connection)  # says more than what SQLite found in a file that was cut short
-        raise
 
 
 def again_if_there(work: Callable[[], T]) -> T:
@@ -332,14 +322,8 @@ def _server(target: URL, read_only: bool) -> Engine:
     # What the URL says itself holds.
     own = {name: value for name, value in settings.items() if name not in target.query}
     engine = sa.create_engine(target, connect_args=own, pool_pre_ping=True)
-    event.listen(engine, "handle_error", _leave_standby)
+    event.listen(engine, "handle_error", failures.leave_standby)
     return engine
-
-
-def _leave_standby(context: sa.engine.ExceptionContext) -> None:
-    """After a failover another connection may lead to the server that takes writes."""
-    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
-        context.is_disconnect = True
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:

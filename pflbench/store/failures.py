@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, ExceptionContext, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, ProgrammingError
 
 from pflbench.errors import Unreachable, UserError
@@ -84,13 +84,19 @@ def patiently(work: Callable[[], T]) -> T:
             return work()
         except Unreachable as error:
             if time.monotonic() + pause > until:
-                told = f"{error.message} It was waited for, for {seconds:.0f} seconds (PFLBENCH_DB_WAIT)."
-                raise Unreachable(told, "What is committed is kept: the same command goes on when the server is back.") from error
+                told = f"{error.message} Waited {seconds:.0f} seconds for it (PFLBENCH_DB_WAIT)."
+                raise Unreachable(told, f"{_KEPT} Run the same command again when the server is back.") from error
             if not said:
-                _log.warning("%s It is waited for, for up to %.0f seconds (PFLBENCH_DB_WAIT).", error.message, seconds)
+                _log.warning("%s Waiting up to %.0f seconds for it (PFLBENCH_DB_WAIT).", error.message, seconds)
                 said = True
         time.sleep(pause)
         pause = min(2 * pause, 15.0)
+
+
+def leave_standby(context: ExceptionContext) -> None:
+    """For an engine's errors: after a failover another connection may lead to the server that takes writes."""
+    if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
+        context.is_disconnect = True
 
 
 def sqlite_path(url: URL) -> Path | None:
@@ -125,16 +131,16 @@ def _of_server(url: URL, error: DBAPIError, said: list[str]) -> UserError:
     if "does not exist" in first and "database" in first:
         return UserError(f"{place(url)}: there is no such database.", f"Make it first: createdb {url.database}. {ELSEWHERE}")
     state = getattr(error.orig, "sqlstate", None)
-    if state == READ_ONLY:
+    if state == _READ_ONLY:
         return Unreachable(f"{place(url)} takes no writes: {first}.", f"Is it a standby, or has it failed over? {ELSEWHERE}")
     if (state is not None and state[:2] not in _AWAY and state not in _FOR_NOW) or any(text in first for text in _REFUSED):
         return UserError(f"{place(url)}: {first}.", ELSEWHERE)
     return Unreachable(f"{place(url)} cannot be reached: {first}.", f"Is the server running? {ELSEWHERE}")
 
 
-READ_ONLY = "25006"
+_READ_ONLY = "25006"
 _NO_PRIVILEGE = "42501"
-_FOR_NOW = (READ_ONLY, "25P03", "25P04")  # read-only after a failover, a transaction that lasted or was idle for too long
+_FOR_NOW = (_READ_ONLY, "25P03", "25P04")  # read-only after a failover, a transaction that lasted or was idle for too long
 _AWAY = ("08", "53", "57")  # classes of SQLSTATE: connection, resources, a server that was stopped
 _REFUSED = ("authentication failed", "no password supplied", "pg_hba.conf", "role ")
 _KEPT = "Every round committed before is kept."

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError
 
 from pflbench.errors import UserError, Vanished
 
@@ -41,6 +43,17 @@ def require_in_place(connection: Connection, *, written: bool = False) -> None:
     opened: _Opened | None = connection.get_execution_options().get(_OPTION)
     if opened is not None:
         opened.require(connection, written)
+
+
+@contextmanager
+def in_place(connection: Connection) -> Iterator[None]:
+    """A block that reads or writes. Raises Vanished as `require_in_place`."""
+    require_in_place(connection)
+    try:
+        yield
+    except DBAPIError:
+        require_in_place(connection)  # says more than what SQLite found in a file that was cut short
+        raise
 
 
 def has_other_names(path: Path) -> bool:

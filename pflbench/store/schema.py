@@ -310,10 +310,10 @@ class SweepRow(Base):
 
 
 class ClaimRow(Base):
-    """Who is at the runs of a key, where no lock on a file says so: on a server. Alive as long as its heartbeat is recent."""
+    """Not used: who is at a run is a lock in the server (`claims`). The table goes with the next change of the schema."""
 
     __tablename__ = "claim"
 
     key: Mapped[str] = mapped_column(text(16), primary_key=True)
-    owner: Mapped[str] = mapped_column(text(128))  # machine, process, and what tells one claim from the next
-    beat_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))  # by the server's clock
+    owner: Mapped[str] = mapped_column(text(128))
+    beat_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))

@@ -77,7 +77,7 @@ def test_a_second_ctrl_c_leaves_the_first_its_checkpoint(shell: Shell, tmp_path:
 
 
 def broken_off(monkeypatch: pytest.MonkeyPatch, name: str, method: str) -> None:
-    """SIGTERM comes while PyTorch, in C++, calls a method of a checkpoint's file: of what that raises it makes a RuntimeError."""
+    """SIGTERM comes while PyTorch calls the file of a checkpoint: it would make a RuntimeError of KeyboardInterrupt."""
     whole, calls = getattr(torch, name), count(1)
 
     class File(io.FileIO):

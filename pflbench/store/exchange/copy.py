@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 
 # Rows at a time: an array can have many megabytes, a specification a few kilobytes.
 _ROWS, _OF_JSON, _OF_BLOBS = 5_000, 100, 1
-# Who is at a run is true of one database. The papers' values are the package's: a new database has them already.
+# Claims are not used. The papers' values are the package's: a new database has them already.
 _LEFT = {ClaimRow.__tablename__, ReferenceRow.__tablename__}
 
 
