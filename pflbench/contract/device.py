@@ -265,7 +265,7 @@ def _memory(one: Check, device: torch.device) -> CheckResult:
             _forget_peak(device)
             play = rounds(fedavg, fed, 2)
             next(play)
-            peak = devices.peak(device)
+            peak = devices.of(device).max_memory_allocated(device)
             # What a round takes: two copies of all models, and one more where clients train.
             more = int(2.5 * fed.size * fed.flat.size * fed.dtype.itemsize)
             memory.release(device)

@@ -85,11 +85,10 @@ class Module:
         return _memory(device).reserved
 
     def max_memory_reserved(self, device: Device = None) -> int:
-        return _memory(device).peak_reserved
+        return _memory(device).most_reserved
 
     def reset_peak_memory_stats(self, device: Device = None) -> None:
-        of = _memory(device)
-        of.peak, of.peak_reserved = of.live, of.reserved
+        _memory(device).reset_peaks()
 
     def mem_get_info(self, device: Device = None) -> tuple[int, int]:
         of = _memory(device)
