@@ -276,7 +276,7 @@ def _memory(one: Check, device: torch.device) -> CheckResult:
     devices.reset_peak(device)
     played()
     gc.collect()
-    with _limited(device, int(SCARCE * devices.peak(device))):
+    with _limited(device, int(SCARCE * devices.of(device).max_memory_allocated(device))):
         numbers, shortages = played()
     if not shortages:
         return CheckResult("not supported", why="its memory could not be made scarce")

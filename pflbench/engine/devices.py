@@ -71,7 +71,7 @@ def seconds(device: torch.device) -> float:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Makes the peak of memory begin anew: of a GPU its tensors', of a CPU this process's."""
+    """Makes the peak of memory begin anew."""
     if device.type == "cpu":
         environment.reset_peak_memory()
     else:
@@ -79,8 +79,8 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> int:
-    """Bytes, the most since `reset_peak`."""
-    found: int = environment.peak_resident_memory() if device.type == "cpu" else of(device).max_memory_allocated(device)
+    """Bytes, the most since `reset_peak`: of a CPU this process's, of a GPU what PyTorch has taken, graphs' own included."""
+    found: int = environment.peak_resident_memory() if device.type == "cpu" else of(device).max_memory_reserved(device)
     return found
 
 

@@ -66,7 +66,7 @@ def estimate(spec: RunSpec, setting: Setting, *, captured: bool) -> Needs | None
         batch_norm=states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size,
         copies=2 * row + optimizer + workspace,
         activations=step - row,
-        # A step in the graph's memory; there and beside it the gradients once more, side by side.
+        # A step in the graph's memory, with the weights as convolutions take them and the gradients side by side.
         programs=(COPIES + 2) * row + COPIES * optimizer + workspace + step if captured else 0,
     )
 

@@ -94,6 +94,7 @@ def execute_on(
             if not belief.resumes:
                 checkpoints.remove()
             if fed.device.type != "cpu":  # of a CPU's memory, what the data have taken counts as well
+                memory.release(fed.device)
                 devices.reset_peak(fed.device)
             with _marked(spec, account, checkpoints):
                 yield from _Loop(spec, fed, how, setting.central, account, checkpoints).run()

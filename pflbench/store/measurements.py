@@ -24,7 +24,7 @@ class Arm:
     spec: Mapping[str, Any]  # the RunSpec
     seconds: Mapping[str, Sequence[float]]  # phase -> of each round
     floor: Mapping[str, Mapping[str, Any]]  # phase -> flops, bytes, seconds, bound
-    peak_memory: int  # bytes: allocated on the GPU, or the process's resident set, while this arm's rounds ran
+    peak_memory: int  # bytes: taken of the GPU, or the process's resident set, while this arm's rounds ran
 
     def rounds(self) -> list[float]:
         """Seconds of each round, all its phases together."""

@@ -16,6 +16,7 @@ from pflbench import methods
 from pflbench.contract.small import federation, tensors, train
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine.batched.program import _near
 from pflbench.engine.requests import Sgd, Walk
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS
@@ -66,6 +67,18 @@ def test_the_peak_counts_what_lives_at_once():
         e = torch.ones(100)  # 400
     assert (peak.most, peak.now, peak.largest) == (12_000, 8_400, 8_000)
     assert len(view) + len(d) + len(e) == 115
+
+
+def test_a_program_is_compared_with_its_step_in_less_memory_than_the_rows_have():
+    wanted = torch.randn(32, 1000, generator=torch.Generator().manual_seed(0))
+    wanted[3, 5] = torch.inf
+    before, near, far = wanted + 1, wanted * (1 + 1e-7), wanted.clone()
+    before[3], near[3, 5], far[9, 7] = 0, torch.nan, torch.nan
+    with Peak() as peak:
+        assert _near(near, wanted, before)
+    assert peak.most < wanted.nbytes
+    assert not _near(far, wanted, before)
+    assert not _near(near + 0.01, wanted, before)
 
 
 @pytest.mark.parametrize(

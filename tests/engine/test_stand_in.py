@@ -201,11 +201,16 @@ def test_memory_is_counted_while_it_is_in_use():
         assert module.memory_allocated(HERE) == 4096, "a view keeps it"
         del view
         assert (module.memory_allocated(HERE), module.max_memory_allocated(HERE)) == (0, 4096)
+        with module.stream(module.Stream(HERE)):
+            assert zeros(1000).numel()
+        assert module.memory_reserved(HERE) == 2 * 4096, "no stream gets what is kept for another"
+        module.empty_cache()
+        assert zeros(1000).numel()
         assert (module.memory_reserved(HERE), module.mem_get_info(HERE)) == (4096, (2**20 - 4096, 2**20))
         module.empty_cache()
         assert module.memory_reserved(HERE) == 0
         module.reset_peak_memory_stats(HERE)
-        assert module.max_memory_allocated(HERE) == 0
+        assert (module.max_memory_allocated(HERE), module.max_memory_reserved(HERE)) == (0, 0)
         kept = zeros(200_000)
         with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
             zeros(200_000)

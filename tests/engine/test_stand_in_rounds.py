@@ -146,6 +146,19 @@ def test_each_device_has_captures_of_its_own(gpu):
         assert x.tolist() == [1, 1, 1]
 
 
+def test_a_warm_up_finds_no_memory_idle_and_leaves_none(gpu):
+    """What PyTorch keeps for one stream serves no other one, and a step is warmed up beside the stream of all else."""
+    x, memory, idle = torch.zeros(3, device="pygpu:0"), gpu.gpus[0].memory, []
+    x.new_zeros(1000)
+
+    def step():
+        idle.append(memory.reserved - memory.live)
+        x.new_zeros(1000)
+
+    Graph(x.device).warm_up(step)
+    assert [*idle, memory.reserved - memory.live] == [0, 0]
+
+
 # -- a pack ---------------------------------------------------------------------------------------------------------------
 
 

@@ -109,7 +109,8 @@ def test_time_is_taken_when_the_gpu_is_done(store, gpu):
 def test_the_peak_of_memory_is_the_gpus_and_begins_anew(store, gpu):
     number = run(brief(batch_size=400), store)
     (large,) = rows(store, f"SELECT MAX(peak_memory) FROM round WHERE run_id = {number}")[0]
-    assert large == gpu.gpus[0].memory.peak
+    memory = gpu.gpus[0].memory
+    assert memory.peak < large <= memory.most_reserved, "with what graphs keep"
     number = run(brief(batch_size=10), store)
     (small,) = rows(store, f"SELECT MAX(peak_memory) FROM round WHERE run_id = {number}")[0]
     assert 0 < small < large

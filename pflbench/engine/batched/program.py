@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ NARROWER = 0.8  # of two neighbouring numbers of clients for which programs are 
 MIXED = "batches of different sizes in one step"  # that cannot be filled up
 OTHER_NUMBERS = "not captured: the program gave other numbers"
 COPIES = 3  # of a client's rows: the program's own, and two while its numbers are compared with those of the step itself
+PARTS = 8  # of the clients, while that is done
 ERROR = 1e-3  # by how much a program's change may be off, by the largest change: float32, other algorithms
 
 RECOVERS = (2, 13)  # from this version of PyTorch on, a capture that fails leaves the allocator as it was
@@ -58,12 +59,14 @@ class Graph(Capture):
     def warm_up(self, step: Call) -> None:
         """On a stream of its own: libraries choose their algorithms and take their workspaces, which no capture permits."""
         gpu, aside = devices.of(self.device), self._stream()
+        memory.release(self.device)
         aside.wait_stream(gpu.current_stream(self.device))
         try:
             with gpu.stream(aside):
                 step()
         finally:  # also where memory runs out: what is tried next takes this step's memory
             gpu.current_stream(self.device).wait_stream(aside)
+            memory.release(self.device)
 
     def __call__(self, step: Call) -> Call:
         gpu = devices.of(self.device)
@@ -246,12 +249,19 @@ def _set_back(state: Named, before: Named) -> None:
 
 
 def _near(found: Tensor, wanted: Tensor, before: Tensor) -> bool:
+    """Looks at some clients at a time: at all it would take more memory than the step."""
     if not found.numel() or torch.equal(found, wanted):
         return True
-    change = (wanted - before).abs().nan_to_num(posinf=0).max()
-    off = (found - wanted).abs()
+    parts = list(zip(found.chunk(PARTS), wanted.chunk(PARTS), before.chunk(PARTS), strict=True))
+    change = _largest((w - b).abs_().nan_to_num_(posinf=0) for _, w, b in parts)
+    size = _largest(w.abs().nan_to_num_(posinf=0) for _, w, _ in parts)
     # Where the step itself gives no finite number, the program need not either.
-    return bool((off[wanted.isfinite()] <= ERROR * change + 1e-6 * wanted.abs().nan_to_num(posinf=0).max()).all())
+    off = _largest((f - w).abs_().masked_fill_(~w.isfinite(), 0) for f, w, _ in parts)
+    return bool(off <= ERROR * change + 1e-6 * size)
+
+
+def _largest(parts: Iterable[Tensor]) -> Tensor:
+    return torch.stack([part.max() for part in parts]).max()
 
 
 def tensor(value: Any) -> Tensor:

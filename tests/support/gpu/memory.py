@@ -5,6 +5,7 @@ It knows sizes, not addresses: what CUDA loses to fragments is not seen.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,7 @@ class Pool:
 
     def __del__(self) -> None:
         self.memory.in_pools -= self.size
-        self.memory.cached += self.size
+        self.memory.cached[None] += self.size
 
 
 class Block:
@@ -45,43 +46,53 @@ class Block:
 
 
 class Memory:
-    """live: bytes of tensors; peak: the most of them at once. cached: what the allocator has and no tensor needs."""
+    """live: bytes of tensors; peak: the most of them at once, most_reserved: of all that PyTorch has.
+
+    cached: what no tensor needs, by the stream that it came from: no other one gets it, until it is given back to the device.
+    """
 
     def __init__(self, limit: int) -> None:
         self.size = self.limit = limit  # of the device; and what this process may have of it
-        self.live = self.peak = self.cached = self.in_pools = self._general = 0
+        self.live = self.peak = self.most_reserved = self.in_pools = self._general = 0
+        self.cached: Counter[Stream | None] = Counter()
         self.torn = False  # a capture's end has failed: before PyTorch 2.13 the allocator goes on as if it were under way
 
     @property
     def reserved(self) -> int:
-        return self._general + self.cached + self.in_pools
+        return self._general + self.cached.total() + self.in_pools
+
+    def reset_peaks(self) -> None:
+        self.peak, self.most_reserved = self.live, self.reserved
 
     def take(self, nbytes: int, stream: Stream, pool: Pool | None) -> Block:
         """Raises torch.OutOfMemoryError beyond the limit. pool: that of the capture under way."""
         size = -(-nbytes // GRAIN) * GRAIN
         more = size if pool is None else max(0, pool.live + size - pool.size)
-        if self._general + self.in_pools + more > self.limit:
+        again = min(size, self.cached[stream]) if pool is None else 0
+        if self.reserved + more - again > self.limit:
+            self.cached.clear()
+            again = 0
+        if self.reserved + more - again > self.limit:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size} bytes: of {self.limit}, {self.live} are in use by tensors and "
                 f"{self.in_pools} kept by graphs."
             )
         if pool is None:
             self._general += size
-            self.cached = max(0, self.cached - size)
+            self.cached[stream] -= again
         else:
             pool.live += size
             pool.size += more
             self.in_pools += more
-        self.cached = max(0, min(self.cached, self.limit - self._general - self.in_pools))
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self.peak, self.most_reserved = max(self.peak, self.live), max(self.most_reserved, self.reserved)
         return Block(self, size, stream, pool)
 
     def give_back(self, block: Block) -> None:
         self.live -= block.size
         if block.pool is None:
             self._general -= block.size
-            self.cached += block.size
+            self.cached[block.stream] += block.size
         else:
             block.pool.live -= block.size
         block.stream.note_freed(block)
@@ -90,4 +101,4 @@ class Memory:
         """Gives the device back what is cached. Idle blocks of graphs are not."""
         if self.torn:
             raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED, please report a bug to PyTorch.")
-        self.cached = 0
+        self.cached.clear()

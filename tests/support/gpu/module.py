@@ -83,8 +83,11 @@ class Module:
     def memory_reserved(self, device: Device = None) -> int:
         return _memory(device).reserved
 
+    def max_memory_reserved(self, device: Device = None) -> int:
+        return _memory(device).most_reserved
+
     def reset_peak_memory_stats(self, device: Device = None) -> None:
-        _memory(device).peak = _memory(device).live
+        _memory(device).reset_peaks()
 
     def mem_get_info(self, device: Device = None) -> tuple[int, int]:
         of = _memory(device)
