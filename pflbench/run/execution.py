@@ -317,8 +317,12 @@ def _nothing_compiled() -> AbstractContextManager[None]:
 def deterministic_algorithms() -> Iterator[None]:
     """Inside, operations take the form that gives the same bits each time. Raises UserError for one that has none."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    more: Any = torch.utils.deterministic
+    filled = more.fill_uninitialized_memory
     os.environ.setdefault(CUBLAS, CUBLAS_WORKSPACE)  # read when cuBLAS is used for the first time
     torch.use_deterministic_algorithms(True)
+    # Nothing reads memory that was not written: to fill it would be one more kernel for each tensor.
+    more.fill_uninitialized_memory = False
     try:
         yield
     except RuntimeError as error:
@@ -332,6 +336,7 @@ def deterministic_algorithms() -> Iterator[None]:
         raise
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        more.fill_uninitialized_memory = filled
 
 
 @contextmanager

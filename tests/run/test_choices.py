@@ -223,6 +223,8 @@ def test_operations_take_their_deterministic_form(outside, cublas):
             assert torch.are_deterministic_algorithms_enabled()
             assert torch.backends.cudnn.deterministic
             assert cublas() == ":4096:8"
+            assert not torch.utils.deterministic.fill_uninitialized_memory, "one more kernel for each tensor"
+        assert torch.utils.deterministic.fill_uninitialized_memory
         assert torch.are_deterministic_algorithms_enabled() == outside
     finally:
         torch.use_deterministic_algorithms(False)
