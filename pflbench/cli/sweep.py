@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from pflbench import interrupts
 from pflbench.cli import options as o
-from pflbench.cli.checkup import check_first
+from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.executors import EXECUTORS
@@ -342,8 +342,8 @@ def _make(
     whole = True
     if found.ahead:
         prepare(found.ahead, data_dir, quiet)
-        if hiring.executor == "local":  # a cluster's nodes check their own
-            check_first(found.ahead, how, quiet)
+        if hiring.executor == "local":  # a cluster's nodes have GPUs of their own
+            note_unchecked(how, quiet)
         tell_checkpoints(results, how)
         how = replace(how, command=command_line(how.record_host))
         plugins = tuple(Path(path) for path in sweep.environment["plugins"])

@@ -18,8 +18,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from pflbench.errors import UserError
-from pflbench.sweep.away import make_away
-from pflbench.sweep.jobs import Job, RunOutcome, State
+from pflbench.sweep.jobs import Job, RunOutcome, State, make_away
 
 PAUSE = 1.0  # seconds between two looks at what has ended
 LOOK = 10.0  # seconds between two looks at the queue
