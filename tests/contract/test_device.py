@@ -179,7 +179,7 @@ def test_what_cannot_be_captured_is_not_supported(monkeypatch):
 
 
 def test_a_checkpoint_that_is_read_wrong_is_found(monkeypatch):
-    plant(monkeypatch, Checkpoints, "load", 'content["state"])})', '{k: v.half().to(v) for k, v in content["state"].items()})})')
+    plant(monkeypatch, Checkpoints, "load", 'content["state"])', '{k: v.half().to(v) for k, v in content["state"].items()})')
     said = only((RESUME, "", "float64"))
     assert said.status == "failed"
     assert 1e-9 < said.off < 1e-2
