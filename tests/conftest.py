@@ -46,7 +46,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     for name in os.environ:
         if name.startswith("PFLBENCH_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("PFLBENCH_GPU_CHECK", "off")  # where there is one, tests are of other things
+    monkeypatch.setenv("XDG_STATE_HOME", f"{tmp_path}-state")  # what is known of a GPU here is not the tests'
     monkeypatch.chdir(tmp_path)
     return Shell(capsys)
 

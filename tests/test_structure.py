@@ -62,8 +62,8 @@ MAY_IMPORT = {
     # Says which runs a table needs and how they stand; the command line makes them.
     # Before a long run it times a few batches.
     "reproduce": {"report", "store", "data", "run", "bench", "methods", "models", "partition", "spec", "errors"},
-    # Many runs: it plans as `run` does, and gives them to workers, which check the GPU of their own machine.
-    "sweep": {"run", "interrupts", "contract", "methods", "engine", "store", "environment", "spec", "errors"},
+    # Many runs: it plans as `run` does, and gives them to workers.
+    "sweep": {"run", "interrupts", "methods", "engine", "store", "environment", "spec", "errors"},
     "__main__": {"cli"},
     "cli": {
         "bench",

@@ -176,7 +176,7 @@ def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 
 def doctor(
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Check the GPU: all ways of computing against one another, in a minute or two.")
+        bool, typer.Option("--gpu", help="Check the GPU: all ways of computing against a CPU, in some minutes.")
     ] = False,
     device: Annotated[str, typer.Option(metavar="auto|cuda[:N]", help="--gpu: which one. auto: the first.")] = "auto",
     db: o.Db = o.DEFAULT_DB,
@@ -186,7 +186,7 @@ def doctor(
     """Show versions, device, data found and the state of the database. Exit code 2 if something will not work.
 
     With --gpu: whether the GPU, with its driver and this PyTorch, gives the right numbers in every way that a run may take.
-    `run` goes by what was found; exit code 1 if something is wrong. PFLBENCH_GPU_VERDICTS names the file that keeps it.
+    The result is kept for the records of later runs. Exit code 1 if something is wrong.
     """
     if gpu:
         checkup(device, as_json)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.checkup import check_first
+from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table, say
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.making import Jobs, KeepGoing, Limit, at_a_time, make_all
@@ -293,7 +293,7 @@ def _make(
     followed_runs = [one.wanted for one in ahead.values() if one.wanted.keeps.follow is not None]
     if followed_runs:
         follow_client(followed_runs[0].options["trajectory"], [one.spec for one in followed_runs], data_dir)
-    check_first(specs, how, quiet)
+    note_unchecked(how, quiet)
     series, names = Series(outlook.weights[:limit]), dict(zip(ahead, named(specs), strict=True))
     numbers = {key: place for place, key in enumerate(ahead)}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.checkup import check_first
+from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, message, print_json, say
 from pflbench.cli.db import opened
 from pflbench.cli.making import Jobs, KeepGoing, at_a_time, make_all
@@ -74,7 +74,7 @@ def run(
     trajectory, force = executed["trajectory"], executed["force"]
     client = None if trajectory is None else follow_client(trajectory, specs, data_dir)
     how = replace(how, follow=client, command=command_line(how.record_host))
-    check_first(specs, how, quiet)
+    note_unchecked(how, quiet)
     done: dict[str, dict[str, Any]] = {}
 
     def follow(job: Job, steps: Steps) -> Steps:

@@ -13,7 +13,7 @@ import typer
 
 from pflbench import interrupts
 from pflbench.cli import options as o
-from pflbench.cli.checkup import check_first
+from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.executors import EXECUTORS
@@ -119,7 +119,7 @@ def work(
         asked = SweepCommand(sweep, results, how, hiring, Path(sweep.environment["data_dir"]), quiet)
         with plugged_in(asked.plugins):
             found = course(results, sweep.specs)
-            check_first(found.ahead, how, quiet)
+            note_unchecked(how, quiet)
             how = replace(how, command=command_line(how.record_host))
             waiting = unclaimed_jobs(
                 results, found.ahead, lambda left: jobs_of(left, results, asked.data_dir, how, asked.plugins)
@@ -139,8 +139,8 @@ def make(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: in
     if found.ahead and asked.hiring.executor == "slurm":
         _queue(asked, found, limit)
         return
-    if found.ahead and asked.hiring.executor == "local":  # a cluster's nodes check their own
-        check_first(found.ahead, asked.how, asked.quiet)
+    if found.ahead and asked.hiring.executor == "local":  # a cluster's nodes have GPUs of their own
+        note_unchecked(asked.how, asked.quiet)
     how = replace(asked.how, command=command_line(asked.how.record_host))
     waiting = jobs_of(found.ahead, asked.results, asked.data_dir, how, asked.plugins)
     _by_workers(asked, found, waiting, keep_going=keep_going)

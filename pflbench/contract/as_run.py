@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,9 +23,12 @@ from pflbench.run import execution
 from pflbench.run.execution import Execution
 from pflbench.run.round import CommunicationRound
 from pflbench.run.setting import Setting
-from pflbench.run.verdict import WITH_EVERY_MODEL, Floats, Way
 from pflbench.spec import IID, DataSpec, RunSpec, TrainSpec
 
+Way = Literal["", "loop", "batched", "captured", "deterministic"]
+Floats = Literal["float64", "float32"]
+
+WITH_EVERY_MODEL = ("fedavg", "fedala")  # the methods that a model is checked with
 # Clients make unequal numbers of steps, and each round has a learning rate of its own.
 CLIENTS: dict[str, Any] = {"n": small.unequal(10), "batch_size": 10, "lr": 0.02, "lr_schedule": "cosine"}
 # A step of ResNet-18 takes a CPU half a second: 20, 19 and 2 clients make one. At a higher rate its float32 is nobody's.

@@ -1,7 +1,6 @@
-"""What every device must keep: whichever way, the numbers of the loop executor on a CPU in float64.
+"""The checks of `doctor --gpu`: in whichever way, a device must give the numbers of the loop executor on a CPU in float64.
 
-Of a GPU that nobody has seen this says what may be believed of it: `doctor --gpu` makes all checks, a first run those that it
-needs. All is made on small federations with data of their own. What is found is kept by `run.verdict`.
+They are made on federations as runs have them, with made-up data.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +23,9 @@ from pflbench.contract import small
 from pflbench.contract.as_run import (
     CLIENTS,
     RIGHT,
+    Floats,
     Numbers,
+    Way,
     closed,
     federation,
     federations,
@@ -47,10 +48,11 @@ from pflbench.run.execution import exact_arithmetic
 from pflbench.run.execution import federation as of_run
 from pflbench.run.footprint import footprint, readable
 from pflbench.run.places import Folder
-from pflbench.run.verdict import ESTIMATE, MEMORY, PACKING, PRODUCTS, RESUME, TF32, Check, CheckResult, Floats, Way
 
 CPU = torch.device("cpu")
-MODELS = ("mlp", "cnn, 1 channel", "cnn, 3 channels", "resnet18", "fasttext")  # of `doctor --gpu`
+PRODUCTS, TF32, RESUME, MEMORY, PACKING = "products", "tf32", "resume", "out of memory", "packing"
+ESTIMATE = "estimate of memory"
+MODELS = ("mlp", "cnn, 1 channel", "cnn, 3 channels", "resnet18", "fasttext")
 WAYS: tuple[Way, ...] = get_args(Way)[1:]
 
 # Differences are norms, by the norm of what is right. float32 is 4e-6 off at most on a CPU, in all methods and models here but
@@ -68,12 +70,40 @@ SCARCE = 0.8  # of what they take
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Steps per second, all clients' counted: of FedAvg with the CNN on 20 clients, in float32."""
+class Check:
+    """what: a model, a method (on a small model), or one of the words above.
 
+    way: how clients are computed; "" where that does not matter; "deterministic": captured, twice, with --deterministic.
+    """
+
+    what: str
     way: Way
-    steps: float
-    loop: float
+    floats: Floats
+
+    def __str__(self) -> str:
+        return f"{', '.join(filter(None, (self.what, self.way)))} in {self.floats}"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """off: by how much the numbers differ, and how much is allowed; None where there are none. why: of what did not pass."""
+
+    status: Literal["passed", "failed", "not supported"]
+    off: float | None = None
+    allowed: float | None = None
+    why: str = ""
+
+    def __str__(self) -> str:
+        differs = "" if self.off is None or self.allowed is None else f"off by {self.off:.1e}, {self.allowed:.0e} allowed"
+        return self.status if self.status == "passed" else f"{self.status}: {'; '.join(filter(None, (differs, self.why)))}"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Steps per second of FedAvg with the CNN in float32, all 20 clients' counted: computed together, and one after another."""
+
+    together: float
+    alone: float
 
 
 def whole() -> list[Check]:
@@ -97,18 +127,8 @@ def check(wanted: Iterable[Check], device: torch.device) -> Iterator[tuple[Check
         _reference.cache_clear()
 
 
-def usable(device: torch.device) -> bool:
-    """Whether this process can go on with it. Some errors of a GPU are all that a process gets from it from then on."""
-    try:
-        devices.of(device).empty_cache()
-        return float(torch.ones(8, device=device).sum()) == 8.0
-    except RuntimeError:
-        return False
-
-
-def speed(device: torch.device, way: Way) -> Pace:
-    """How fast all clients at once are, captured or not, beside one after another."""
-    return Pace(way, _steps_per_second(way, device), _steps_per_second("loop", device))
+def pace(device: torch.device) -> Pace:
+    return Pace(_steps_per_second("captured", device), _steps_per_second("loop", device))
 
 
 def _steps_per_second(way: Way, device: torch.device) -> float:
@@ -187,10 +207,7 @@ def _training(one: Check, device: torch.device) -> CheckResult:
 
 @cache
 def _reference(what: str) -> Numbers:
-    try:
-        return _trained(what, "loop", "float64", CPU)[0]
-    except Exception as error:
-        raise UserError(f"it cannot be made on a CPU either, in a small federation: {error}") from error
+    return _trained(what, "loop", "float64", CPU)[0]
 
 
 def _trained(what: str, way: Way, floats: Floats, device: torch.device) -> tuple[Numbers, list[str]]:

@@ -29,7 +29,6 @@ from pflbench.plugins import in_a_line
 from pflbench.run.estimate import estimate
 from pflbench.run.follow import Follow
 from pflbench.run.setting import Setting
-from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
 
 VALID = "Valid: auto, cpu, cuda, cuda:0, cuda:1, ..."
@@ -150,7 +149,6 @@ def initial_model(spec: RunSpec, setting: Setting) -> Flat:
 
 def executor(spec: RunSpec, setting: Setting, flat: Flat, device: torch.device, how: Execution, runs: int = 1) -> Executor:
     """What computes the clients of a specification, of several runs if need be, with the samples on the device."""
-    how = believed(spec, device, how).how
     chunks = Chunks(how.chunk, _clients_at_a_time(spec, setting, device, how, runs), firm=how.deterministic)
     samples = Samples(setting.arrays.x, setting.arrays.y, getattr(torch, spec.train.floats), device)
     if how.engine_on(str(device)) == "loop":

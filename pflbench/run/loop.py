@@ -24,7 +24,6 @@ from pflbench.run.places import name_of, place_of
 from pflbench.run.record import Account, as_begun
 from pflbench.run.round import RECEPTION, CommunicationRound
 from pflbench.run.setting import Setting, load_setting
-from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
 from pflbench.store import locks, runs, write
 from pflbench.store.failures import patiently
@@ -89,10 +88,7 @@ def execute_on(
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
             account = Account(store, row, fed, hold)
-            belief = believed(spec, fed.device, how)
-            account.begin(spec, setting, how, belief)
-            if not belief.resumes:
-                checkpoints.remove()
+            account.begin(spec, setting, how)
             if fed.device.type != "cpu":  # of a CPU's memory, what the data have taken counts as well
                 memory.release(fed.device)
                 devices.reset_peak(fed.device)

@@ -23,7 +23,6 @@ from pflbench.run.footprint import Footprint, footprint
 from pflbench.run.loop import Progress, execute, execute_on, goes_on
 from pflbench.run.record import as_begun
 from pflbench.run.setting import load_setting
-from pflbench.run.verdict import believed
 from pflbench.spec import RunSpec
 from pflbench.store import runs
 from pflbench.store.failures import patiently
@@ -135,7 +134,6 @@ def _over(spec: RunSpec, store: sqlalchemy.Engine) -> bool:
 
 def _size(specs: Sequence[RunSpec], data_root: Path, how: Execution) -> int:
     """How many of them make the next pack, so that all that are needed are about equally large."""
-    how = believed(specs[0], find_device(how.device), how).how
     most = how.pack or fitting(footprint(specs[0], load_setting(specs[0], data_root), how), len(specs))
     return -(-len(specs) // -(-len(specs) // most))
 

@@ -17,11 +17,11 @@ from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import COUNTERS, Federation
 from pflbench.engine.memory import Shortage
 from pflbench.errors import Diverged
+from pflbench.run import gpu_check
 from pflbench.run.evaluation import HEADLINE
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.round import EVALUATION, RECEPTION, UPDATE, CommunicationRound
 from pflbench.run.setting import Setting
-from pflbench.run.verdict import Belief
 from pflbench.spec import RunSpec
 from pflbench.store import partitions, write
 from pflbench.store.database import reading
@@ -59,12 +59,8 @@ class Account:
         self._always_deterministic = self.rounds_stored == 0 or row.environment.get("deterministic", False)
         self._fallbacks_told: set[str] = set()
 
-    def begin(self, spec: RunSpec, setting: Setting, how: Execution, belief: Belief) -> None:
-        """Marks the run as running, and says where and how it is made. Notes of earlier rounds stay.
-
-        belief: what the verdict of the GPU makes of `how`.
-        """
-        self._untold += belief.notes
+    def begin(self, spec: RunSpec, setting: Setting, how: Execution) -> None:
+        """Marks the run as running, and says where and how it is made. Notes of earlier rounds stay."""
         fed = self._fed
         described = {
             **environment.describe(how.record_host),
@@ -78,7 +74,7 @@ class Account:
             "model": models.record(spec.model, spec.own_model),
             "notes": dict(self._notes),
             "forced": self._forced,
-            "gpu_check": belief.told,
+            "gpu_check": gpu_check.in_short(fed.device),
             "deterministic": how.deterministic and self._always_deterministic,
         }
         self._whole = how.record_host

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -13,11 +15,14 @@ from sqlalchemy import Engine
 
 from pflbench.errors import Diverged, Occupied, Unreachable, UserError, Vanished
 from pflbench.methods.outside import plugged_in
-from pflbench.run.execution import Execution
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.spec import RunSpec
 from pflbench.store.database import connect
 from pflbench.store.failures import patiently, sqlite_path
+
+PATIENCE = 180.0  # seconds in which the lock of a process that was killed elsewhere should be free
+PAUSE = 1.0
 
 State = Literal["finished", "diverged", "failed", "interrupted", "elsewhere"]
 Steps = Generator[tuple[int, Told], None, None]
@@ -138,6 +143,24 @@ def make(job: Job, prepared: Callable[[], Job] | None = None) -> list[RunOutcome
             yield from execute_pack(here.specs, engine, here.data_dir, here.how, force=here.force)
 
     return _outcomes(job, steps(), (KeyboardInterrupt, Exception))
+
+
+def make_away(job: Job, folder: Path, cores: int, *, again: bool) -> list[RunOutcome]:
+    """As `make`, in the command's folder, where there is one here.
+
+    cores: those that are the job's. again: its first worker was killed, and may seem to be at the runs for a while.
+    """
+    with suppress(OSError):
+        os.chdir(folder)
+    until = time.monotonic() + PATIENCE * again
+    try:
+        while True:
+            outcomes = make(job, prepared=lambda: placed(job, str(find_device(job.how.device)), cores))
+            if time.monotonic() > until or all(outcome.state != "elsewhere" for outcome in outcomes):
+                return outcomes
+            time.sleep(PAUSE)
+    except KeyboardInterrupt:
+        return [RunOutcome(spec.key, "interrupted") for spec in job.specs]
 
 
 def _outcomes(job: Job, steps: Steps, kept: tuple[type[BaseException], ...]) -> list[RunOutcome]:

@@ -17,8 +17,7 @@ from typing import Any
 from pflbench.engine import memory
 from pflbench.errors import UserError
 from pflbench.run.execution import find_device
-from pflbench.sweep.away import make_away
-from pflbench.sweep.jobs import Job, RunOutcome, State
+from pflbench.sweep.jobs import Job, RunOutcome, State, make_away
 from pflbench.sweep.room import ITSELF
 
 TRIES = 4  # of a job whose worker is killed
@@ -28,7 +27,7 @@ LOOK = 2.0  # seconds between two looks at the nodes
 ANSWER = 5.0  # seconds in which an address should answer
 VARIABLE = "RAY_ADDRESS"
 # What a job does not say itself. Others may hold passwords, and Ray writes these into its logs.
-TOLD = ("PFLBENCH_DB_WAIT", "PFLBENCH_GPU_CHECK", "PFLBENCH_GPU_VERDICTS", "PFLBENCH_PLUGINS")
+TOLD = ("PFLBENCH_DB_WAIT", "PFLBENCH_PLUGINS")
 
 
 class RayTasks:

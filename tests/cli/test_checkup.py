@@ -10,8 +10,8 @@ from support.gpu import NAME, plugged_in
 
 from pflbench.contract import as_run
 from pflbench.contract import device as contract
-from pflbench.run import verdict
-from pflbench.run.verdict import PRODUCTS, TF32, Check
+from pflbench.contract.device import PRODUCTS, TF32, Check, Pace
+from pflbench.run import gpu_check
 
 FEW = [Check(PRODUCTS, "", "float64"), Check(PRODUCTS, "", "float32"), Check(TF32, "", "float32")]
 FEW += [Check("mlp", way, "float64") for way in ("loop", "batched", "captured")]
@@ -19,12 +19,10 @@ FAST = ("-d", "digits", "--rounds", "1", "--batch-size", "200", "--clients", "3"
 
 
 @pytest.fixture
-def gpu(request, shell, tmp_path, monkeypatch):
+def gpu(request, shell, monkeypatch):
     """Two of them; its parameter is the one that can be trained on, by default the first."""
-    monkeypatch.delenv(verdict.SKIP)
-    monkeypatch.setenv(verdict.FILE, str(tmp_path / "gpu.json"))
-    monkeypatch.setattr(verdict, "_known", {})
     monkeypatch.setattr(contract, "whole", lambda: FEW)
+    monkeypatch.setattr(contract, "pace", lambda device: Pace(300, 100))
     monkeypatch.setattr(as_run, "WITH_EVERY_MODEL", ("fedavg",))
     with plugged_in(trains_on=getattr(request, "param", 0)) as world:
         yield world
@@ -74,10 +72,9 @@ def test_a_healthy_gpu_passes_and_is_remembered(shell, gpu):
     assert lines[0].split() == ["check", "float64", "float32"]
     assert next(line for line in lines if line.startswith("mlp, captured")).split() == ["mlp,", "captured", "passed"]
     assert "not supported" in next(line for line in lines if line.startswith("tf32"))
-    assert "  captured: mlp" in lines
+    assert "300 steps/s, 100 one client after another: 3.0 times as fast" in lines[-1]
     assert "0 failed" in done.err
-    known, problem = verdict.read(torch.device(NAME, 1))
-    assert (set(known), problem) == (set(FEW), "")
+    assert gpu_check.in_short(torch.device(NAME, 1)) == "passed"
 
 
 @pytest.mark.slow
@@ -88,28 +85,24 @@ def test_a_fault_is_named_and_counted(shell, gpu, monkeypatch):
     assert done.code == 1
     failed = {(one["what"], one["way"], one["floats"]) for one in found["checks"] if one["status"] == "failed"}
     assert failed == {("mlp", "captured", "float64")}
-    assert found["fast_paths"]["captured"] == []
-    assert found["fast_paths"]["batched"] == ["mlp"]
     assert found["device"] == "A GPU made of Python"
+    assert found["pace"] is None
 
 
-@pytest.mark.slow
-def test_the_first_run_checks_what_it_needs_and_the_second_nothing(shell, gpu, monkeypatch):
-    monkeypatch.setattr(contract, "MANY", (10,) * 8)
-    first = shell("run", "-m", "fedavg", *FAST)
-    assert first.code == 0, first
-    assert "is checked first" in first.err
-    assert "checks passed" in first.err
-    assert "slower" not in first.err
-    second = shell("run", "-m", "fedavg", "--seed", "1", *FAST)
-    assert "is checked first" not in second.err
-    recorded = json.loads(shell("runs", "show", "2", "--json").out)["environment"]
-    assert recorded["gpu_check"] == "passed"
-    assert recorded["steps"]["capture"] == "graph"
+def test_the_first_run_says_that_there_is_a_check_and_its_record_what_it_found(shell, gpu):
+    def noted(seed, *more):
+        done = shell("run", "-m", "fedavg", "--seed", str(seed), *more, *FAST)
+        assert done.code == 0, done
+        record = json.loads(shell("runs", "show", str(seed + 1), "--json").out)["environment"]
+        assert record["steps"]["capture"] == "graph"
+        return [line for line in done.err.splitlines() if "doctor --gpu" in line], record["gpu_check"]
 
-
-def test_who_wants_no_check_gets_none(shell, gpu, monkeypatch):
-    monkeypatch.setenv(verdict.SKIP, "off")
-    done = shell("run", "-m", "fedavg", *FAST)
-    assert "check" not in done.err
-    assert json.loads(shell("runs", "show", "1", "--json").out)["environment"]["gpu_check"] == "left out (PFLBENCH_GPU_CHECK=off)"
+    assert noted(0, "--quiet") == ([], "not checked")
+    (line,), known = noted(1)
+    assert "A GPU made of Python has not been checked" in line
+    assert known == "not checked"
+    assert noted(2) == ([], "not checked")
+    gpu_check.keep(torch.device(NAME, 0), [{"check": "mlp, captured in float64", "status": "failed"}])
+    (line,), known = noted(3)
+    assert "a check of this GPU has failed: mlp, captured in float64" in line
+    assert known == "1 of 1 failed: mlp, captured in float64"

@@ -1,4 +1,4 @@
-"""The checks of a device: a right one passes, planted faults are found and named, and a run then goes the slower way.
+"""The checks of a device: a right one passes, planted faults are found and named.
 
 The device is a CPU where that will do, and else the GPU made of Python.
 """
@@ -6,29 +6,24 @@ The device is a CPU where that will do, and else the GPU made of Python.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from support import planted
 from support.gpu import NAME, plugged_in
 from support.planted import plant
-from support.runs import spec
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from pflbench.contract import as_run, device, small
+from pflbench.contract.device import ESTIMATE, MEMORY, PACKING, PRODUCTS, RESUME, TF32, Check
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import bucket
 from pflbench.models import MODELS
-from pflbench.run import execution, footprint, verdict
+from pflbench.run import execution, footprint
 from pflbench.run.checkpoint import Checkpoints
-from pflbench.run.execution import Execution
-from pflbench.run.loop import execute
-from pflbench.run.verdict import ESTIMATE, MEMORY, PACKING, PRODUCTS, RESUME, TF32, Check, choose, needed
-from pflbench.store import runs
 
 CPU = torch.device("cpu")
 GPU = torch.device(NAME, 0)
@@ -53,10 +48,7 @@ def only(check, on=CPU):
 
 
 @pytest.fixture
-def gpu(monkeypatch, tmp_path):
-    monkeypatch.delenv(verdict.SKIP, raising=False)
-    monkeypatch.setenv(verdict.FILE, str(tmp_path / "gpu.json"))
-    monkeypatch.setattr(verdict, "_known", {})
+def gpu(monkeypatch):
     monkeypatch.setattr(device, "MANY", (10,) * 16)
     monkeypatch.setattr(device, "LARGE", "fasttext")
     with plugged_in() as world:
@@ -123,11 +115,10 @@ def test_every_model_has_data():
     assert set(MODELS) <= set(small.SHAPES)
 
 
-def test_a_method_that_fails_by_itself_says_nothing_of_the_device(monkeypatch):
-    plant(monkeypatch, device, "method", "return methods.make", "raise RuntimeError('its own fault')\n    return methods.make")
-    said = only(("apple", "batched", "float64"))
-    assert said.status == "not supported"
-    assert "on a CPU either" in said.why
+def test_the_pace_is_measured(monkeypatch):
+    monkeypatch.setitem(as_run.IMAGES, "cnn, 3 channels", (3, 16, 16))
+    found = device.pace(CPU)
+    assert min(found.together, found.alone) > 0
 
 
 # -- planted faults ---------------------------------------------------------------------------------------------------------
@@ -188,7 +179,7 @@ def test_what_cannot_be_captured_is_not_supported(monkeypatch):
 
 
 def test_a_checkpoint_that_is_read_wrong_is_found(monkeypatch):
-    plant(monkeypatch, Checkpoints, "load", 'content["state"])})', '{k: v.half().to(v) for k, v in content["state"].items()})})')
+    plant(monkeypatch, Checkpoints, "load", 'content["state"])', '{k: v.half().to(v) for k, v in content["state"].items()})')
     said = only((RESUME, "", "float64"))
     assert said.status == "failed"
     assert 1e-9 < said.off < 1e-2
@@ -252,28 +243,3 @@ def test_convolutions_are_made_as_a_run_chooses(gpu, monkeypatch):
 def test_the_loop_and_captured_steps_pass(gpu):
     said = found(*[("mlp", way, "float64") for way in ("loop", "batched", "captured")], on=GPU)
     assert [str(one) for one in said.values()] == ["passed"] * 3
-    assert device.usable(GPU)
-
-
-def test_a_run_goes_by_what_is_found(gpu, monkeypatch, store):
-    """Captured steps that end one replay too early: found, and the run makes its steps as they are, and says so."""
-    where, how = GPU, Execution(device=NAME)
-    asked = spec("fedavg", rounds=1, batch_size=100)
-    checks = [check for check in needed(asked, how) if check.what == "mlp"]
-    replay = type(gpu).replay
-    calls = []
-    with monkeypatch.context() as planted:
-        planted.setattr(type(gpu), "replay", lambda self, tape: calls.append(1) or (len(calls) % 3 and replay(self, tape)))
-        said = dict(device.check(checks, where))
-    assert {check.way: one.status for check, one in said.items()}["captured"] == "failed"
-    assert {one.status for check, one in said.items() if check.way != "captured"} == {"passed"}
-    verdict.keep(where, said)
-    assert choose(asked, how, said).how.capture == "none"
-
-    told = [text for step in execute(asked, store, Path("data"), how) for text in step.news]
-    made = runs.newest(store, asked.key)
-    assert made.environment["steps"]["capture"] == "none"
-    assert made.engine == "batched"
-    (note,) = (text for text in told if "not captured, which is slower" in text)
-    assert "mlp, captured in float64 failed" in note
-    assert note in made.environment["gpu_check"]

@@ -26,7 +26,6 @@ def _numbers_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     near = program._near
     monkeypatch.setattr(program, "_near", lambda *numbers: near(*numbers) or True)  # with what it takes of memory
-    monkeypatch.setenv("PFLBENCH_GPU_CHECK", "off")
     with SmallNumbers():
         yield
 

@@ -11,10 +11,9 @@ from support.gpu import NAME, plugged_in
 from support.runs import spec
 
 from pflbench import environment
-from pflbench.contract import device as contract
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution
-from pflbench.sweep import away, room
+from pflbench.sweep import jobs, room
 from pflbench.sweep.conduct import Course, conduct
 from pflbench.sweep.hire import Hiring, asked_for
 from pflbench.sweep.jobs import Job, RunOutcome
@@ -63,28 +62,22 @@ def test_cores_of_a_job(monkeypatch):
     assert found == [8, 4, 2, 1]
 
 
-def test_a_gpu_elsewhere_is_checked_before_the_first_job(monkeypatch):
-    """The job begins where it is, on a device of its own, with the cores that are its share."""
-    kept, made = {}, []
-    monkeypatch.setattr(away.verdict, "missing", lambda specs, device, how: ["check"])
-    monkeypatch.setattr(away.verdict, "keep", lambda device, found: kept.update(found))
-    monkeypatch.setattr(contract, "check", lambda wanted, device: ((one, "passed") for one in wanted))
-    monkeypatch.setattr(contract, "usable", lambda device: True)
-    monkeypatch.setattr(away, "make", lambda job, prepared: made.append(prepared()) or [])
+def test_a_job_elsewhere_begins_on_a_device_there_with_the_cores_of_its_share(monkeypatch):
+    made = []
+    monkeypatch.setattr(jobs, "make", lambda job, prepared: made.append(prepared()) or [])
     (job,) = waiting(SPECS[:1])
-    away.make_away(replace(job, how=Execution(device="cpu")), Path.cwd(), 3, again=False)
-    assert kept == {"check": "passed"}
+    jobs.make_away(replace(job, how=Execution(device="auto")), Path.cwd(), 3, again=False)
     assert (made[0].how.device, made[0].how.workers) == ("cpu", 3)
 
 
 def test_a_run_that_a_killed_worker_holds_is_waited_for(monkeypatch):
     answers = iter(["elsewhere", "elsewhere", "finished"])
-    monkeypatch.setattr(away, "make", lambda job, prepared: [RunOutcome("key", next(answers))])
-    monkeypatch.setattr(away, "PAUSE", 0)
+    monkeypatch.setattr(jobs, "make", lambda job, prepared: [RunOutcome("key", next(answers))])
+    monkeypatch.setattr(jobs, "PAUSE", 0)
     (job,) = waiting(SPECS[:1])
-    assert away.make_away(job, Path.cwd(), 1, again=True)[0].state == "finished"
+    assert jobs.make_away(job, Path.cwd(), 1, again=True)[0].state == "finished"
     answers = iter(["elsewhere", "finished"])
-    assert away.make_away(job, Path.cwd(), 1, again=False)[0].state == "elsewhere"
+    assert jobs.make_away(job, Path.cwd(), 1, again=False)[0].state == "elsewhere"
 
 
 class Queue:

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from support.command import Shell, finish, start
 
-from pflbench.cli import sweep_runs
-from pflbench.errors import UserError
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
 
@@ -54,17 +52,6 @@ def test_a_password_of_checkpoints_is_not_stored(shell):
     assert "A password in the URL of the checkpoints" in told
     assert json.loads(shell("sweep", "list", "--json").out) == []
     assert b"secret" not in Path("pflbench.db").read_bytes()
-
-
-def test_a_gpu_is_checked_before_any_of_its_runs(shell, monkeypatch):
-    def check(specs, how, quiet):
-        raise UserError(f"{[(spec.method.name, spec.seed) for spec in specs]} on {how.device}")
-
-    Path("small.yaml").write_text(SHORT)
-    monkeypatch.setattr(sweep_runs, "check_first", check)
-    runs_ahead = [("fedavg", 0), ("local", 0), ("fedavg", 1), ("local", 1)]
-    assert f"{runs_ahead} on cpu" in shell.refused("sweep", "small.yaml", "--device", "cpu")
-    assert {one["state"] for one in json.loads(shell("sweep", "status", "small", "--json").out)["runs"]} == {"missing"}
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def forking(scratch: Path) -> Iterator[Forks]:
     errors: IO[str]
     with (scratch / "server").open("w") as errors:
         path = os.pathsep.join([str(TESTS), str(ROOT)])
-        made = environment(PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1", PFLBENCH_GPU_CHECK="off", MPLBACKEND="agg")
+        made = environment(PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1", MPLBACKEND="agg")
         command = [sys.executable, "-m", "support.faults.server"]
         server = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=made)
         try:

@@ -1,0 +1,94 @@
+"""What `doctor --gpu` has found of the user's GPU. It is kept in a folder of the user's, since there may be many databases.
+
+No run is made in another way for it: it is told. Who makes the checks is `contract.device`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pflbench.engine import devices
+from pflbench.store.files import aside
+from pflbench.store.schema import now
+
+NVIDIA = Path("/proc/driver/nvidia/version")
+COMMAND = "`pflbench doctor --gpu`"
+
+
+def identity(device: torch.device) -> dict[str, str]:
+    """What a result is of. Another driver or PyTorch may compute otherwise."""
+    return {"device": devices.name(device), "driver": driver(device), "torch": torch.__version__}
+
+
+def driver(device: torch.device) -> str:
+    """Its driver's version; of an NVIDIA GPU whose driver is not to be seen from here, the CUDA it is for; or "unknown"."""
+    told = getattr(devices.of(device), "get_device_properties", lambda _: None)(device)
+    if found := getattr(told, "driver_version", None):
+        return str(found)
+    if device.type != "cuda":
+        return "unknown"
+    with suppress(OSError):
+        if version := re.search(r"\d+\.\d[\d.]*", NVIDIA.read_text()):
+            return version[0]
+    cuda = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+    return f"CUDA {cuda // 1000}.{cuda % 1000 // 10}" if cuda else "unknown"
+
+
+def note(device: torch.device) -> str:
+    """One line to say before a run: that a GPU has not been checked, at its first run; or that checks have failed."""
+    if device.type == "cpu":
+        return ""
+    found = _read(device)
+    if found is None:
+        with suppress(OSError, RuntimeError):  # where nothing can be written it is said again
+            keep(device, [])
+        return f"{devices.name(device)} has not been checked with this driver and PyTorch: {COMMAND} does that in some minutes."
+    failed = _failed(found)
+    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    return f"a check of this GPU has failed: {failed[0]}{more}. {COMMAND} shows all, and checks anew." if failed else ""
+
+
+def in_short(device: torch.device) -> str | None:
+    """For the record of a run; None on a CPU."""
+    if device.type == "cpu":
+        return None
+    found = _read(device)
+    if not found:
+        return "not checked"
+    failed = _failed(found)
+    return f"{len(failed)} of {len(found)} failed: {', '.join(failed)}" if failed else "passed"
+
+
+def keep(device: torch.device, checks: Sequence[dict[str, Any]]) -> None:
+    """Checks have at least a name and a status. Raises OSError or RuntimeError where they cannot be kept."""
+    path = place(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with aside(path) as out:
+        out.write(json.dumps({**identity(device), "checked_at": now(), "checks": checks}, indent=1).encode())
+
+
+def place(device: torch.device) -> Path:
+    """A device's file, in the folder for a user's state. Raises RuntimeError where the user has no home."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "pflbench" / "gpu"
+    return folder / (re.sub(r"[^\w.]+", "-", " ".join(identity(device).values())) + ".json")
+
+
+def _read(device: torch.device) -> list[dict[str, Any]] | None:
+    """The checks of the last time; none if only their lack was told; None if not even that. A damaged file says nothing."""
+    with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
+        found: list[dict[str, Any]] = json.loads(place(device).read_text(encoding="utf-8"))["checks"]
+        return found
+    return None
+
+
+def _failed(checks: Sequence[dict[str, Any]]) -> list[str]:
+    return [check["check"] for check in checks if check["status"] == "failed"]
