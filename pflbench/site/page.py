@@ -74,7 +74,7 @@ def build(engine: Engine, made: Made, filters: Filters, pages: str = "auto", *, 
 
     Raises UserError for unknown names and where there are no runs, unless the page is live: there they may come.
     """
-    if not re.fullmatch(rf"auto|{'|'.join(PAGES)}|\d+(,\d+)*", pages):
+    if not re.fullmatch(rf"auto|{'|'.join(PAGES)}|\d{{1,15}}(,\d{{1,15}})*", pages):
         raise UserError(f"--runs {pages} is not possible.", f"Write {', '.join(PAGES)}, or numbers of runs: --runs 3,17.")
     filters = replace(filters, kept={})
     lines = runs.listed(engine, _chosen(engine, filters, live))
@@ -98,5 +98,10 @@ def _paged(lines: Collection[RunLine], shown: Iterable[int], pages: str) -> froz
     everything = frozenset(line.info.id for line in lines)
     if pages == "auto":
         pages = "all" if len(lines) <= MOST else "none"
-    chosen = {"all": everything, "shown": frozenset(shown), "none": frozenset[int]()}
-    return everything & (chosen[pages] if pages in chosen else frozenset(map(int, pages.split(","))))
+    chosen = {"all": everything, "shown": everything & frozenset(shown), "none": frozenset[int]()}
+    if pages in chosen:
+        return chosen[pages]
+    named = frozenset(map(int, pages.split(",")))
+    if absent := named - everything:
+        raise UserError(f"--runs: no run {min(absent)} among those of this report.", "`pflbench runs list` shows the numbers.")
+    return named
