@@ -355,7 +355,7 @@ def test_migrations_are_found_in_an_installed_package(tmp_path: Path) -> None:
     package = ROOT / "pflbench"
     shutil.copytree(package / "store", site / "pflbench" / "store")
     shutil.copytree(package / "papers", site / "pflbench" / "papers")
-    for file in ("__init__.py", "errors.py", "spec.py"):
+    for file in ("__init__.py", "errors.py", "plain.py", "spec.py"):
         shutil.copy(package / file, site / "pflbench" / file)
     shutil.copytree(db.scripts(), site / "pflbench" / "alembic")
     code = "import sys; from pflbench.store import database as db; print(db.upgrade(sys.argv[1]), db.scripts())"
