@@ -1,6 +1,6 @@
 """Makes a database of 1,000 runs x 2,000 rounds x 20 clients with synthetic curves, to measure how fast reports answer.
 
-Usage: python benchmarks/big_database.py PATH [--settings 40] [--rounds 2000]
+Usage: python benchmarks/big_database.py PATH [--settings 40] [--rounds 2000] [--seeds 5]
 
 5 methods x 40 settings (8 pairs of dataset and model x 5 partitions) x 5 seeds. Specifications, runs and partitions go
 through the store's own functions; rounds are inserted in bulk, in the order in which runs would have written them.
@@ -28,7 +28,6 @@ from pflbench.store.schema import ClientRoundRow, RoundRow, now
 Row = tuple[float | None, ...]
 
 CLIENTS = 20
-SEEDS = 5
 
 # dataset, model, learning rate, classes, samples, parameters, classes per client
 DATASETS = (
@@ -135,6 +134,7 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--settings", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     if options.path.exists():
         parser.error(f"{options.path} is there already; remove it or name another file")
@@ -149,7 +149,7 @@ def main() -> None:
         held = counts(partition, classes, samples)
         partition_id = save_partition(engine, dataset, partition, held)
         difficulty = 1 - 0.12 * np.log10(classes) - (0.05 if partition.label == "Dir(1)" else 0)
-        for seed in range(SEEDS):
+        for seed in range(options.seeds):
             spec = RunSpec(
                 data=DataSpec(name=dataset),
                 partition=partition,
@@ -178,7 +178,7 @@ def main() -> None:
                 finished_at=now(),
             )
     engine.dispose()
-    runs, size = len(settings) * len(METHODS) * SEEDS, options.path.stat().st_size
+    runs, size = len(settings) * len(METHODS) * options.seeds, options.path.stat().st_size
     rows = runs * (options.rounds + 1) * (CLIENTS + 1)
     print(f"{options.path}: {runs:,} runs x {options.rounds:,} rounds x {CLIENTS} clients, {rows:,} rows")
     print(f"{size / 1e6:,.0f} MB in {time.perf_counter() - started:.0f} s")

@@ -18,7 +18,6 @@ python=${PYTHON:-python3}
 device=(${DEVICE:+--device "$DEVICE"}) # as users do, without one
 mkdir -p "$out"
 exec > >(tee "$out/gpu.log") 2>&1
-export PFLBENCH_GPU_VERDICTS=$out/verdicts.json
 db=$out/gpu.db
 begun=$SECONDS
 

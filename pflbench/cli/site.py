@@ -53,9 +53,9 @@ def report(
         str,
         typer.Option(
             "--runs",
-            metavar="all|shown|none",
+            metavar="all|shown|none|N,N",
             autocompletion=o.completion(_pages),
-            help="Runs with a page of their own. Default: all up to 200 runs, else those in tables and figures.",
+            help="Runs with a page of their own; shown: those in tables and figures. Default: all up to 200 runs, else none.",
         ),
     ] = "auto",
     db: o.Db = o.DEFAULT_DB,

@@ -147,8 +147,8 @@ def _row_key(method: str, version: int, hyperparameters: dict[str, Any]) -> str:
     return json.dumps([method, version, hyperparameters], sort_keys=True)
 
 
-def busiest(found: Arranged, most: int) -> list[int]:
-    """The numbers of the `most` settings with the most runs, in the order of the settings."""
+def busiest(found: Arranged, most: int | None) -> list[int]:
+    """The numbers of the `most` settings with the most runs, or of all, in the order of the settings."""
     held = [sum(len(runs) for (_, j), runs in found.cells.items() if j == column) for column in range(len(found.settings))]
     return sorted(sorted(range(len(held)), key=lambda j: -held[j])[:most])
 

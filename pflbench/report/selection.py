@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 
@@ -17,6 +18,7 @@ from pflbench.store import arrays, runs
 from pflbench.store.runs import Among, Result, Select
 from pflbench.store.schema import STATUSES
 
+T = TypeVar("T")
 BEST = Select("best")
 PROTOCOL = "train"  # in --where, in a method's place
 RULES = "best, last, mean-last:K"
@@ -32,7 +34,7 @@ class Filters:
     those of the tables, in any case. status: finished where none is named, 'any' for all. runs: numbers or beginnings of keys.
     where: "fedala.p=2", which is about the runs of its method alone: others stay; "train.optimizer=adamw", about all. smoke: with
     runs of `reproduce --scale smoke`, which are left out otherwise, but where they are named. only: the numbers of the runs that
-    there are to choose from.
+    there are to choose from. kept: what was read already, where one page has many tables and figures of the same runs.
     """
 
     methods: Sequence[str] = ()
@@ -46,6 +48,7 @@ class Filters:
     where: Sequence[str] = ()
     smoke: bool = False
     only: frozenset[int] | None = None
+    kept: dict[Any, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def named(self) -> bool:
@@ -70,6 +73,19 @@ class Filters:
 
         Raises UserError for names without runs and when no run is left.
         """
+        return self._once("select", rule, lambda: self._select(engine, rule))
+
+    def _once(self, what: str, rule: Select, read: Callable[[], T]) -> T:
+        """Reads it, or gives what was kept of it."""
+        if self.kept is None:
+            return read()
+        key = what, repr(self), rule
+        if key not in self.kept:
+            self.kept[key] = read()
+        found: T = self.kept[key]
+        return found
+
+    def _select(self, engine: Engine, rule: Select) -> Arranged:
         among, wanted = self.among(engine), statuses(self.status)
         counted, left_out = _newest(self._matching(engine, among, rule), wanted)
         if not counted:
@@ -99,6 +115,9 @@ class Filters:
         return [text if text.casefold() in known else labels.without_folder(text) for text in self.datasets]
 
     def _matching(self, engine: Engine, among: Among, rule: Select) -> list[Result]:
+        return self._once("matching", rule, lambda: self._read(engine, among, rule))
+
+    def _read(self, engine: Engine, among: Among, rule: Select) -> list[Result]:
         present, told = runs.distinct(engine, among, "dataset"), runs.titles(engine, among)
         if not told:
             if hidden := runs.hidden_smoke(engine, among):

@@ -17,11 +17,12 @@ from pflbench.site.papermap import Missing
 
 @dataclass(frozen=True)
 class FigureGroup:
-    """The figures of one name, a figure per setting or run."""
+    """The figures of one name, a figure per setting or run. cut: there may be more, which are not drawn."""
 
     name: str
     title: str
     figures: tuple[Interactive, ...]
+    cut: bool
 
     @property
     def source(self) -> str:
@@ -33,12 +34,16 @@ class FigureGroup:
         return tuple(run for figure in self.figures for run in figure.runs)
 
 
-def views(engine: Engine, filters: Filters) -> tuple[tuple[FigureGroup, ...], tuple[Missing, ...]]:
-    """The figures that the database can fill, and the others. Raises UserError where it cannot be read."""
+def views(engine: Engine, filters: Filters, most: int | None) -> tuple[tuple[FigureGroup, ...], tuple[Missing, ...]]:
+    """The figures that the database can fill, of each name of so many settings or runs, or of all; and the others.
+
+    Raises UserError where it cannot be read.
+    """
     drawn, empty = [], []
     for name, entry in PLOTS.items():
         try:
-            drawn.append(FigureGroup(name, entry.title, figures.pages(name, engine, filters)))
+            made = figures.pages(name, engine, filters, most)
+            drawn.append(FigureGroup(name, entry.title, made, most is not None and len(made) >= most))
         except UserError as error:
             unless_absent(error)
             empty.append(Missing("plot", name, entry.title, error.message, error.hint))

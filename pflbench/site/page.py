@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Engine
 
-from pflbench.errors import unknown
+from pflbench.errors import UserError
 from pflbench.report.papermap import DRAWINGS
 from pflbench.report.selection import Filters
 from pflbench.site import figures, papermap, runs, tables
@@ -18,7 +19,8 @@ from pflbench.site.tables import TableView
 from pflbench.store.runs import Result, distinct
 
 PAGES = ("all", "shown", "none")
-MOST = 200  # runs that all have a page unasked
+MOST = 200  # runs that all have a page unasked, and all their figures
+FIGURES = 12  # settings that have figures, of more runs than these
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class Page:
     live: bool
 
     @property
+    def most(self) -> int:
+        return MOST
+
+    @property
     def running(self) -> tuple[RunLine, ...]:
         return tuple(line for line in self.runs if line.info.status == "running")
 
@@ -64,15 +70,16 @@ class Page:
 
 def build(engine: Engine, made: Made, filters: Filters, pages: str = "auto", *, live: bool = False) -> Page:
     """The page on the runs that pass the filters. pages: which runs have one of their own: all, those of the tables and figures,
-    none; 'auto': all up to MOST runs, else those of the tables and figures.
+    none, or their numbers ("3,17"); 'auto': all up to MOST runs, else none.
 
     Raises UserError for unknown names and where there are no runs, unless the page is live: there they may come.
     """
-    if pages not in ("auto", *PAGES):
-        raise unknown("value of --runs", pages, PAGES)
+    if not re.fullmatch(rf"auto|{'|'.join(PAGES)}|\d{{1,15}}(,\d{{1,15}})*", pages):
+        raise UserError(f"--runs {pages} is not possible.", f"Write {', '.join(PAGES)}, or numbers of runs: --runs 3,17.")
+    filters = replace(filters, kept={})
     lines = runs.listed(engine, _chosen(engine, filters, live))
     filled, empty = tables.views(engine, filters)
-    drawn, undrawn = figures.views(engine, filters)
+    drawn, undrawn = figures.views(engine, filters, FIGURES if len(lines) > MOST else None)
     paged = _paged(lines, _shown(filled, drawn), pages)
     return Page(made, filters, filled, drawn, (*empty, *undrawn), lines, paged, live)
 
@@ -89,6 +96,12 @@ def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:
 
 def _paged(lines: Collection[RunLine], shown: Iterable[int], pages: str) -> frozenset[int]:
     everything = frozenset(line.info.id for line in lines)
+    if pages == "auto":
+        pages = "all" if len(lines) <= MOST else "none"
     chosen = {"all": everything, "shown": everything & frozenset(shown), "none": frozenset[int]()}
-    chosen["auto"] = chosen["all" if len(lines) <= MOST else "shown"]
-    return chosen[pages]
+    if pages in chosen:
+        return chosen[pages]
+    named = frozenset(map(int, pages.split(",")))
+    if absent := named - everything:
+        raise UserError(f"--runs: no run {min(absent)} among those of this report.", "`pflbench runs list` shows the numbers.")
+    return named

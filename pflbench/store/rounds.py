@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Double, Engine, cast, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Double, Engine, Integer, cast, column, func, literal, select, values
 
 from pflbench.errors import UserError
 from pflbench.store import runs
@@ -20,6 +20,7 @@ from pflbench.store.schema import ArtifactRow, ClientRoundRow, RoundRow, RunRow,
 
 CENTRAL = "central"  # the second series of the global model on the central test set
 
+_WHICH_ROUNDS = "`pflbench runs show RUN` shows which rounds it has."
 # Training alone: evaluation is the benchmark's time, not the method's.
 _SPENT: ColumnElement[float] = func.coalesce(RoundRow.seconds_receive, 0.0) + func.coalesce(RoundRow.seconds_update, 0.0)
 _TRAINED = RoundRow.participants > 0
@@ -188,18 +189,32 @@ def by_series(engine: Engine, results: Sequence[Result], name: str, selection: S
 
 def clients(engine: Engine, run_id: int, round: int | None = None) -> Clients:
     """The clients' results after `round` rounds (default: the last evaluated). Raises UserError if none are stored."""
-    with reading(engine) as c:
-        if round is None:
+    if round is None:
+        with reading(engine) as c:
             round = c.scalar(select(func.max(ClientRoundRow.round)).where(ClientRoundRow.run_id == run_id))
-        query = select(ClientRoundRow.client, ClientRoundRow.correct, ClientRoundRow.total, ClientRoundRow.loss)
-        query = query.where(ClientRoundRow.run_id == run_id, ClientRoundRow.round == round).order_by(ClientRoundRow.client)
-        rows = c.execute(query).all()
-    if not rows or round is None:
-        where = "" if round is None else f" after round {round}"
-        raise UserError(f"Run {run_id} has no client results{where}.", "`pflbench runs show RUN` shows which rounds it has.")
-    *counts, loss = zip(*rows, strict=True)
-    client, correct, total = (np.array(column, dtype=np.int64) for column in counts)
-    return Clients(round, client, correct, total, np.array(loss, dtype=np.float64))
+    if round is None:
+        raise UserError(f"Run {run_id} has no client results.", _WHICH_ROUNDS)
+    return clients_of(engine, {run_id: round})[run_id]
+
+
+def clients_of(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, Clients]:
+    """The same of several runs, each by its number and how many rounds it is after."""
+    columns = (ClientRoundRow.client, ClientRoundRow.correct, ClientRoundRow.total, ClientRoundRow.loss)
+    # As a table that is joined: with `IN`, SQLite would look at every row of all runs.
+    asked = values(column("run", Integer), column("round", Integer), name="asked").data(list(run_ids.items())).cte()
+    mine = (ClientRoundRow.run_id == asked.c.run) & (ClientRoundRow.round == asked.c.round)
+    query = select(asked.c.run, *columns).join_from(asked, ClientRoundRow, mine).order_by(asked.c.run, ClientRoundRow.client)
+    with reading(engine) as c:
+        rows = c.execute(query)
+        found = {run: list(zip(*same, strict=True)) for run, same in groupby(rows, key=lambda row: row[0])}
+    for run, round in run_ids.items():
+        if run not in found:
+            raise UserError(f"Run {run} has no client results after round {round}.", _WHICH_ROUNDS)
+    read = {}
+    for run, (_, *counts, loss) in found.items():
+        client, correct, total = (np.array(column, dtype=np.int64) for column in counts)
+        read[run] = Clients(run_ids[run], client, correct, total, np.array(loss, dtype=np.float64))
+    return read
 
 
 def by_client(engine: Engine, run: int, round: int, last: int = 1) -> dict[int, float]:

@@ -19,12 +19,14 @@ from html.parser import HTMLParser
 from http.client import HTTPConnection
 from pathlib import Path
 
+import numpy as np
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from support.command import Shell
 from support.report_database import add_partition, add_run, spec
 from support.site_database import MADE, RUNNING, SNEAKY, fill
 from support.store_samples import write_round
+from support.swept import SENT
 
 from pflbench import methods
 from pflbench.errors import UserError
@@ -201,12 +203,59 @@ def test_clients_and_arrays_of_a_run(engine: Engine) -> None:
 def test_which_runs_get_a_page(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build(stored, MADE, Filters(), "auto").pages == {1, 2, 3, 4, 5, 6, 7, 8}
     assert build(stored, MADE, Filters(), "none").pages == set()
+    assert build(stored, MADE, Filters(), "shown").pages == {1, 2, 3, 4, 5, 7, 8}
+    assert build(stored, MADE, Filters(), "3,6").pages == {3, 6}
     monkeypatch.setattr(page, "MOST", 5)
     built, text = made(stored)
-    assert built.pages == built.pages & set(built.shown) == {1, 2, 3, 4, 5, 7, 8}
-    assert "7 of them, those of the tables and figures, have a page of their own here" in text
-    with pytest.raises(UserError, match="Unknown value of --runs"):
-        build(stored, MADE, Filters(), "some")
+    assert built.pages == set()
+    assert "All 8 runs, newest first. <code>pflbench report --runs 3,17</code> makes a page for each run that it names" in text
+    assert "8 runs, newest first; 2 of them have a page" in made(stored, "3,6")[1]
+    assert made(stored, methods=("ditto", "local"))[0].pages == {2, 4, 7, 8}
+    with pytest.raises(UserError, match="no run 99 among those"):
+        build(stored, MADE, Filters(), "3,99")
+    for wrong in ("some", "3,", "3,x", "", 6000 * "9"):
+        with pytest.raises(UserError, match=r"is not possible.\nWrite all, shown, none, or numbers"):
+            build(stored, MADE, Filters(), wrong)
+
+
+def test_of_many_runs_some_settings_have_figures(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with the most runs: MNIST has three methods here, Cifar10 one."""
+    whole = {group.name: group for group in build(stored, MADE, Filters()).figures}
+    assert [figure.title for figure in whole["curves"].figures] == ["MNIST, Dir(0.1)", "Cifar10, Dir(0.1)"]
+    monkeypatch.setattr(page, "MOST", 5)
+    monkeypatch.setattr(page, "FIGURES", 1)
+    built, text = made(stored)
+    cut = {group.name: group for group in built.figures}
+    assert cut.keys() == whole.keys()
+    assert [figure.title for figure in cut["curves"].figures] == ["MNIST, Dir(0.1)"]
+    assert {figure.title.partition(",")[0] for figure in cut["overhead"].figures} == {"MNIST"}
+    assert "<code>pflbench plot curves</code> draw those" in text
+    assert "draw those" not in html.document(build(stored, MADE, Filters(methods=("ditto",))))
+
+
+def test_a_page_asks_for_tables_and_not_for_each_run(engine: Engine) -> None:
+    """As many statements for three times the runs; and no table or figure reads the runs that another has read."""
+    run = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
+
+    def grow(seeds: range) -> None:
+        for method in ("fedavg", "ditto", "local"):
+            for seed in seeds:
+                add_run(engine, spec(method, seed, dataset="agnews", rounds=1), [0.1, 0.5], seconds=1.0, **SENT, **run)
+
+    def statements() -> list[str]:
+        asked: list[str] = []
+        remember = lambda *about: asked.append(about[2])  # noqa: E731
+        event.listen(engine, "before_cursor_execute", remember)
+        assert "fairness" in {group.name for group in build(engine, MADE, Filters(datasets=("agnews",)), "none").figures}
+        event.remove(engine, "before_cursor_execute", remember)
+        return asked
+
+    grow(range(2))
+    few = statements()
+    grow(range(2, 6))
+    assert len(statements()) == len(few)
+    whole = [text for text in few if "run.spec" in text]
+    assert len(whole) < 6, len(whole)
 
 
 def test_filters_hold_for_everything(stored: Engine) -> None:
@@ -253,7 +302,8 @@ def test_report_command(engine: Engine, shell: Shell, tmp_path: Path) -> None:
     assert done.out == "reports/report.html\n", done.err
     text = (tmp_path / "reports" / "report.html").read_text()
     assert "<code>pflbench report --db results.db</code>" in text
-    assert "Valid: all, none, shown" in shell.refused("report", "--db", "results.db", "--runs", "some")
+    assert "Write all, shown, none, or numbers" in shell.refused("report", "--db", "results.db", "--runs", "some")
+    assert "2 of 8 runs with a page" in shell("report", "--db", "results.db", "--runs", "3,6").err
     assert "Cannot write no/such.html: No such file" in shell.refused("report", "--db", "results.db", "-o", "no/such.html")
     assert "reports is a folder" in shell.refused("report", "--db", "results.db", "-o", "reports")
     assert "no database at" in shell.refused("report", "--db", "none.db")

@@ -113,7 +113,8 @@ def shared(loaded: Tab) -> Iterator[Tab]:
 
 
 def column(tab: Tab, table: str, index: int) -> list[str]:
-    script = "([id, i]) => [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.cells[i].dataset.sort)"
+    cells = "[...document.querySelectorAll(`#${id} tbody tr`)].map((row) => row.cells[i])"
+    script = f"([id, i]) => {cells}.map((cell) => cell.dataset.sort ?? cell.textContent)"
     return list(tab.page.evaluate(script, [table, index]))
 
 
@@ -206,6 +207,11 @@ def test_heads_sort_by_number_and_back_by_keyboard(shared: Tab) -> None:
     assert head.get_attribute("aria-sort") is None
     shared.page.locator("#data-accuracy thead th").nth(2).get_by_role("button").click()
     assert column(shared, "data-accuracy", 2) == ["60.00", "", ""], "cells without a value come last"
+    for name, index, expected in (("Best %", 9, ["99.00", "98.00", "87.00"]), ("Run", 0, ["8", "7", "6"])):
+        shared.page.locator("#data-runs thead").get_by_role("button", name=name).click()
+        assert column(shared, "data-runs", index)[:3] == expected
+    shared.page.locator("#data-runs thead").get_by_role("button", name="Method").click()
+    assert column(shared, "data-runs", 2) == sorted(column(shared, "data-runs", 2))
 
 
 def test_a_cell_leads_to_its_runs_and_back(shared: Tab) -> None:
@@ -231,7 +237,12 @@ def test_a_cell_leads_to_its_runs_and_back(shared: Tab) -> None:
 def test_an_unknown_place_is_told(plain: Tab, file: str) -> None:
     plain.page.goto(f"{file}#nothing")
     told = plain.page.locator("#unknown[role=alert]")
-    for hash, text in {"nothing": "#nothing", "run-99": "no run 99", f"run-{RUNNING}": "--runs all", "%E0": "#%E0"}.items():
+    for hash, text in {
+        "nothing": "#nothing",
+        "run-99": "no run 99",
+        f"run-{RUNNING}": f"--runs {RUNNING}",
+        "%E0": "#%E0",
+    }.items():
         plain.page.evaluate("(hash) => { location.hash = hash; }", hash)
         expect(told).to_contain_text(text)
         expect(plain.page.locator("#content")).to_be_visible()

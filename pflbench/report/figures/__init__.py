@@ -17,14 +17,14 @@ from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
 
 
-def pages(name: str, engine: Engine, filters: Filters = Filters()) -> tuple[Interactive, ...]:
-    """All figures of this name for a page, of all settings of the database.
+def pages(name: str, engine: Engine, filters: Filters = Filters(), most: int | None = None) -> tuple[Interactive, ...]:
+    """The figures of this name for a page: of so many settings or runs, or of all.
 
     Raises UserError for an unknown name, and where there is nothing to draw.
     """
     if name not in PLOTS:
         raise unknown("figure", name, PLOTS)
-    made = tuple(_distinct(PLOTS[name].load("page")(engine, filters)))
+    made = tuple(_distinct(PLOTS[name].load("page")(engine, filters, most)))
     if not made:
         raise UserError("There is nothing to draw.")
     return made

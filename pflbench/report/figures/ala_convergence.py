@@ -103,14 +103,14 @@ def _draw(panels: Sequence[LearningPanel]) -> Figure:
     return sheet.finish()
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Of the client that the paper shows, else the first that learned; of several seeds the first.
 
     Raises UserError where no run kept its losses.
     """
     found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND))
-    panels, left_out = web.possible(seen, partial(_learning, engine))
+    panels, left_out = web.possible(seen[:most], partial(_learning, engine))
     return [_page(panel, (*found.notes, *left_out)) for panel in panels]
 
 

@@ -113,11 +113,11 @@ def _draw(panels: Sequence[LayerPanel]) -> Figure:
     return sheet.finish()
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """A figure for each run and layer; of several seeds the first. Raises UserError where no run kept its weights."""
     found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND))
-    made, left_out = web.possible(seen, partial(panels, engine))
+    made, left_out = web.possible(seen[:most], partial(panels, engine))
     return [_page(layer, (*found.notes, *left_out)) for layers in made for layer in layers]
 
 

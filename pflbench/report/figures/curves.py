@@ -90,7 +90,7 @@ def plot(
         return style.Drawing(figure, caption(drawn, x, band), tuple(notes), tuple(sorted(runs)), protocol(shown))
 
 
-def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int, seconds: bool = False) -> list[CurvesPanel]:
+def panels(engine: Engine, found: Arranged, *, x: X, band: Band, most: int | None, seconds: bool = False) -> list[CurvesPanel]:
     """The figure's numbers, for the `most` settings with the most runs, in the order of the settings.
 
     seconds: whether the lines need their times, too, where they are drawn over rounds.
@@ -177,10 +177,10 @@ def caption(drawn: Sequence[CurvesPanel], x: X, band: Band) -> str:
     return f"Test accuracy, pooled over clients, over {over}: {settings}. {runs} per method.{shaded}{others}"
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
-    """Of all settings. Raises UserError when there are no runs."""
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
+    """Of so many settings, those with the most runs, or of all. Raises UserError when there are no runs."""
     found = filters.select(engine)
-    drawn = panels(engine, found, x="round", band="minmax", most=len(found.settings), seconds=True)
+    drawn = panels(engine, found, x="round", band="minmax", most=most, seconds=True)
     return [_page(panel, found.notes) for panel in drawn]
 
 

@@ -120,9 +120,9 @@ def caption(chosen: Sequence[PartitionRecord]) -> str:
     return f"Samples per client and class: the area of a circle is the number of training and test samples. {named}.{missing}"
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Of all stored partitions; the filters for methods and status have no say. Raises UserError if there are none."""
-    return [_page(partition) for partition in choose(engine, filters)]
+    return [_page(partition) for partition in choose(engine, filters)[:most]]
 
 
 def _page(partition: PartitionRecord) -> Interactive:

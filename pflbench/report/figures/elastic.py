@@ -125,7 +125,7 @@ def _central(found: Arranged, j: int) -> bool:
     return bool(found.settings[j].spec["partition"].get("central_test"))
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """A figure for each group of settings that differ in one of the three alone; UserError where there is none."""
     found = collected(engine, filters)
     accuracy = measure(engine, found)
@@ -139,5 +139,5 @@ def page(engine: Engine, filters: Filters) -> list[Interactive]:
             caption=caption(found, [panel], panel.sweep.columns[0]),
             over=f" by {panel.varied.label.lower()}",
         )
-        for panel in panels(found)
+        for panel in panels(found)[:most]
     ]

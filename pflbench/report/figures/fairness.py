@@ -84,12 +84,13 @@ def worst(accuracies: Floats) -> float:
 
 def panel(engine: Engine, found: Arranged, column: int) -> FairnessPanel:
     """The clients of the setting with this number. Raises UserError where a run of it has no results by client."""
-    groups = [_group(engine, found.rows[i], cell) for (i, j), cell in sorted(found.cells.items()) if j == column]
-    return FairnessPanel(found.settings[column], tuple(groups))
+    cells = [(found.rows[i], cell) for (i, j), cell in sorted(found.cells.items()) if j == column]
+    tested = rounds.clients_of(engine, {run.id: _best(run) for _, cell in cells for run in cell})
+    groups = tuple(_group(row, cell, [tested[run.id] for run in cell]) for row, cell in cells)
+    return FairnessPanel(found.settings[column], groups)
 
 
-def _group(engine: Engine, row: Row, cell: Sequence[Result]) -> MethodClients:
-    tested = [_tested(engine, run) for run in cell]
+def _group(row: Row, cell: Sequence[Result], tested: Sequence[rounds.Clients]) -> MethodClients:
     each = [100 * clients.correct / clients.total for clients in tested]
     median, low = (float(np.mean([of(one) for one in each])) for of in (np.median, worst))
     runs = tuple(run.id for run in cell)
@@ -97,10 +98,10 @@ def _group(engine: Engine, row: Row, cell: Sequence[Result]) -> MethodClients:
     return MethodClients(row, np.concatenate(each), np.concatenate([clients.client for clients in tested]), of, median, low, runs)
 
 
-def _tested(engine: Engine, run: Result) -> rounds.Clients:
+def _best(run: Result) -> int:
     if run.round is None:
         raise UserError(f"Run {run.id} has no evaluated round.", "Leave it out with --method or --status.")
-    return rounds.clients(engine, run.id, run.round)
+    return run.round
 
 
 def _draw(drawn: Sequence[FairnessPanel]) -> Figure:
@@ -138,10 +139,10 @@ def _draw_panel(ax: Axes, panel: FairnessPanel) -> None:
     ax.grid(visible=False, axis="y")
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Of all settings whose runs have results by client. Raises UserError when there are no runs."""
     found = filters.select(engine)
-    panels, left_out = web.possible(range(len(found.settings)), partial(panel, engine, found))
+    panels, left_out = web.possible(busiest(found, most), partial(panel, engine, found))
     return [_page(panel, (*found.notes, *left_out)) for panel in panels]
 
 

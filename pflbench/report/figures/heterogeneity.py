@@ -27,8 +27,8 @@ def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:
     return f"Best test accuracy over beta of the partition Dir(beta): {sweep.caption(found, drawn)}"
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """A figure for each group of settings that differ in beta alone; UserError where there is none."""
     found = filters.select(engine)
-    made = sweep.sweeps(found, KEY, COMMAND)
+    made = sweep.sweeps(found, KEY, COMMAND)[:most]
     return [sweep.page(found, one, sweep.ACCURACY, name="heterogeneity", x=X, caption=caption(found, [one])) for one in made]

@@ -101,11 +101,11 @@ def _draw(panels: Sequence[ObjectivePanel]) -> Figure:
     return sheet.finish()
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """A figure for each run; of several seeds the first. Raises UserError where no run kept its losses."""
     found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND))
-    panels, left_out = web.possible(seen, partial(panel, engine))
+    panels, left_out = web.possible(seen[:most], partial(panel, engine))
     return [_page(panel, (*found.notes, *left_out)) for panel in panels]
 
 

@@ -127,10 +127,10 @@ def caption(drawn: Sequence[OverheadPanel], tolerance: float) -> str:
     )
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Two figures for each setting: over the training time, and over the megabytes sent. UserError when there are no runs."""
     found = filters.select(engine)
-    panels = [panel(engine, found, j) for j in range(len(found.settings))]
+    panels = [panel(engine, found, j) for j in busiest(found, most)]
     return [_page(panel, which, found.notes) for panel in panels if panel.points for which in range(len(COSTS))]
 
 

@@ -122,7 +122,7 @@ def _ranked(table: Ranks) -> str:
     return f"Average ranks of {len(table.rows)} methods over {len(table.settings)} settings: {settings}."
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """One figure. Raises UserError for fewer than three rows or two settings that all of them have."""
     table = ranks.build(engine, filters)
     order = np.argsort(table.average, kind="stable").tolist()

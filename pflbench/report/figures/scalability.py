@@ -43,10 +43,10 @@ def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:
     )
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Two figures for each group of settings that differ in the number of clients alone; UserError where there is none."""
     found = filters.select(engine)
-    made = sweep.sweeps(found, KEY, COMMAND)
+    made = sweep.sweeps(found, KEY, COMMAND)[:most]
     runs, _ = sweep.of_all(found, made)
     return [
         sweep.page(found, one, measure, name="scalability", x=X, caption=caption(found, [one]))

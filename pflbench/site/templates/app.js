@@ -137,6 +137,8 @@
 
   const sorted = new Map(); // id of a table -> [column, direction]
 
+  const sortValue = (cell) => cell.dataset.sort ?? cell.textContent;
+
   function compare(a, b) {
     const [x, y] = [Number(a), Number(b)];
     return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, "en", { numeric: true }) : x - y;
@@ -146,7 +148,7 @@
     const body = table.tBodies[0];
     const rows = [...body.rows];
     rows.forEach((row, i) => { row.dataset.place ??= i; });
-    const value = (row) => row.cells[column].dataset.sort;
+    const value = (row) => sortValue(row.cells[column]);
     rows.sort((a, b) => {
       const [x, y] = [value(a), value(b)];
       if (!direction || (!x && !y)) return a.dataset.place - b.dataset.place;
@@ -166,7 +168,7 @@
   function clickHead(head) {
     const table = head.closest("table");
     const [column, before] = sorted.get(table.id) ?? [null, 0];
-    const values = [...table.tBodies[0].rows].map((row) => row.cells[head.cellIndex].dataset.sort).filter(Boolean);
+    const values = [...table.tBodies[0].rows].map((row) => sortValue(row.cells[head.cellIndex])).filter(Boolean);
     const first = values.length && values.every((value) => !Number.isNaN(Number(value))) ? -1 : 1;
     const now = column === head.cellIndex ? before : 0;
     sort(table, head.cellIndex, now === 0 ? first : now === first ? -first : 0);
@@ -299,7 +301,7 @@
     complain("");
     if (run && hasPage(run)) return showRun(run, false);
     if (run) {
-      complain(byId(`line-${run}`) ? `Run ${run} has no page in this report; --runs all makes one, and pflbench runs show ${run} shows it.`
+      complain(byId(`line-${run}`) ? `Run ${run} has no page in this report; pflbench report --runs ${run} makes one, and pflbench runs show ${run} shows it.`
         : `There is no run ${run} here.`);
     } else if (hash && !target) complain(`There is nothing called #${hash} here.`);
     return showContent(target);

@@ -121,11 +121,11 @@ def caption(panels: Sequence[AttentionPanel], below: str = "white") -> str:
     )
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """After the last round that was kept; of several seeds the first. Raises UserError where no run kept a matrix."""
     found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ARRAYS, COMMAND))
-    panels, left_out = web.possible(seen, partial(numbers.panel, engine))
+    panels, left_out = web.possible(seen[:most], partial(numbers.panel, engine))
     return [_page(panel, (*found.notes, *left_out)) for panel in panels]
 
 

@@ -146,10 +146,10 @@ def _contours(ax: Axes, surface: Matrix) -> None:
     bar.ax.tick_params(labelsize=small(), pad=1)
 
 
-def page(engine: Engine, filters: Filters) -> list[Interactive]:
+def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Of every client that was followed; of several seeds that with the most runs. Raises UserError when there are no runs."""
     found = filters.select(engine)
-    panels, left_out = web.possible(_followed(engine, found), partial(_panel, engine))
+    panels, left_out = web.possible(_followed(engine, found)[:most], partial(_panel, engine))
     return [_page(*panel, notes=(*found.notes, *left_out)) for panel in panels]
 
 
