@@ -167,7 +167,7 @@ def test_what_is_not_there_and_what_is_wrong_is_said(engine: Engine) -> None:
     with pytest.raises(UserError, match="Did you mean 'curves'"):
         pages("curve", engine)
     engine.dispose()
-    Path(str(engine.url.database)).write_bytes(b"no database" * 1000)
+    Path(str(engine.url.database)).write_bytes(b"no database" * 100_000)
     with pytest.raises(UserError, match="database"):
         pages("curves", engine)
 
