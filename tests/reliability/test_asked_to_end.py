@@ -14,7 +14,7 @@ from support.faults.tally import Tally
 from support.faults.victims import Of
 
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
-NAMES = ("run", "import", "export by partition", "report")
+NAMES = ("run", "import", "export csv", "report")
 CASES = [(name, number, times) for number in SIGNALS for times in (1, 2) for name in NAMES]
 
 

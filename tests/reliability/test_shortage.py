@@ -19,7 +19,7 @@ from support.faults.victims import BOTH, Disturb, Of, Trials, Victim
 
 PAGE = 4096
 REFUSED = (2,)
-WRITING = ("run", "import", "db upgrade of schema 0001", "export csv", "export by partition", "report", "plot")
+WRITING = ("run", "import", "db upgrade of schema 0001", "export csv", "report", "plot")
 
 
 def size(folder: Path) -> int:
