@@ -31,7 +31,10 @@ def assert_sound(found: Counted) -> None:
     assert set(found.uncaptured) <= ({MIXED} if mixed else set())
     assert not found.beside_capture
     assert not found.shortages
-    assert found.reserved <= found.estimate + WORKSPACES
+    # The estimate is of plain SGD on one client. Elastic keeps a second model's worth for each client, and GroupNorm of several
+    # clients at once is made of smaller operations: where that is too much, clients are halved.
+    beyond = 2 if found.method == "elastic" or found.model == "resnet20-gn" else 1
+    assert found.reserved <= beyond * found.estimate + WORKSPACES
 
 
 @pytest.mark.parametrize(("method", "model"), CASES)
