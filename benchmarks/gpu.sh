@@ -3,9 +3,10 @@
 #
 #     bash benchmarks/gpu.sh [OUT]
 #
-# It makes up data of the right shapes in OUT/data (600 MB, 1.3 GB in memory). Runs and measurements go to OUT/gpu.db, kernels and
-# ways to convolve to OUT/kernels.json, the tables that it prints last to OUT/gpu.md, and all that is said to OUT/gpu.log. Nothing
-# stops at a failure: each step has its limit, and says so where it failed. Nothing else is needed but the packages of pyproject.toml.
+# It makes up data of the right shapes in OUT/data (600 MB, 1.3 GB in memory). Runs go to OUT/gpu.db, measurements to
+# OUT/bench-NAME.json, kernels and ways to convolve to OUT/kernels.json, the tables that it prints last to OUT/gpu.md, and all that is
+# said to OUT/gpu.log. Nothing stops at a failure: each step has its limit, and says so where it failed. Nothing else is needed but
+# the packages of pyproject.toml.
 # To try the script itself without a GPU:
 #     DEVICE=cpu SCALE=0.01 BETA=5 LIMIT=300 bash benchmarks/gpu.sh OUT
 set -uo pipefail
@@ -30,7 +31,7 @@ step() { # WHAT SECONDS COMMAND...
 }
 pflbench=("$python" -c 'import sys; sys.argv[0] = "pflbench"; from pflbench.cli import main; sys.exit(main())')
 bench() { # NAME SECONDS ARGUMENTS...
-  step "$1" "$2" "${pflbench[@]}" bench --name "$1" "${@:3}" "${device[@]}" --db "$db"
+  step "$1" "$2" "$python" benchmarks/bench.py "${@:3}" "${device[@]}" --json "$out/bench-$1.json"
 }
 run() { # WHAT ARGUMENTS...
   step "$1" 60 "${pflbench[@]}" run -m fedavg -d "$cifar" --model cnn --beta "$beta" --rounds 3 "${@:2}" "${device[@]}" --quiet --db "$db"

@@ -3,7 +3,7 @@
     python benchmarks/gpu_kernels.py OUT -d npz:OUT/data/cifar10.npz [--share 0.2] [--beta 0.1] [--device cuda] [--patience 60]
 
 First PyTorch's profiler names the kernels of a round and their time; TFLOP are those that the round must cost
-(pflbench/bench/floor.py). Then one convolution of so many clients, in batches of 10, forward and backward, captured: TFLOP/s in
+(pflbench/run/counting.py). Then one convolution of so many clients, in batches of 10, forward and backward, captured: TFLOP/s in
 each way of pflbench/engine/batched/convolutions.py, in float32 and with TF32. OUT/kernels.json has all of it.
 """
 
@@ -24,10 +24,10 @@ from torch.func import functional_call, grad, vmap
 from torch.profiler import ProfilerActivity, profile
 
 from pflbench import methods
-from pflbench.bench.floor import UNTIMED, work
 from pflbench.engine import devices
 from pflbench.engine.batched.convolutions import convolve_by, convolving, fastest, seconds
 from pflbench.engine.batched.program import capture
+from pflbench.run.counting import STEADY, work
 from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
 from pflbench.run.plan import Wish, plan
 from pflbench.run.round import rounds
@@ -47,14 +47,14 @@ SHAPES: dict[str, tuple[int, int, int, int, int, int, bool]] = {
 
 def profiled(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """A round: seconds, seconds in kernels, TFLOP, and milliseconds and launches by kernel."""
-    wish = Wish(("fedavg",), (options.dataset,), Path("data"), model="cnn", beta=options.beta, rounds=UNTIMED + 2)
+    wish = Wish(("fedavg",), (options.dataset,), Path("data"), model="cnn", beta=options.beta, rounds=STEADY + 1)
     (spec,) = plan(wish)
     setting = load_setting(spec, Path("data")).cut(options.share, spec.train.batch_size)
     on = ProfilerActivity.CPU if device.type == "cpu" else ProfilerActivity.CUDA
     with exact_arithmetic(device):
         fed = federation(spec, setting, device, Execution(str(device), "batched"))
         made = rounds(methods.make(spec.method), fed)
-        for _ in range(UNTIMED):
+        for _ in range(STEADY - 1):
             next(made)
         taken = sum(next(made)[0].values())
         with profile(activities=[on]) as found:
@@ -69,7 +69,7 @@ def profiled(options: argparse.Namespace, device: torch.device) -> dict[str, Any
         if spent and (one.device_type == DeviceType.CPU) == (device.type == "cpu"):
             kernels[one.key] += spent / 1000
             launches[one.key] += one.count
-    flops = sum(phase.flops for phase in work(spec, setting, UNTIMED + 1).values())
+    flops = sum(phase.flops for phase in work(spec, setting).values())
     return {
         "seconds": taken,
         "busy": sum(kernels.values()) / 1000,

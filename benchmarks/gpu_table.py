@@ -3,7 +3,7 @@
     python benchmarks/gpu_table.py OUT
 
 "same bits": whether a run has the numbers of the first one of its specification, with or without --deterministic. Seconds are
-medians of whole rounds, evaluation included; a floor is that of the machine's own ceilings (pflbench/bench/floor.py).
+medians of whole rounds, evaluation included; a floor is that of the machine's own ceilings (benchmarks/floor.py).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench import summary
 from sqlalchemy import Engine
 
-from pflbench.bench.summary import summaries
 from pflbench.store import database as db
-from pflbench.store import measurements, rounds, runs
+from pflbench.store import rounds, runs
 
 Row = tuple[object, ...]
 
@@ -43,14 +43,15 @@ def _off(known: Iterable[tuple[float, ...]], numbers: Iterable[tuple[float, ...]
     return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=0.0)
 
 
-def of_measurements(store: Engine) -> Iterator[Row]:
-    for one in reversed(measurements.newest(store, 99)):
-        for arm in summaries(one):
-            steps = one.environment["steps"].get(f"{arm.method} {arm.engine}") or {}
-            share = "" if one.setting["share"] == 1 else f", {one.setting['share']:g} of the data"
+def of_measurements(out: Path) -> Iterator[Row]:
+    for file in sorted(out.glob("bench-*.json"), key=lambda file: file.stat().st_mtime):
+        found = json.loads(file.read_text())
+        share = "" if found["work"]["share"] == 1 else f", {found['work']['share']:g} of the data"
+        for arm in found["arms"]:
+            told = summary(found, arm)
             yield (
-                f"{one.name}{share}", arm.method, arm.engine, *_steps(steps), f"{arm.median:.3g}", f"{arm.times_floor:.3g}",
-                f"{arm.peak_memory / 1e9:.2f}",
+                f"{file.stem.removeprefix('bench-')}{share}", arm["method"], arm["engine"], *_steps(arm["steps"] or {}),
+                f"{told['median']:.3g}", f"{told['times_floor']:.3g}", f"{arm['peak_memory'] / 1e9:.2f}",
             )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ def main() -> None:
     store = db.connect(db.to_url(str(out / "gpu.db")))
     steps = ("convolution", "capture")
     table(("run", "status", "engine", *steps, "s/round", "same bits"), of_runs(store))
-    table(("measurement", "method", "executor", *steps, "s/round", "x floor", "peak GB"), of_measurements(store))
+    table(("measurement", "method", "executor", *steps, "s/round", "x floor", "peak GB"), of_measurements(out))
     if (out / "kernels.json").exists():
         table(("convolution, TFLOP/s", "clients", "arithmetic", "groups", "search", "unfold"), of_shapes(out))
 

@@ -16,10 +16,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PrivateAttr,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
@@ -30,27 +27,9 @@ _NOT_IN_KEY = {"path", "test_labels"}
 
 LARGEST_COUNT = 2**31 - 1  # that a column of the database holds, on a server
 
-# Of pydantic: what keeps a specification from being one of this version, though it has the form of one.
-_OF_ANOTHER_VERSION = {
-    "extra_forbidden", "literal_error", "union_tag_invalid", "value_error",
-    "greater_than", "greater_than_equal", "less_than", "less_than_equal",
-}  # fmt: skip
-
-# Marks a field that came after the first runs were stored. Its default means what was before it, and then it is left out of
-# the JSON form: so the keys of older runs stay what they are.
-ADDED = "added"
-
 
 class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_serializer(mode="wrap")
-    def _without_added_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        plain: dict[str, Any] = dump(self)
-        for name, field in type(self).model_fields.items():
-            if ADDED in field.metadata and getattr(self, name) == field.default:
-                plain.pop(name, None)
-        return plain
 
 
 # Between a dataset's name and the first digits of a content that is not the official one.
@@ -89,7 +68,7 @@ class _Partition(Spec):
     clients: int = Field(ge=1, le=LARGEST_COUNT)
     seed: int = Field(1, ge=0, le=2**32 - 1)  # NumPy's
     test_share: float = Field(0.25, gt=0, lt=1)
-    central_test: Annotated[bool, ADDED] = False  # the official test part is set aside; clients share the training part
+    central_test: bool = False  # the official test part is set aside; clients share the training part
 
 
 class Pathological(_Partition):
@@ -182,24 +161,26 @@ class TrainSpec(Spec):
     join_ratio: float = Field(1.0, gt=0, le=1)
     eval_every: int = Field(1, ge=1)
     evaluate: Literal["participants", "all"] = "participants"
-    # Of those that are tested, who was initialised in the same round: follows from the two above. Runs of everyone that lack it
-    # are older: some methods then tested clients outside the cohort with what these had trained last.
-    initialised: Annotated[Literal["participants", "all"], ADDED] = "participants"
     drop_last: Literal["auto", "always", "never"] = "auto"
     bn_buffers: Literal["local", "average", "reset"] = "local"
     dtype: Literal["float32", "float64", "tf32"] = "float32"  # tf32: float32, but for the factors of products
-    optimizer: Annotated[Literal["sgd", "momentum", "adamw"], ADDED] = "sgd"
-    momentum: Annotated[float | None, Field(gt=0, lt=1), ADDED] = None
-    weight_decay: Annotated[float | None, Field(ge=0), ADDED] = None
-    optimizer_state: Annotated[Literal["fresh", "kept"], ADDED] = "fresh"
-    lr_schedule: Annotated[Literal["constant", "cosine", "step"], ADDED] = "constant"
-    lr_step_every: Annotated[int | None, Field(ge=1), ADDED] = None
-    lr_gamma: Annotated[float | None, Field(gt=0, lt=1), ADDED] = None
+    optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"
+    momentum: float | None = Field(None, gt=0, lt=1)
+    weight_decay: float | None = Field(None, ge=0)
+    optimizer_state: Literal["fresh", "kept"] = "fresh"
+    lr_schedule: Literal["constant", "cosine", "step"] = "constant"
+    lr_step_every: int | None = Field(None, ge=1)
+    lr_gamma: float | None = Field(None, gt=0, lt=1)
 
     @property
     def floats(self) -> Literal["float32", "float64"]:
         """The type of all tensors."""
         return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def tests_outsiders(self) -> bool:
+        """Whether clients outside a round's cohort are tested in it, and therefore initialised as well."""
+        return self.evaluate == "all" and self.join_ratio < 1
 
     @property
     def plain_sgd(self) -> bool:
@@ -219,11 +200,9 @@ class TrainSpec(Spec):
     def _follows(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        everyone_joins, evaluate = values.get("join_ratio", 1.0) == 1, values.get("evaluate")
-        if everyone_joins and evaluate in (None, "participants"):
-            evaluate = "all"  # the two rules are one: it must not split keys
-        initialised = "all" if evaluate == "all" and not everyone_joins else "participants"
-        found = {**values, **({"evaluate": evaluate} if evaluate else {}), "initialised": initialised}
+        found = dict(values)
+        if found.get("join_ratio", 1.0) == 1 and found.get("evaluate") in (None, "participants"):
+            found["evaluate"] = "all"  # the two rules are one: it must not split keys
         # PyTorch's defaults, written out. Without AdamW a decay of 0 is none: it must not split keys either.
         usual = {"momentum": ("momentum", 0.9), "adamw": ("weight_decay", 0.01), "step": ("lr_gamma", 0.1)}
         for choice in (found.get("optimizer"), found.get("lr_schedule")):
@@ -246,7 +225,7 @@ class TrainSpec(Spec):
 
 
 class MethodSpec(Spec):
-    """A method, the version of its implementation and its hyperparameters, defaults written out (all but those added later)."""
+    """A method, the version of its implementation and its hyperparameters, defaults written out."""
 
     name: str
     version: int = 1
@@ -270,8 +249,7 @@ class RunSpec(Spec):
     train: TrainSpec
     method: MethodSpec
     seed: int = Field(0, ge=0, le=2**63 - 1)  # the database's
-    own_model: Annotated[OwnModel | None, ADDED] = None  # whose name is `model`
-    _as_given: RunSpec | None = PrivateAttr(None)
+    own_model: OwnModel | None = None  # whose name is `model`
 
     @model_validator(mode="after")
     def _someone_joins(self) -> RunSpec:
@@ -282,16 +260,6 @@ class RunSpec(Spec):
             )
         return self
 
-    @property
-    def as_given(self) -> RunSpec | None:
-        """What `run.canonical` made this of; None where that was the same. Runs may be stored under its key."""
-        return self._as_given
-
-    def in_place_of(self, given: RunSpec) -> RunSpec:
-        """This one, which remembers the given one."""
-        self._as_given = given
-        return self
-
     def canonical(self) -> dict[str, Any]:
         """All that decides the run's numbers, as plain JSON types."""
         plain: dict[str, Any] = _without_paths(self.model_dump(mode="json"))
@@ -300,31 +268,21 @@ class RunSpec(Spec):
     @property
     def key(self) -> str:
         """16 hexadecimal digits of the SHA-256 of the canonical JSON."""
-        return key_of(self.canonical())
+        return _digest(self.canonical())
 
     @property
     def protocol(self) -> str:
         """As `key`, without method and seed: runs with the same protocol are comparable."""
-        return protocol_of(self.canonical())
+        return _digest({name: part for name, part in self.canonical().items() if name not in ("method", "seed")})
 
 
-def is_specification(plain: Any) -> bool:
-    """Whether stored JSON has all parts of a specification, though values or further parts may be of another version."""
+def from_stored(plain: Any) -> RunSpec | None:
+    """The specification that stored JSON is; None where it is none, or does not say each of its fields."""
     try:
-        RunSpec.model_validate(plain)
-    except ValidationError as error:
-        return all(one["type"] in _OF_ANOTHER_VERSION for one in error.errors(include_url=False))
-    return True
-
-
-def key_of(plain: dict[str, Any]) -> str:
-    """The key of a specification as it was stored, which may lack what specifications have by now."""
-    return _digest(_without_paths(plain))
-
-
-def protocol_of(plain: dict[str, Any]) -> str:
-    """Its protocol."""
-    return _digest({name: part for name, part in _without_paths(plain).items() if name not in ("method", "seed")})
+        found = RunSpec.model_validate(plain)
+    except ValidationError:
+        return None
+    return found if found.model_dump(mode="json") == plain else None
 
 
 def _without_paths(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Keys of runs that people have stored: a hyperparameter that comes or goes must not change them."""
+"""Keys of runs that people have stored: the same command finds them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pflbench import methods
-from pflbench.spec import RunSpec
+from pflbench.spec import IID, DataSpec, MethodSpec, RunSpec, TrainSpec
 
 STORED = Path(__file__).parents[1] / "reports" / "cifar10-6000.db.xz"
 
@@ -48,12 +48,17 @@ def test_an_optimizer_is_in_the_key_where_it_is_not_plain_sgd(stored):
     assert len({key, *(one.key for one in specs)}) == len({one.protocol for one in specs}) + 1 == len(others) + 1
 
 
-def test_what_was_added_is_in_the_key_where_it_is_not_the_default():
-    for name, added in (("pfedme", "aggregation"), ("fedrep", "aggregation"), ("fedamp", "alpha_decay")):
-        (hyper,) = [h for h in methods.hyperparameters(name) if h.name == added]
-        plain, said = methods.spec(name, {}), methods.spec(name, {added: hyper.default})
-        assert plain == said
-        assert added not in plain.hyperparameters
-        other = {"aggregation": "uniform", "alpha_decay": 0.5}[added]
-        assert methods.spec(name, {added: other}).hyperparameters == {**plain.hyperparameters, added: other}
-        assert getattr(methods.make(methods.spec(name, {added: other})), added) == other
+def test_every_field_and_hyperparameter_is_written_down():
+    """So a change of a default changes keys, and never what a stored key means."""
+    for name in methods.names(with_ala=True):
+        own = methods.spec(name, {})
+        assert own.hyperparameters.keys() >= {hyper.name for hyper in methods.hyperparameters(name)}
+        assert own == methods.spec(name, {hyper.name: hyper.default for hyper in methods.hyperparameters(name)})
+    spec = RunSpec(
+        data=DataSpec(name="mnist"), partition=IID(clients=2), model="cnn", train=TrainSpec(rounds=1, lr=0.1), method=own
+    )
+    parts = {"data": DataSpec, "partition": IID, "train": TrainSpec, "method": MethodSpec}
+    plain = spec.canonical()
+    assert plain.keys() == RunSpec.model_fields.keys()
+    for part, kind in parts.items():
+        assert plain[part].keys() == kind.model_fields.keys() - {"path", "test_labels"}

@@ -57,16 +57,13 @@ MAY_IMPORT = {
         "spec",
         "errors",
     },
-    # Runs methods' rounds outside the database, as `run` does inside, and keeps what they cost.
-    "bench": {"engine", "methods", "partition", "run", "environment", "store", "spec", "errors"},
     # Says which runs a table needs and how they stand; the command line makes them.
     # Before a long run it times a few batches.
-    "reproduce": {"report", "store", "data", "run", "bench", "methods", "models", "partition", "spec", "errors"},
+    "reproduce": {"report", "store", "data", "run", "methods", "models", "partition", "spec", "errors"},
     # Many runs: it plans as `run` does, and gives them to workers.
     "sweep": {"run", "interrupts", "methods", "engine", "store", "environment", "spec", "errors"},
     "__main__": {"cli"},
     "cli": {
-        "bench",
         "run",
         "environment",
         "interrupts",
@@ -285,7 +282,6 @@ def test_there_are_the_promised_commands() -> None:
     promised += ", track tensorboard, track mlflow, track wandb"
     promised += ", runs list, runs show, runs artifact, runs rm, db upgrade, db check, db copy, db info, doctor"
     promised += ", db backup"
-    promised += ", bench list, bench compare"
     assert set(commands()) == {f"pflbench {name}" for name in promised.split(", ")}
 
 

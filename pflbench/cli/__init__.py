@@ -12,7 +12,6 @@ import typer
 
 from pflbench import __version__, interrupts
 from pflbench.cli import (
-    bench,
     data,
     db,
     exchange,
@@ -53,7 +52,6 @@ app.command()(site.serve)
 app.command()(exchange.export)
 app.command("import")(exchange.import_)
 app.add_typer(track.app, name="track")
-app.add_typer(bench.app, name="bench")
 app.add_typer(db.app, name="db")
 app.command()(db.doctor)
 

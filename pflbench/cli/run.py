@@ -65,7 +65,6 @@ def run(
     from pflbench.run import trusted
     from pflbench.run.execution import find_device, require_arithmetic
     from pflbench.store.failures import patiently
-    from pflbench.store.runs import as_stored
     from pflbench.sweep.conduct import Course
     from pflbench.sweep.jobs import jobs_of
 
@@ -83,7 +82,6 @@ def run(
 
     try:
         with opened(db, create=True) as results:
-            specs = patiently(partial(as_stored, results, specs))
             names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
             there = set() if force else patiently(partial(_finished, results, specs))
             places = at_a_time(jobs, [spec for spec in specs if spec.key not in there], data_dir, how)

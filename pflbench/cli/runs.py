@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from pflbench.store.partitions import PartitionRecord
-    from pflbench.store.runs import Run
+    from pflbench.store.runs import Run, RunHead
 
 app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
 
@@ -165,10 +165,10 @@ def rm(
 ) -> None:
     """Remove runs with all their rounds. It asks first. One that a process is at is refused."""
     from pflbench.store.locks import UNDER_WAY
-    from pflbench.store.runs import find
+    from pflbench.store.runs import find_head
 
     with opened(db) as engine:
-        found = {info.id: info for info in (find(engine, run) for run in runs)}
+        found = {info.id: info for info in (find_head(engine, run) for run in runs)}
         for info in found.values():
             if info.status in UNDER_WAY:
                 raise UserError(f"Run {info.id} is under way: a process is at it.", "Stop that first. Nothing was removed.")
@@ -182,7 +182,7 @@ def rm(
     message(f"Removed {len(found)} run(s).")
 
 
-def _remove(engine: Engine, run: Run, checkpoints: str | None) -> None:
+def _remove(engine: Engine, run: RunHead, checkpoints: str | None) -> None:
     """With its files. One that may go on is held meanwhile, so that nobody does."""
     from pflbench.run.places import name_of, place_of
     from pflbench.store import locks, write

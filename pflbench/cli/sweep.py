@@ -109,10 +109,9 @@ def run(
         "file": None if file is None else file.read_text(encoding="utf-8"),
     }
     with opened(db, create=True) as results:
-        from pflbench.store import runs, sweeps
+        from pflbench.store import sweeps
 
         place_of(results.url, how.checkpoints)  # what it refuses must not be stored
-        specs = runs.as_stored(results, specs)
         sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
         trusted.remember(trusted.wanted(specs, asked["plugins"], how.checkpoints, hiring.words()))
         asked_now = SweepCommand(sweep, results, how, hiring, data_dir, quiet, as_json)
@@ -221,14 +220,13 @@ def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: 
     from pflbench.report.labels import counted
     from pflbench.reproduce.forecast import forecast
     from pflbench.reproduce.outlook import lacking
-    from pflbench.store import runs, sweeps
+    from pflbench.store import sweeps
     from pflbench.sweep.hire import at_a_time
 
     with (
         opened_if_there(db) as found_there,
         nullcontext(found_there) if found_there else opened("sqlite://", create=True) as results,
     ):
-        specs = runs.as_stored(results, specs)
         stands = sweeps.standing(results, specs)
         ahead = [spec for spec in specs if stands.states[spec.key] not in ("finished", "diverged", "failed")]
         without = lacking(ahead, data_dir)

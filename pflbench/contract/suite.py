@@ -99,7 +99,7 @@ class Contract:
         spec = methods.spec(name, {})
         decided = methods.load(name).ala_decides if name.endswith("+ala") else {}
         free = {k: str(v) for k, v in spec.hyperparameters.items() if k not in decided}
-        assert set(free) - set(methods.load(name).retired) == {h.name for h in methods.hyperparameters(name) if not h.added}
+        assert set(free) == {h.name for h in methods.hyperparameters(name)}
         assert spec.hyperparameters.items() >= decided.items()
         assert methods.spec(name, free) == spec
 

@@ -50,17 +50,13 @@ PRESETS = ("fedala2022", "heurfedamp2021")
 
 @dataclass(frozen=True)
 class Hyper:
-    """One hyperparameter: its type in words, its default (the FedALA paper's value), what it is, the paper's search range.
-
-    added: its default is left out of specifications (`base.hyper`).
-    """
+    """One hyperparameter: its type in words, its default (the FedALA paper's value), what it is, the paper's search range."""
 
     name: str
     type: str
     default: Value
     help: str
     search: tuple[Value, ...]
-    added: bool
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -111,23 +107,17 @@ def hyperparameters(name: str) -> tuple[Hyper, ...]:
     """The method's hyperparameters in the order of its definition; of "x+ala" those of x and then those of ALA."""
     decided = _decided(name)
     fields = {n: f for cls in _classes(name) for n, f in cls.__pydantic_fields__.items() if n not in decided}
-    return tuple(
-        Hyper(n, _in_words(f.annotation), f.default, f.description or "", _search(f), _extra(f).get("added", False))
-        for n, f in fields.items()
-    )
+    return tuple(Hyper(n, _in_words(f.annotation), f.default, f.description or "", _search(f)) for n, f in fields.items())
 
 
 def make(spec: MethodSpec) -> Method:
     """The method with the specification's hyperparameters; an unknown or impossible one is a UserError."""
-    title, decided, retired = load(spec.name).title, _decided(spec.name), load(spec.name).retired
-    constant = {**{name: old.value for name, old in retired.items()}, **decided}
-    given = {k: v for k, v in spec.hyperparameters.items() if k not in constant or constant[k] != v}
+    title, decided = load(spec.name).title, _decided(spec.name)
+    given = {k: v for k, v in spec.hyperparameters.items() if k not in decided or decided[k] != v}
     valid = {h.name for h in hyperparameters(spec.name)}
     for name in given:
         if not valid:
             raise UserError(f"{title} has no hyperparameters, so '{spec.name}.{name}' cannot be set.")
-        if name in retired:
-            raise UserError(f"{spec.name}.{name} = {given[name]} is no more.", retired[name].instead)
         if name in decided:
             raise UserError(f"{spec.name}.{name} is {decided[name]} and cannot be set: ALA takes its place there.")
         if name not in valid:
@@ -144,8 +134,6 @@ def make(spec: MethodSpec) -> Method:
 def spec(name: str, overrides: Mapping[str, Value], preset: str | None = None) -> MethodSpec:
     """The complete specification: hyperparameters validated, strings converted to their types, all written out.
 
-    Only those that were added later are left out while they have their defaults, which is what makes older runs the same runs.
-
     preset: a named set of hyperparameters (methods.md 0.6), below the overrides.
     """
     classes = _classes(name)
@@ -153,10 +141,6 @@ def spec(name: str, overrides: Mapping[str, Value], preset: str | None = None) -
     method = make(MethodSpec(name=name, hyperparameters={**switched, **overrides}))
     parts = [method.base, method.ala] if len(classes) > 1 else [method]  # type: ignore[attr-defined]
     values: dict[str, Any] = {k: v for part in parts for k, v in dataclasses.asdict(part).items()}  # type: ignore[arg-type]
-    values |= {k: old.value for k, old in load(name).retired.items()}
-    for late in hyperparameters(name):
-        if late.added and values[late.name] == late.default:
-            del values[late.name]
     version = sum(cls.version for cls in classes) - len(classes) + 1
     return MethodSpec(name=name, version=version, hyperparameters=values, test_labels=method.uses_test_labels())
 
@@ -205,9 +189,5 @@ def _in_words(kind: Any) -> str:
     return getattr(kind, "__name__", str(kind))
 
 
-def _extra(field: Any) -> dict[str, Any]:
-    return field.json_schema_extra or {}
-
-
 def _search(field: Any) -> tuple[Value, ...]:
-    return tuple(_extra(field).get("search", ()))
+    return tuple((field.json_schema_extra or {}).get("search", ()))

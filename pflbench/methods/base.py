@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -25,21 +24,9 @@ def method(cls: type) -> Any:
     return _dataclass(frozen=True, config=_CONFIG)(cls)
 
 
-def hyper(default: Any, help: str, *, search: tuple[Any, ...] = (), added: bool = False, **limits: Any) -> Any:
-    """A hyperparameter: its default, what it is, the paper's search range, and limits (gt, ge, lt, le).
-
-    added: it came after the first runs were stored, and its default means what was before it. Then the default is left out of
-    the specification, so that the keys of older runs stay what they are.
-    """
-    return Field(default, description=help, json_schema_extra={"search": list(search), "added": added}, **limits)
-
-
-@dataclass(frozen=True)
-class Retired:
-    """A hyperparameter that is no more. The value that all runs now have stays in the specification, and so do older keys."""
-
-    value: Value
-    instead: str  # a hint for whoever sets another value
+def hyper(default: Any, help: str, *, search: tuple[Any, ...] = (), **limits: Any) -> Any:
+    """A hyperparameter: its default, what it is, the paper's search range, and limits (gt, ge, lt, le)."""
+    return Field(default, description=help, json_schema_extra={"search": list(search)}, **limits)
 
 
 class Method(ABC):
@@ -59,7 +46,6 @@ class Method(ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # preset -> hyperparameters that it switches (methods.md 0.6)
     # What a preset would switch, but must be asked for by name, since clients then adapt on labelled test data.
     presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    retired: ClassVar[Mapping[str, Retired]] = {}
     slot: ClassVar[str] = "model"  # which of a client's models is evaluated: its BatchNorm buffers are used
     shared_slots: ClassVar[tuple[str, ...]] = ("model",)  # which of them travel, should BatchNorm buffers do so (4.3)
 

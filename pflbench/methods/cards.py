@@ -21,10 +21,7 @@ _FUNCTION = re.compile(r"^( *)def .*(?:\n(?:\1[ )].*)?)*", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Card:
-    """The class attributes of a `Method` that are plain values, and the defaults of its hyperparameters.
-
-    hyperparameters: as in its specification, without those that were added later and with those that are no more.
-    """
+    """The class attributes of a `Method` that are plain values, and the defaults of its hyperparameters."""
 
     title: str = ""
     authors: str = ""
@@ -61,11 +58,9 @@ def read(place: str) -> Card:
     for cls in reversed(_lineage(*place.split(":"))):
         for name, value in _attributes(cls):
             if _is_hyper(value):
-                if "added=True" not in map(ast.unparse, value.keywords):  # type: ignore[attr-defined]
-                    values[name] = _literal(value)
-            elif name in (*_FACTS, "retired"):
+                values[name] = _literal(value)
+            elif name in _FACTS:
                 said[name] = _literal(value)
-    values |= said.pop("retired", {})
     return Card(**said, hyperparameters=values)
 
 
@@ -113,7 +108,7 @@ def _is_hyper(value: ast.expr) -> bool:
 
 
 class _FirstArgument(ast.NodeTransformer):
-    """Puts the first argument in the place of a call: the value of a `hyper` and of a `Retired`."""
+    """Puts the first argument in the place of a call: the default of a `hyper`."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return node.args[0] if node.args else ast.Constant("")

@@ -13,7 +13,7 @@ from torch import Tensor
 from pflbench.engine.federation import Federation
 from pflbench.errors import UserError
 from pflbench.methods.attention import mixed, squared_distances
-from pflbench.methods.base import Method, Retired, hyper, method
+from pflbench.methods.base import Method, hyper, method
 from pflbench.methods.fedprox import proximal
 from pflbench.spec import TrainSpec
 
@@ -37,16 +37,9 @@ class MessagePassing(Method):
     meets = True
     shared_slots = ()  # a client's BatchNorm buffers belong to its personal model, which no other client gets
 
-    retired: ClassVar[Mapping[str, Retired]] = {
-        "prox": Retired(
-            "squared",
-            "PFLlib's unsquared norm, since 2023 of detached tensors, has no gradient: lam=0 gives its FedAMP, which is Local.",
-        )
-    }
-
     alpha_k: float = hyper(1000.0, "step size of the server on the attention term", gt=0, search=(10000, 1000, 100, 10, 1, 0.1))
-    alpha_decay: float = hyper(1.0, "alpha_k is multiplied by this every alpha_every rounds", gt=0, le=1, added=True)
-    alpha_every: int = hyper(30, "see alpha_decay", ge=1, added=True)
+    alpha_decay: float = hyper(1.0, "alpha_k is multiplied by this every alpha_every rounds", gt=0, le=1)
+    alpha_every: int = hyper(30, "see alpha_decay", ge=1)
     lam: float = hyper(1.0, "lambda, of the penalty (lambda / (2 alpha_k)) |w - u|^2", ge=0, search=(100, 10, 1, 0.1, 0.01))
     # PFLlib starts from the client's own model, FLGo from the cloud model.
     start: Literal["own", "cloud"] = hyper("own", "local training starts from the client's own model, or from its cloud model")

@@ -36,9 +36,7 @@ class FedRep(Method):
     tau: int = hyper(5, "epochs of training the head, before those of the representation", ge=1, search=tuple(range(1, 11)))
 
     # Algorithm 1 averages uniformly; the authors' own code and the FedALA paper's protocol weight by sample count.
-    aggregation: Literal["weighted", "uniform"] = hyper(
-        "weighted", "mean over the cohort by sample count, or uniform", added=True
-    )
+    aggregation: Literal["weighted", "uniform"] = hyper("weighted", "mean over the cohort by sample count, or uniform")
 
     def shared(self, fed: Federation) -> slice:
         return slice(0, fed.flat.head.start)

@@ -64,9 +64,7 @@ class PFedMe(FedAvg):
     # In the authors' code and in PFLlib theta_i shares its memory with the model that w_i then overwrites: PFLlib so tested w_i.
     evaluate: Literal["theta", "w"] = hyper("theta", "the personal model: theta_i, or w_i as PFLlib tested in 2022")
     # Algorithm 1 averages uniformly; the FedALA paper's protocol weights by sample count.
-    aggregation: Literal["weighted", "uniform"] = hyper(
-        "weighted", "mean over the cohort by sample count, or uniform", added=True
-    )
+    aggregation: Literal["weighted", "uniform"] = hyper("weighted", "mean over the cohort by sample count, or uniform")
 
     def check(self, train: TrainSpec) -> Iterator[str]:
         step = train.lr * self.lam

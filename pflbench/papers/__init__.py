@@ -1,9 +1,8 @@
-"""The values that papers print: the CSV files beside this one, as they stand. Reports read them, and the database has a copy."""
+"""The values that papers print: the CSV files beside this one, as they stand."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,12 +30,6 @@ class Value:
 def values() -> tuple[Value, ...]:
     """All of them, by file and line."""
     return tuple(_value(row) for text in _texts() for row in csv.DictReader(text.splitlines()))
-
-
-@cache
-def version() -> str:
-    """Names the files' content by the beginning of its SHA-256: 16 hexadecimal digits."""
-    return hashlib.sha256("".join(_texts()).encode()).hexdigest()[:16]
 
 
 @cache

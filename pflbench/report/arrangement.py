@@ -110,7 +110,7 @@ def _rows(results: Iterable[Result]) -> tuple[Row, ...]:
     variants: dict[str, dict[str, tuple[int, dict[str, Any], bool]]] = defaultdict(dict)
     for r in results:
         spec = r.spec["method"]
-        version, hyperparameters, adapted = spec["version"], spec["hyperparameters"], spec.get("test_labels", False)
+        version, hyperparameters, adapted = spec["version"], spec["hyperparameters"], spec["test_labels"]
         variants[r.method][_row_key(r.method, version, hyperparameters)] = (version, hyperparameters, adapted)
     told = {r.method: r.title for r in results if r.title}
     drawn = looks.assign((method, i) for method, of in variants.items() for i in range(len(of)))

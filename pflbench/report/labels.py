@@ -33,7 +33,6 @@ _ITEMS = {
     "train.join_ratio": "join ratio {}",
     "train.eval_every": "evaluated every {} rounds",
     "train.evaluate": "{} evaluated",
-    "train.initialised": "{} initialised",
     "train.bn_buffers": "BN buffers {}",
     "train.dtype": "{}",
     "train.optimizer": "optimizer {}",
@@ -44,6 +43,13 @@ _ITEMS = {
     "train.lr_step_every": "lr step every {} rounds",
     "train.lr_gamma": "lr gamma {}",
     "version": "v{}",
+}
+# Plain local training by SGD, tested on clients' own data.
+_UNSAID = {
+    "partition.central_test": False,
+    "train.optimizer": "sgd",
+    "train.optimizer_state": "fresh",
+    "train.lr_schedule": "constant",
 }
 _ONE = {
     "partition.clients": "1 client",
@@ -138,12 +144,15 @@ def rank(names: Sequence[str] | dict[str, str], name: str) -> tuple[int, str]:
 
 
 def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'train': {'lr': 0.1}} -> {'train.lr': 0.1}. Paths are left out: where data lies is no part of a protocol."""
+    """{'train': {'lr': 0.1}} -> {'train.lr': 0.1}, without what goes without saying (`_UNSAID`) and values of None.
+
+    Paths are left out: where data lies is no part of a protocol.
+    """
     found: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict):
             found |= flat(item, f"{prefix}{key}.")
-        elif key != "path":
+        elif key != "path" and item is not None and item != _UNSAID.get(prefix + key):
             found[prefix + key] = item
     return found
 

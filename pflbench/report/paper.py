@@ -229,9 +229,9 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
         ("local epochs", train["local_epochs"], place.local_epochs),
         ("batch size", train["batch_size"], place.batch_size),
         ("lr", train["lr"], place.rate),
-        ("lr schedule", train.get("lr_schedule", "constant"), "constant"),
-        ("optimizer", train.get("optimizer", "sgd"), "sgd"),
-        ("weight decay", train.get("weight_decay", 0), 0),
+        ("lr schedule", train["lr_schedule"], "constant"),
+        ("optimizer", train["optimizer"], "sgd"),
+        ("weight decay", train["weight_decay"] or 0, 0),
     ]
     if place.central:
         items.append(("partition", partition["scheme"], "unknown"))
@@ -252,7 +252,7 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
             ("partition seed", partition["seed"], 1),
             ("fewest samples", partition.get("least") or 40, 40),
             ("balanced classes", partition.get("balanced", False), False),
-            ("central test set", partition.get("central_test", False), False),
+            ("central test set", partition["central_test"], False),
             ("dominant share", partition.get("dominant_share", 0.8), 0.8),
             ("group sizes", partition.get("group_sizes"), None),
         ]
@@ -309,7 +309,7 @@ def _balanced(spec: dict[str, Any]) -> bool:
 
 def _instead(items: Iterable[tuple[str, Any, Any]]) -> tuple[str, ...]:
     told = (f"{name} {_text(ours)} instead of {_text(paper)}" for name, ours, paper in items if ours != paper)
-    return tuple(text.removesuffix(" instead of absent") for text in told)  # a hyperparameter that came after the paper's
+    return tuple(text.removesuffix(" instead of absent") for text in told)  # a hyperparameter that the paper's method lacks
 
 
 def _text(value: Any) -> str:

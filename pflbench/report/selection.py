@@ -350,8 +350,7 @@ def _with_protocol(results: list[Result], name: str, values: Sequence[str]) -> l
     """The runs with one of these values of an item of the training protocol, as `runs show` names it."""
     if name not in TrainSpec.model_fields:
         raise unknown(f"item of --where {PROTOCOL}.", name, TrainSpec.model_fields)
-    default = TrainSpec.model_fields[name].default  # of what came later and is not written down
-    present = {r.id: r.spec["train"].get(name, default) for r in results}
+    present = {r.id: r.spec["train"][name] for r in results}
     for value in values:
         if not any(_is(one, value) for one in present.values()):
             there = ", ".join(sorted({_text(one) for one in present.values()}))

@@ -1,6 +1,6 @@
 """One form for all specifications that mean the same run, so that one experiment has one key, however it is typed.
 
-It is the form of a run that leaves the option out: such runs keep their keys.
+It is the form of a run that leaves the option out.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from pflbench.spec import Dirichlet, Pathological, RunSpec, Spec, Value
 
 
 def canonical(spec: RunSpec, data_root: Path) -> RunSpec:
-    """The specification in that form, with the given one as its `as_given` where that has another key.
-
-    Where data are missing, which the run will tell, what depends on them stays as it is.
-    """
+    """The specification in that form. Where data are missing, which the run will tell, what depends on them stays as it is."""
     values = {name: _positive_zero(value) for name, value in spec.method.hyperparameters.items()}
     found = _changed(spec, "train", weight_decay=_positive_zero(spec.train.weight_decay))
     found = _changed(found, "method", hyperparameters=values)
@@ -29,7 +26,7 @@ def canonical(spec: RunSpec, data_root: Path) -> RunSpec:
         found = _changed(found, "partition", least=None)
     with suppress(UserError):
         found = _by_data(found, data_root)
-    return found if found.key == spec.key else found.in_place_of(spec)
+    return found
 
 
 def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:

@@ -60,7 +60,7 @@ def estimate(spec: RunSpec, setting: Setting, *, captured: bool, unfolded: bool 
     optimizer = 0 if fed.optimizer is None else fed.optimizer.kept * row  # what a client has of it
     workspace = 0 if fed.optimizer is None else WORKSPACE * row + optimizer
     # Of this round and of the last one, and what those outside the cohort are tested with.
-    states = 3 if spec.train.initialised == "all" else 2
+    states = 3 if spec.train.tests_outsiders else 2
     return Needs(
         data=samples.x.nbytes + samples.y.nbytes,
         models=states * (kept + _lasting(spec) * fed.size * optimizer) + 2 * len(fed.cohort(1)) * (row + optimizer),

@@ -168,7 +168,7 @@ class _Loop:
         following = CommunicationRound(self.method, self.fed, t + 1)
         following.reception.observing = self._observed(t)
         # Kept only for those that are tested without being in the cohort: states are large.
-        before = self.state if self.train.initialised == "all" else None
+        before = self.state if self.train.tests_outsiders else None
         self.state = following.receive(self.state)
         self.account.note(following.reception.ledger.notes)
         evaluated = t % self.train.eval_every == 0 or t == self.train.rounds

@@ -17,7 +17,7 @@ from pflbench.plain import without_passwords
 from pflbench.store import locks
 from pflbench.store.failures import place, sqlite_path
 from pflbench.store.files import aside
-from pflbench.store.runs import Run
+from pflbench.store.runs import RunHead
 
 
 class Storage(Protocol):
@@ -116,7 +116,7 @@ def place_of(database: URL, wished: str | None = None) -> Storage:
     return Folder(Path(wished.removeprefix("file://"))) if wished.startswith("file://") else Remote(wished)
 
 
-def name_of(run: Run, database: URL, wished: str | None = None) -> str:
+def name_of(run: RunHead, database: URL, wished: str | None = None) -> str:
     """Of a run's files, without a suffix: its number beside its own SQLite file; else what no other database's run has."""
     if not wished and database.get_backend_name() == "sqlite":
         return str(run.id)

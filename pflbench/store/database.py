@@ -24,13 +24,11 @@ import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
-from pflbench import papers
 from pflbench.errors import NothingYet, UserError, require_regular
 from pflbench.plain import without_passwords
 from pflbench.store import failures, journal
-from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, json_or_unreadable, place, sqlite_path
+from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, from_json, place, sqlite_path
 from pflbench.store.opened import has_other_names, in_place, require_in_place, watch
-from pflbench.store.schema import ReferenceRow
 
 # What it logs it raises as well. Without a handler Python prints it, with a traceback, as of a Ctrl-C while a file is closed.
 logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
@@ -77,8 +75,6 @@ def connect(url: str, *, create: bool = True) -> Engine:
                 raise _missing(engine.url)
             if found != head():
                 _migrate(engine)
-            if found != head() or create:
-                _refresh(engine)
     except BaseException:
         engine.dispose()
         raise
@@ -115,9 +111,7 @@ def upgrade(url: str) -> tuple[str | None, str]:
     try:
         with friendly(url):
             _require_place(engine.url, create=True)
-            found = _migrate(engine)
-            _refresh(engine)
-            return found, head()
+            return _migrate(engine), head()
     finally:
         engine.dispose()
 
@@ -230,11 +224,11 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
         if target.drivername == "postgresql+psycopg":
             return _server(target, read_only)
         if read_only:
-            engine = sa.create_engine(target, creator=_reader(target), json_deserializer=json_or_unreadable)
+            engine = sa.create_engine(target, creator=_reader(target), json_deserializer=from_json)
         elif target.get_backend_name() != "sqlite":
             return sa.create_engine(target, pool_pre_ping=True)
         else:
-            engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS}, json_deserializer=json_or_unreadable)
+            engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS}, json_deserializer=from_json)
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise UserError(
             f"'{without_passwords(url, alone=True)}' is no database URL.", "Give a path, or e.g. postgresql://user@host/name."
@@ -297,17 +291,6 @@ def _migrate(engine: Engine) -> str | None:
 
             command.upgrade(alembic_config(connection), "head")
     return found
-
-
-def _refresh(engine: Engine) -> None:
-    """Replaces the copy of the papers' values, should the package have others by now."""
-    version = papers.version()
-    with engine.connect() as connection:
-        current = connection.scalars(sa.select(ReferenceRow.version).distinct()).all() == [version]
-    if not current:
-        with writing(engine) as connection:
-            connection.execute(sa.delete(ReferenceRow))
-            connection.execute(sa.insert(ReferenceRow), [vars(value) | {"version": version} for value in papers.values()])
 
 
 def _server(target: URL, read_only: bool) -> Engine:

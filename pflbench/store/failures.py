@@ -21,35 +21,18 @@ from pflbench.plain import without_passwords
 
 _log = logging.getLogger(__name__)  # on stderr, also of a worker's process: whoever waits should know for what
 
-_log = logging.getLogger(__name__)  # on stderr, also of a worker's process: whoever waits should know for what
-
 T = TypeVar("T")
 BUSY_SECONDS = 30
 ELSEWHERE = "--db or PFLBENCH_DB names another database."
+DAMAGED = "`pflbench db check` names what is damaged; `pflbench runs rm` removes a run."
 RECOVER = "SQLite's own program saves what can be read: sqlite3 FILE .recover | sqlite3 NEW"
 
 
-class Unreadable(dict[str, Any]):
-    """Stands where the database should hold JSON and does not: who only passes it on goes on, who looks into it is told.
-
-    what: is damaged, and how, as a sentence.
-    """
-
-    def __init__(self, what: str = "A row of the database is damaged: what should be JSON in it is none.") -> None:
-        super().__init__()
-        self._what = what
-
-    def _refused(self, *_: object) -> Any:
-        raise UserError(self._what, "`pflbench db check` names what is damaged; `pflbench runs rm` removes a run.")
-
-    __contains__ = __getitem__ = __iter__ = get = items = keys = values = _refused
-
-
-def json_or_unreadable(text: str) -> Any:
+def from_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return Unreadable()
+        raise UserError("A row of the database is damaged: what should be JSON in it is none.", DAMAGED) from None
 
 
 @contextmanager

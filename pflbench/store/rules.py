@@ -17,10 +17,9 @@ from itertools import islice
 from typing import Any, cast
 
 import sqlalchemy as sa
-from pydantic import ValidationError
 from sqlalchemy import JSON, CheckConstraint, Column, Connection, Double, Integer, LargeBinary, Table, and_, func, select
 
-from pflbench.spec import RunSpec, is_specification, key_of, protocol_of
+from pflbench.spec import from_stored
 from pflbench.store.arrays import LARGEST, unpack_array
 from pflbench.store.partitions import unpack_indices
 from pflbench.store.schema import (
@@ -146,31 +145,28 @@ def _broken(connection: Connection, table: Table, conditions: list[Condition], v
 
 
 def _of_runs(connection: Connection) -> Found:
-    """Keys, copies, what was written down. A specification that is not known here is judged by its key alone."""
+    """Keys, copies, what was written down."""
     names = ("id", "key", "protocol", "spec", "environment", *_COPIES)
     for number, key, protocol, text, record, *copied in connection.execute(_plain(RunRow, *names).order_by(RunRow.id)):
-        if not _is(is_environment, record):
+        if not is_environment(_json_or_none(record)):
             yield f"run {number}: its environment is no JSON of one"
-        if not _is(is_specification, text):
+        spec = from_stored(_json_or_none(text))
+        if spec is None:
             yield f"run {number}: its specification is no JSON of one"
             continue
-        plain = _json(text)
-        if (key, protocol) != (key_of(plain), protocol_of(plain)):
+        if (key, protocol) != (spec.key, spec.protocol):
             yield f"run {number}: its key {key} or protocol {protocol} is not that of its specification"
-        try:
-            expected = copies(RunSpec.model_validate(plain))
-        except ValidationError:
-            continue
+        expected = copies(spec)
         for name, value in zip(_COPIES, copied, strict=True):
             if value != expected[name]:
                 yield f"run {number}: {name} is {value}, and {expected[name]} in its specification"
 
 
-def _is(kind: Callable[[Any], bool], text: str) -> bool:
+def _json_or_none(text: str) -> Any:
     try:
-        return kind(_json(text))
+        return _json(text)
     except _NO_JSON:
-        return False
+        return None
 
 
 def _json(text: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, TypeVar
@@ -12,9 +12,9 @@ from sqlalchemy import ColumnElement, Engine, func, literal, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from pflbench.errors import UserError, unknown
-from pflbench.spec import OTHER_CONTENT, RunSpec, is_specification
+from pflbench.spec import OTHER_CONTENT, from_stored
 from pflbench.store.database import reading
-from pflbench.store.failures import Unreadable
+from pflbench.store.failures import DAMAGED
 from pflbench.store.locks import UNDER_WAY, presence
 from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow, SeriesRow, is_environment
 
@@ -55,11 +55,10 @@ class Select:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunHead:
     """One attempt at a run: a row of the table `run`, whose columns these are, and how far it got.
 
-    spec, environment: `Unreadable` where they are damaged. partition: its hash. last_round, best: the newest stored round and the
-    highest accuracy of any, None before there is one.
+    partition: its hash. last_round, best: the newest stored round and the highest accuracy of any, None before there is one.
     """
 
     id: int
@@ -77,8 +76,6 @@ class Run:
     join_ratio: float
     rounds: int
     seed: int
-    spec: dict[str, Any]
-    environment: dict[str, Any]
     parameters: int | None  # of one model
     engine: str | None
     device: str | None
@@ -88,22 +85,29 @@ class Run:
     last_round: int | None
     best: float | None
 
-    def __post_init__(self) -> None:
-        for name, (what, sound) in _JSON.items():
-            plain = getattr(self, name)
-            if isinstance(plain, Unreadable) or not sound(plain):
-                object.__setattr__(self, name, Unreadable(f"Run {self.id} is damaged: its {what} is no JSON of one."))
-
-    @property
-    def title(self) -> str | None:
-        """What a method from outside calls itself; None of one that is built in, and of older runs."""
-        title: str | None = self.environment.get("plugin", {}).get("title")
-        return title
-
     @property
     def ended(self) -> bool:
         """Whether it never goes on."""
         return self.status in ("finished", "diverged")
+
+
+@dataclass(frozen=True)
+class Run(RunHead):
+    """All that is stored of an attempt. Making one raises UserError where its specification or environment is damaged."""
+
+    spec: dict[str, Any]
+    environment: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        sound = {"specification": from_stored(self.spec) is not None, "environment": is_environment(self.environment)}
+        for what in (name for name, is_sound in sound.items() if not is_sound):
+            raise UserError(f"Run {self.id} is damaged: its {what} is no JSON of one.", DAMAGED)
+
+    @property
+    def title(self) -> str | None:
+        """What a method from outside calls itself; None of one that is built in."""
+        title: str | None = self.environment.get("plugin", {}).get("title")
+        return title
 
 
 @dataclass(frozen=True)
@@ -135,18 +139,15 @@ def counted(
     return value, at, used
 
 
-R = TypeVar("R", bound=Run)
+R = TypeVar("R", bound=RunHead)
 
-_JSON = {"spec": ("specification", is_specification), "environment": ("environment", is_environment)}
 _LAST = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
 _OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": counted(Select())[0]}
-_COLUMNS: list[Any] = [_OTHERS.get(name, getattr(RunRow, name, None)) for name in Run.__dataclass_fields__]
 
 
 def stored(engine: Engine, among: Among, *where: ColumnElement[bool]) -> list[Run]:
     """Runs as they were written down, by number. where: conditions on the table."""
-    with reading(engine) as c:
-        return [Run(*row) for row in c.execute(_query().where(among.condition, *where).order_by(RunRow.id))]
+    return _stored(engine, Run, among.condition, *where)
 
 
 def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Run]]:
@@ -155,14 +156,6 @@ def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Run]]:
     for run in sorted(stored(engine, ALL, RunRow.key.in_(keys)), key=lambda run: run.attempt):
         found[run.key].append(run)
     return dict(found)
-
-
-def as_stored(engine: Engine, specs: Sequence[RunSpec]) -> list[RunSpec]:
-    """The specifications; as they were given where only so there are runs, from before one experiment had one key."""
-    given = {spec.key: spec.as_given for spec in specs if spec.as_given}
-    there = attempts(engine, [*given, *(spec.key for spec in given.values())])
-    older = {key: spec for key, spec in given.items() if key not in there and spec.key in there}
-    return [older.get(spec.key, spec) for spec in specs]
 
 
 def newest(engine: Engine, key: str) -> Run | None:
@@ -175,17 +168,12 @@ def find(engine: Engine, id_or_key: int | str) -> Run:
 
     Raises UserError if none or several fit.
     """
-    text = str(id_or_key)
-    found = stored(engine, ALL, RunRow.id == int(text)) if text.isdigit() and len(text) < 16 else []
-    if text and not found and not isinstance(id_or_key, int):
-        found = stored(engine, ALL, RunRow.key.startswith(text.lower(), autoescape=True))
-        found.sort(key=lambda run: run.attempt)
-    keys = {run.key for run in found}
-    if not keys:
-        raise UserError(f"No run '{text}' in this database.", "`pflbench runs list` shows the numbers and keys of all runs.")
-    if len(keys) > 1:
-        raise UserError(f"The keys of {len(keys)} runs begin with '{text}'.", "Give more digits of the key.")
-    return as_it_is_now(engine, found[-1])
+    return _found(engine, Run, id_or_key)
+
+
+def find_head(engine: Engine, id_or_key: int | str) -> RunHead:
+    """As `find`, also of a run whose specification or environment is damaged."""
+    return _found(engine, RunHead, id_or_key)
 
 
 def listed(
@@ -204,7 +192,7 @@ def listed(
     """
     if status is not None and status not in STATUSES:
         raise unknown("status", status, STATUSES)
-    query = _query().where(among.condition).order_by(RunRow.id.desc())
+    query = _query(Run).where(among.condition).order_by(RunRow.id.desc())
     if method is not None:
         query = query.where(RunRow.method == method)
     if dataset is not None:
@@ -251,7 +239,7 @@ def results(
 
     The rule is applied by the database, along its indexes.
     """
-    query = _query(*counted(selection)).where(among.condition)
+    query = _query(Run, *counted(selection)).where(among.condition)
     for column, wanted in ((RunRow.method, methods), (RunRow.dataset, datasets)):
         if wanted is not None:
             query = query.where(column.in_(wanted))
@@ -267,10 +255,31 @@ def hidden_smoke(engine: Engine, among: Among) -> int:
         return int(c.scalar(select(func.count()).select_from(RunRow).where(_IS_SMOKE)) or 0)
 
 
+def _found(engine: Engine, kind: type[R], id_or_key: int | str) -> R:
+    text = str(id_or_key)
+    found = _stored(engine, kind, RunRow.id == int(text)) if text.isdigit() and len(text) < 16 else []
+    if text and not found and not isinstance(id_or_key, int):
+        found = _stored(engine, kind, RunRow.key.startswith(text.lower(), autoescape=True))
+        found.sort(key=lambda run: run.attempt)
+    keys = {run.key for run in found}
+    if not keys:
+        raise UserError(f"No run '{text}' in this database.", "`pflbench runs list` shows the numbers and keys of all runs.")
+    if len(keys) > 1:
+        raise UserError(f"The keys of {len(keys)} runs begin with '{text}'.", "Give more digits of the key.")
+    return as_it_is_now(engine, found[-1])
+
+
+def _stored(engine: Engine, kind: type[R], *where: ColumnElement[bool]) -> list[R]:
+    with reading(engine) as c:
+        return [kind(*row) for row in c.execute(_query(kind).where(*where).order_by(RunRow.id))]
+
+
 def _now(run: R, present: Callable[[str, str], str]) -> R:
     status = present(run.key, run.status)
     return run if status == run.status else replace(run, status=status)
 
 
-def _query(*more: Any) -> Any:
-    return select(*_COLUMNS, *more).join(PartitionRow, RunRow.partition_id == PartitionRow.id, isouter=True)
+def _query(kind: type[RunHead], *more: Any) -> Any:
+    """Of runs, the fields of that kind, and more columns."""
+    columns: list[Any] = [_OTHERS.get(name, getattr(RunRow, name, None)) for name in kind.__dataclass_fields__]
+    return select(*columns, *more).join(PartitionRow, RunRow.partition_id == PartitionRow.id, isouter=True)

@@ -13,7 +13,6 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
-    DateTime,
     Double,
     ForeignKey,
     Index,
@@ -231,25 +230,6 @@ class ArtifactRow(Base):
     data: Mapped[bytes] = mapped_column(LargeBinary)
 
 
-class ReferenceRow(Base):
-    """A value that a paper prints, as in the package's CSV files, of which `version` is the hash: see `pflbench.papers`."""
-
-    __tablename__ = "reference"
-    __table_args__ = (Index("ix_reference_table", "table"),)
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    source: Mapped[str] = mapped_column(text(128))
-    table: Mapped[str] = mapped_column(text(16))  # "table2"
-    setting: Mapped[dict[str, str]] = mapped_column(JSON)
-    dataset: Mapped[str] = mapped_column(text(64))
-    backbone: Mapped[str] = mapped_column(text(64))
-    method: Mapped[str] = mapped_column(text(64))
-    metric: Mapped[str] = mapped_column(text(64))
-    mean: Mapped[float | None]
-    std: Mapped[float | None]
-    version: Mapped[str] = mapped_column(text(16))
-
-
 class ReferenceRunRow(Base):
     """A result file of PFLlib: not one of our runs, and its protocol is not known. `times` is its number among repetitions."""
 
@@ -281,21 +261,6 @@ class ReferenceRoundRow(Base):
     train_loss: Mapped[float | None]
 
 
-class MeasurementRow(Base):
-    """What rounds cost on one machine, by `pflbench bench`: see `store.measurements` for what the JSON columns hold."""
-
-    __tablename__ = "measurement"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str | None] = mapped_column(text(64))
-    device: Mapped[str] = mapped_column(text(128))
-    setting: Mapped[dict[str, Any]] = mapped_column(JSON)  # the work: dataset, partition, model, samples, batch size
-    ceilings: Mapped[dict[str, Any]] = mapped_column(JSON)  # FLOP/s and bytes/s
-    arms: Mapped[list[dict[str, Any]]] = mapped_column(JSON)  # method x executor, with the seconds of every round
-    environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # commit, package versions, machine, command
-    created_at: Mapped[str] = mapped_column(text(20), default=now)
-
-
 class SweepRow(Base):
     """Runs that were asked for together, by `pflbench sweep`: what each of them is, in the order in which they are made."""
 
@@ -307,13 +272,3 @@ class SweepRow(Base):
     environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # the command, its options of execution, plug-ins, the file's text
     cancelled_at: Mapped[str | None] = mapped_column(text(20))
     created_at: Mapped[str] = mapped_column(text(20), default=now)
-
-
-class ClaimRow(Base):
-    """Not used: who is at a run is a lock in the server (`claims`). The table goes with the next change of the schema."""
-
-    __tablename__ = "claim"
-
-    key: Mapped[str] = mapped_column(text(16), primary_key=True)
-    owner: Mapped[str] = mapped_column(text(128))
-    beat_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))

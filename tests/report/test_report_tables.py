@@ -217,9 +217,7 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     assert (rows["ditto+ala"]["improvement"], rows["ditto+ala"]["paper_improvement"]) == (pytest.approx(8.5), 8.60)
 
 
-def test_a_hyperparameter_that_came_later_tells_runs_apart(engine: Engine) -> None:
-    """It is written down only where it is not the default."""
-
+def test_a_hyperparameter_that_the_paper_does_not_vary_tells_runs_apart(engine: Engine) -> None:
     def gain() -> float | None:
         table = build("applicability", engine, Filters(datasets=["tiny"]))
         return dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))["fedrep+ala"]
@@ -235,7 +233,7 @@ def test_a_hyperparameter_that_came_later_tells_runs_apart(engine: Engine) -> No
     add_run(engine, uniform("fedrep"), [0.4])
     assert gain() == pytest.approx(10.0)
     place = planned("applicability", "fedrep+ala").place
-    assert paper.differences(with_ala.model_dump(mode="json"), Select(), place) == ("aggregation uniform",)
+    assert paper.differences(with_ala.model_dump(mode="json"), Select(), place) == ("aggregation uniform instead of weighted",)
 
 
 def test_the_papers_improvements_are_its_accuracies_differences() -> None:

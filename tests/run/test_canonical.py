@@ -1,9 +1,10 @@
-"""One experiment has one key, however it is typed; and what was stored under another key before is found."""
+"""One experiment has one key, however it is typed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from support.command import Shell, write
@@ -64,8 +65,8 @@ def test_one_experiment_has_one_key(name: str, tmp_path: Path) -> None:
     """What was typed, and what is run in its place, give the same bits."""
     typed, plain = map(planned, ALIKE[name])
     assert (typed.model_dump_json(), typed.key) == (plain.model_dump_json(), plain.key)
-    given = typed.as_given
-    assert given is not None
+    with mock.patch("pflbench.run.plan.canonical", lambda spec, _: spec):
+        given = planned(ALIKE[name][0])
     assert given.key != plain.key
     for engine in ("loop", "batched") if "settings" in ALIKE[name][0] else ("loop",):
         store = connect(to_url(str(tmp_path / f"{engine}.db")))
@@ -80,21 +81,4 @@ def test_one_experiment_has_one_key(name: str, tmp_path: Path) -> None:
 def test_other_experiments_have_other_keys(name: str, shell: Shell) -> None:
     write("norms.py", NORMS)
     typed, plain = map(planned, APART[name])
-    assert (typed.as_given, plain.as_given) == (None, None)
     assert typed.key != plain.key
-
-
-def test_a_run_that_was_stored_under_another_key_is_found(shell: Shell) -> None:
-    """Where there is one of the canonical key as well, that one counts."""
-    command = ("run", "-m", "fedavg", "-d", "digits", "-r", "1", "--clients", "10", "--batch-size", "100")
-    store = connect(to_url("pflbench.db"))
-    older = planned({"least": 40, "rounds": 1}).as_given
-    assert older is not None
-    run(older, store)
-    typed = (*command, "--least", "40", "-q")
-    assert "run 1 is finished already" in shell(*typed).err
-    write("old.yaml", "method: fedavg\nclients: 10\nbatch-size: 100\nrounds: 1\nleast: [40]\n")
-    assert "There before: 1." in shell("sweep", "old.yaml", "-q").err
-    assert "run 2" in shell(*command, "-q").out
-    assert "run 2 is finished already" in shell(*typed).err
-    store.dispose()

@@ -19,7 +19,6 @@ from pflbench.methods.fedfomo import FedFomo
 from pflbench.methods.fedphp import FedPHP
 from pflbench.run.evaluation import HEADLINE, evaluate
 from pflbench.run.round import rounds
-from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
 
 SMALL: dict[str, Any] = {"join_ratio": 0.5, "evaluate": "all", "n": (12, 5, 9, 7)}
 
@@ -149,23 +148,3 @@ def test_its_time_is_that_of_evaluation(store: Engine, monkeypatch: pytest.Monke
     seconds = rows(store, "SELECT round, seconds_receive, seconds_update, seconds_evaluate FROM round ORDER BY round")
     assert [r[1:3] for r in seconds[1:]] == [(2, 0)] * 3
     assert [r[3] for r in seconds] == [3, None, 3, 3], "and there is none in a round without evaluation"
-
-
-def test_keys_are_what_they_were_but_for_runs_that_test_everyone_beside_a_cohort() -> None:
-    def made(**train: Any) -> tuple[str, str]:
-        method = MethodSpec(name="fedala", hyperparameters={"p": 1, "s": 80})
-        found = RunSpec(
-            data=DataSpec(name="cifar10"),
-            partition=Dirichlet(clients=20, beta=0.1),
-            model="cnn",
-            train=TrainSpec(rounds=2000, lr=0.005, **train),
-            method=method,
-            seed=3,
-        )
-        assert RunSpec.model_validate(found.model_dump(mode="json")) == found
-        return found.key, found.protocol
-
-    assert made() == made(evaluate="all") == ("5f302d85a1f0face", "c7dcdf0df86ff3a3")
-    assert made(join_ratio=0.5) == ("c13dc21d1dde0537", "0f7902305d3d47e9")
-    before = "da9bb175bf24c435", "29481ed985689bd6"
-    assert all(a != b for a, b in zip(made(join_ratio=0.5, evaluate="all"), before, strict=True))

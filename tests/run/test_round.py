@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +13,12 @@ from sqlalchemy import Engine
 from support.runs import run, spec
 from torch import Tensor
 
-from pflbench.bench.arms import arm, way
 from pflbench.contract import small, toy
 from pflbench.engine.federation import Federation
 from pflbench.methods.ditto import Ditto
 from pflbench.run.checkpoint import tensors
 from pflbench.run.execution import Execution, federation
+from pflbench.run.round import rounds
 from pflbench.run.setting import Setting, load_setting
 
 ROUNDS = 3
@@ -129,10 +130,7 @@ def test_there_is_one_round(rule: str, evaluate: str, store: Engine, events: lis
 
     cohorts = {event.t: set(event.clients) for event in expected}
     whom = cohorts if evaluate == "participants" else {t: set(range(this.partition.clients)) for t in cohorts}
-    measured = arm(way("loop"), this, setting, CPU)
-    for _ in range(ROUNDS):
-        measured.round()
-    measured.close()
+    list(islice(rounds(Ditto(), made()), ROUNDS))
     assert taken() == expected
     assert tested == whom
     tested.clear()

@@ -402,14 +402,14 @@ def test_what_serve_opens_cannot_be_written_to(server: serve.Server) -> None:
         write.remove_run(server.engine, 1)
 
 
-def test_serve_command_refuses_what_it_cannot_show(shell: Shell, engine: Engine, tmp_path: Path) -> None:
+def test_serve_command_refuses_what_it_cannot_show(shell: Shell, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"--port {int(port) + 1}" in shell.refused("serve", "--db", "results.db", "--port", port)
     assert "no database at" in shell.refused("serve", "--db", "none.db")
     assert "cannot be opened read-only" in shell.refused("serve", "--db", "sqlite://")
-    with sqlite3.connect(tmp_path / "results.db") as connection:
-        connection.execute(f"UPDATE {db.VERSION_TABLE} SET version_num = '0001'")
+    old = db.head()
+    monkeypatch.setattr(db, "revisions", lambda: (old, "9999"))
     assert "pflbench db upgrade" in shell.refused("serve", "--db", "results.db")
 
 

@@ -20,7 +20,7 @@ from pflbench.store import database as db
 from pflbench.store import inspection, partitions, sweeps, write
 from pflbench.store.schema import Base
 
-TABLES = [table.name for table in Base.metadata.sorted_tables if table.name not in ("claim", "reference")]
+TABLES = [table.name for table in Base.metadata.sorted_tables]
 
 
 def content(path: Path) -> dict[str, list[tuple[Any, ...]]]:
@@ -66,7 +66,6 @@ def fill(path: Path) -> None:
     sweeps.save(engine, "small", [make_spec()], {"command": "pflbench sweep"})
     with engine.begin() as connection:
         for statement in (
-            "INSERT INTO measurement VALUES (7, NULL, 'cpu', '{}', '{\"flops\": null}', '[]', '{}', '2026-01-01T00:00:00Z')",
             "INSERT INTO reference_run VALUES (3, 'h', 'f', 'mnist', 'fedala', 'FedALA', 'test', 0, '2026-01-01T00:00:00Z')",
             "INSERT INTO reference_round VALUES (3, 0, 0.125, NULL, NULL)",
         ):

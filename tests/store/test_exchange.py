@@ -9,7 +9,7 @@ import json
 import shutil
 import sqlite3
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from sqlalchemy import Engine
 from support.command import Shell, start
 from support.store_samples import make_partition, make_record, make_spec, write_round
 
-from alembic import command
 from pflbench.cli import main
 from pflbench.store import database as db
 from pflbench.store import files, inspection, partitions, runs, write
@@ -357,15 +356,18 @@ def test_a_running_run_arrives_as_interrupted(mine: Engine, other: Engine, shell
     assert shell("import", "other.db").out == "other.db: 1 run here already\n"
 
 
-def test_an_older_schema_is_upgraded_in_a_copy(mine: Engine, other: Engine, shell: Shell) -> None:
+def test_an_older_schema_is_upgraded_in_a_copy(
+    mine: Engine, other: Engine, shell: Shell, add_migration: Callable[..., Path]
+) -> None:
     add_run(other, make_spec(seed=1), 3)
-    with db.migrating(other) as connection:
-        command.downgrade(db.alembic_config(connection), "0001")
     other.dispose()
-    source = Path("other.db").read_bytes()
+    mine.dispose()
+    source, old = Path("other.db").read_bytes(), db.head()
+    add_migration()
     assert shell("import", "other.db").out == "other.db: 1 run new\n"
     assert Path("other.db").read_bytes() == source
-    assert ask("other.db", "SELECT * FROM pflbench_version") == [("0001",)]
+    assert ask("other.db", "SELECT * FROM pflbench_version") == [(old,)]
+    assert ask("pflbench.db", "SELECT * FROM pflbench_version") == [("9999",)]
     assert ask("pflbench.db", "SELECT correct FROM client_round WHERE run_id = 3 AND round = 2") == [(2,), (3,), (4,), (5,)]
 
 

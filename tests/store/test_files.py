@@ -163,7 +163,7 @@ def test_options_of_the_other_executor_are_refused(shell: Shell, arguments: tupl
 
 def test_a_hyperparameter_is_set_once(shell: Shell) -> None:
     twice = ("--set", "fedala.p=1", "--set", "fedala.p=2")
-    for command in (("run", "-m", "fedala"), ("bench", "-m", "fedala"), ("run", "-m", "fedala", "--dry-run")):
+    for command in (("run", "-m", "fedala"), ("run", "-m", "fedala", "--dry-run")):
         assert "--set gives fedala.p twice: 1 and 2." in shell.refused(*command, *twice)
 
 

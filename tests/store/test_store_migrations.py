@@ -30,29 +30,6 @@ from pflbench.store import inspection, schema, write
 
 Rows = dict[str, list[dict[str, Any]]]
 
-# What a later migration may do: add a column with a value for old rows, and alter one, for which SQLite copies the table.
-FUTURE = """
-import sqlalchemy as sa
-from alembic import op
-
-revision, down_revision = "9999", "{previous}"
-
-
-def upgrade() -> None:
-    with op.batch_alter_table("run", table_kwargs={{"sqlite_autoincrement": True}}) as table:
-        table.add_column(sa.Column("energy", sa.Integer(), nullable=False, server_default="7"))
-        table.alter_column("message", type_=sa.Text())
-        table.drop_constraint("uq_run_key_attempt")
-    {then}
-
-
-def downgrade() -> None:
-    with op.batch_alter_table("run", table_kwargs={{"sqlite_autoincrement": True}}) as table:
-        table.drop_column("energy")
-        table.alter_column("message", type_=sa.String(1000))
-        table.create_unique_constraint("uq_run_key_attempt", ["key", "attempt"])
-"""
-
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
@@ -68,24 +45,6 @@ def url_of(engine: Engine) -> str:
     return engine.url.render_as_string(hide_password=False)
 
 
-@pytest.fixture
-def add_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Gives this pflbench one more migration."""
-
-    def add(then: str = "") -> Path:
-        previous = db.head()
-        folder = tmp_path / "more migrations, 100 %"
-        shutil.copytree(db.scripts(), folder)
-        (folder / "versions" / "9999_future.py").write_text(FUTURE.format(previous=previous, then=then))
-        monkeypatch.setattr(db, "scripts", lambda: folder)
-        db.revisions.cache_clear()
-        return folder
-
-    yield add
-    monkeypatch.undo()
-    db.revisions.cache_clear()
-
-
 def migrate(engine: Engine, to: str) -> None:
     with db.migrating(engine) as connection:
         order = ("base", *db.revisions())
@@ -97,8 +56,7 @@ def tables(engine: Engine) -> list[sa.Table]:
     """The tables as they are in the database, in the order in which they can be filled."""
     metadata = sa.MetaData()
     metadata.reflect(engine)
-    # The papers' values are the package's, not the user's: opening a database replaces them (test_store_reference.py).
-    return [table for table in metadata.sorted_tables if table.name not in (db.VERSION_TABLE, "reference")]
+    return [table for table in metadata.sorted_tables if table.name != db.VERSION_TABLE]
 
 
 def fill(engine: Engine, rows: int = 3) -> None:
@@ -230,36 +188,7 @@ def test_later_migration_copies_a_table_others_refer_to(engine: Engine, add_migr
     assert read(engine) == before
 
 
-@pytest.mark.servers
-def test_rows_that_the_schema_would_refuse_are_kept(engine: Engine) -> None:
-    """Of earlier versions' imports, which took in what they found; and rows whose run was removed by another program."""
-    migrate(engine, "0007")
-    fill(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE run SET status = 'lost', attempt = -id")
-        connection.exec_driver_sql("UPDATE round SET accuracy = 5, seconds_update = -1 WHERE round = 1")
-        connection.exec_driver_sql("UPDATE client_round SET correct = total + 1, client = -1")
-        connection.exec_driver_sql("UPDATE series SET accuracy = -0.5")
-    if engine.dialect.name == "sqlite":
-        with sqlite3.connect(str(engine.url.database)) as raw:  # its foreign keys are off
-            raw.execute("INSERT INTO client_round VALUES (77, 0, 0, 5, 3, 1.0)")
-        raw.close()
-    before = read(engine)
-    db.upgrade(url_of(engine))
-    assert read(engine) == before
-    for statement in (
-        "UPDATE run SET status = 'lost' WHERE id = 2",
-        "UPDATE round SET accuracy = 1.5 WHERE round = 2",
-        "INSERT INTO client_round VALUES (1, 9, 0, 5, 3, 1.0)",
-        "INSERT INTO series VALUES (1, 'global', -1, 0.5, 1.0)",
-    ):
-        with pytest.raises(sa.exc.IntegrityError), engine.begin() as connection:
-            connection.exec_driver_sql(statement)
-    migrate(engine, "0007")
-    assert read(engine) == before
-
-
-def test_views_that_users_have_made_stay(tmp_path: Path) -> None:
+def test_views_that_users_have_made_stay(tmp_path: Path, add_migration: Callable[..., Path]) -> None:
     """They name tables that are away for a moment while they are altered."""
     path = tmp_path / "old.db"
     path.write_bytes(lzma.decompress((ROOT / "tests" / "golden" / "golden.db.xz").read_bytes()))
@@ -267,7 +196,8 @@ def test_views_that_users_have_made_stay(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"CREATE VIEW best AS {best}")
         before = connection.execute(best).fetchall()
-    db.upgrade(db.to_url(str(path)))
+    add_migration()
+    assert db.upgrade(db.to_url(str(path)))[1] == "9999"
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT * FROM best").fetchall() == before
     assert before

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, event
 from support.report_database import add_partition, add_run, at_work, spec
+from support.store_samples import write_round
 
 from pflbench.errors import UserError
 from pflbench.store import arrays, partitions, rounds, runs, write
@@ -240,3 +241,20 @@ def test_a_read_finds_no_other_runs(four: Engine, read: str) -> None:
     assert found(four, Among()) == ({1, 2, 3, 4} if read == "partitions.stored" else {1, 2, 4})
     assert found(four, Among(frozenset({2, 3}))) == {2, 3}, "a smoke run that is named"
     assert found(four, Among(frozenset())) == set()
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "at", "used"),
+    [(Select("best"), 0.6, 1, 1), (Select("last"), 0.4, 3, 1), (Select("mean-last", 3), 0.5333333333, 3, 3)],
+)
+def test_a_run_counts_by_its_series_under_the_same_rule(engine: Engine, rule: Select, value: float, at: int, used: int) -> None:
+    run = write.create_run(engine, spec("elastic"), {})
+    for t, central in enumerate((0.1, 0.6, 0.6, 0.4)):
+        write_round(
+            engine, run, write.RoundRecord(round=t, accuracy=0.9, series={"central": (central, 1.0), "other": (0.99, 1.0)})
+        )
+    add_run(engine, spec("fedavg"), [0.9])
+    (found,) = rounds.by_series(engine, runs.results(engine, ALL, rule), "central", rule)
+    assert isinstance(found, Result)
+    assert (found.id, found.round, found.used) == (run, at, used)
+    assert found.value == pytest.approx(value)

@@ -141,7 +141,7 @@ def protocol(settings: Sequence[SharedSetting]) -> list[str]:
     flat = [labels.flat(s.spec) for s in settings]
     shared, notes = [], []
     for key, name in _PROTOCOL.items():
-        if not all(key in spec for spec in flat):  # what came later, and was not asked for: the heads say it where it was
+        if not all(key in spec for spec in flat):  # what goes without saying: the heads name what does not
             continue
         where: dict[str, list[str]] = defaultdict(list)
         for setting, spec in zip(settings, flat, strict=True):

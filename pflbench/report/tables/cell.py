@@ -93,7 +93,7 @@ def make(
         paper=paper,
         differences=differences,
         interval=None if wanted.ci is None else stats.interval(values, wanted.ci),
-        test_labels=runs[0].spec["method"].get("test_labels", False),
+        test_labels=runs[0].spec["method"]["test_labels"],
     )
 
 

@@ -13,15 +13,13 @@ from pflbench.errors import UserError
 from pflbench.store import paths, sweeps
 from pflbench.store.database import reading, writing
 from pflbench.store.failures import friendly, place
-from pflbench.store.schema import Base, ClaimRow, ReferenceRow, RunRow, SweepRow
+from pflbench.store.schema import Base, RunRow, SweepRow
 
 Progress = Callable[[str, int, int], None]
 """Is told a table's name, how many of its rows are copied, and how many there are."""
 
 # Rows at a time: an array can have many megabytes, a specification a few kilobytes.
 _ROWS, _OF_JSON, _OF_BLOBS = 5_000, 100, 1
-# Claims are not used. The papers' values are the package's: a new database has them already.
-_LEFT = {ClaimRow.__tablename__, ReferenceRow.__tablename__}
 
 
 def copy(source: Engine, target: Engine, progress: Progress = lambda table, done, rows: None) -> dict[str, int]:
@@ -29,7 +27,7 @@ def copy(source: Engine, target: Engine, progress: Progress = lambda table, done
 
     Raises UserError if the target has rows, or cannot take one. Then nothing was copied.
     """
-    tables = [table for table in Base.metadata.sorted_tables if table.name not in _LEFT]
+    tables = Base.metadata.sorted_tables
     counts = {}
     with reading(source) as there, writing(target) as here:
         _one_moment(there)

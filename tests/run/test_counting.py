@@ -1,11 +1,7 @@
-"""The floor of a round, measured rounds, and the comparison of measurements."""
+"""What a round must cost: by closed forms, and by PyTorch's own count of a real round."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,24 +10,17 @@ from support.cases import rest_slow
 from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench import methods
-from pflbench.bench import floor
-from pflbench.bench.ceilings import Ceilings
-from pflbench.bench.compare import compare, interval, warnings
-from pflbench.bench.counting import Work
-from pflbench.bench.summary import summaries
 from pflbench.contract.small import federation
 from pflbench.data import Arrays
 from pflbench.engine.federation import Federation
 from pflbench.engine.loop import LoopExecutor
-from pflbench.errors import UserError
 from pflbench.methods.base import Method
 from pflbench.partition import Partition
+from pflbench.run import counting
+from pflbench.run.counting import Work
 from pflbench.run.round import PHASES, rounds
 from pflbench.run.setting import Setting
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
-from pflbench.store import database as db
-from pflbench.store import measurements
-from pflbench.store.measurements import Arm, Measurement
 
 # The paper's CNN on 3 x 32 x 32: multiplications and additions of one sample's forward pass, layer by layer.
 CONV_1 = 2 * 28 * 28 * 32 * (3 * 5 * 5)
@@ -73,7 +62,7 @@ def plain(found: dict[str, Work]) -> dict[str, tuple[float, float]]:
 
 def test_floor_of_fedavg_is_the_closed_form() -> None:
     """Batches of 10, the last partial one dropped: 2 + 3 steps on 50 samples."""
-    found = plain(floor.work(spec(), setting((20, 35), (7, 5))))
+    found = plain(counting.work(spec(), setting((20, 35), (7, 5))))
     assert list(found) == list(PHASES)
     assert found["reception"] == (0, 0)
     assert found["evaluation"] == (12 * FORWARD, 12 * SAMPLE + PARAMETERS * FLOAT)  # one model for all
@@ -82,13 +71,13 @@ def test_floor_of_fedavg_is_the_closed_form() -> None:
 
 def test_floor_of_ala_is_one_pass_over_the_head() -> None:
     """s = 80 %: 16 and 28 samples in 2 + 3 batches. They pass the layers below the head once; only the head is differentiated."""
-    found = plain(floor.work(spec("fedala"), setting((20, 35), (7, 5))))
+    found = plain(counting.work(spec("fedala"), setting((20, 35), (7, 5))))
     below = 44 * (FORWARD - OUTPUT)
     carried = 5 * 2 * (HEAD + 1) * FLOAT  # the weights, and the size of the largest gradient
     read = 2 * (PARAMETERS - HEAD) * FLOAT + 44 * SAMPLE
     assert found["reception"] == (below + 44 * 2 * OUTPUT, read + carried)
     assert found["evaluation"] == (12 * FORWARD, 12 * SAMPLE + 2 * PARAMETERS * FLOAT)  # every client its own
-    assert found["update"] == plain(floor.work(spec(), setting((20, 35), (7, 5))))["update"]
+    assert found["update"] == plain(counting.work(spec(), setting((20, 35), (7, 5))))["update"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +85,7 @@ def test_floor_of_ala_is_one_pass_over_the_head() -> None:
 )
 def test_initial_stage_has_several_epochs_but_passes_frozen_layers_once(p: int, below: int, above: int) -> None:
     """At the earliest it ends after 11 epochs: only then there are ten losses after the first to agree."""
-    stage = floor.work(spec("fedala", p=p), setting((20, 35), (7, 5)), t=2)["reception"]
+    stage = counting.work(spec("fedala", p=p), setting((20, 35), (7, 5)), t=2)["reception"]
     assert stage.flops == 44 * below + 11 * 44 * above
 
 
@@ -115,24 +104,24 @@ def test_steps_are_those_of_the_client_with_most(
     method: str, hyperparameters: dict[str, Any], reception: float, update: float
 ) -> None:
     """A gradient of the head goes through one of the CNN's four layers."""
-    found = floor.work(spec(method, **hyperparameters), setting((20, 35), (7, 5)))
+    found = counting.work(spec(method, **hyperparameters), setting((20, 35), (7, 5)))
     assert {phase: work.steps for phase, work in found.items()} == {"reception": reception, "evaluation": 0, "update": update}
 
 
 def test_floor_of_apple_has_its_products_with_all_core_models() -> None:
     """In each of 2 + 3 steps one for the personal model and one for the gradient of p; clients in step read all cores once."""
-    found, base = (floor.work(spec(name), setting((20, 35), (7, 5)))["update"] for name in ("apple", "fedavg"))
+    found, base = (counting.work(spec(name), setting((20, 35), (7, 5)))["update"] for name in ("apple", "fedavg"))
     assert found.flops == base.flops + (2 + 3) * 2 * 2 * 2 * PARAMETERS
     relationships = (2 + 3) * 2 * 2 * FLOAT
     assert found.bytes == base.bytes + relationships + 3 * 2 * PARAMETERS * FLOAT
 
 
 def test_floor_grows_with_the_clients() -> None:
-    small, large = (floor.work(spec(), setting((20 * k, 30 * k), (10 * k, 5 * k))) for k in (1, 3))
+    small, large = (counting.work(spec(), setting((20 * k, 30 * k), (10 * k, 5 * k))) for k in (1, 3))
     assert large["update"].flops == 3 * small["update"].flops
     assert large["update"].bytes == 3 * small["update"].bytes
     assert large["evaluation"].flops == 3 * small["evaluation"].flops
-    more = floor.work(spec(clients=3), setting((20, 30, 20), (10, 5, 10)))
+    more = counting.work(spec(clients=3), setting((20, 30, 20), (10, 5, 10)))
     assert more["update"].flops == small["update"].flops + 20 * TRAINING
 
 
@@ -140,7 +129,7 @@ def test_of_an_embedding_only_the_rows_of_the_batch_move() -> None:
     """The first client has tokens 0 and 1 in its one batch, the second only token 0 in its two."""
     x = np.zeros((35, 6), dtype=np.int64)
     x[:10] = [0, 1, 1, 0, 0, 1]
-    found = floor.work(spec(model="fasttext"), setting((10, 20), (3, 2), x, vocabulary=50))
+    found = counting.work(spec(model="fasttext"), setting((10, 20), (3, 2), x, vocabulary=50))
     dense = 32 * 32 + 32 + 32 * 10 + 10
     tokens = 2 + 1 + 1  # of the three steps
     assert found["update"].bytes == 30 * (6 * 8 + 8) + 2 * FLOAT * (3 * dense + tokens * 32)
@@ -158,7 +147,7 @@ def test_counted_is_what_a_real_round_takes(name: str, monkeypatch: pytest.Monke
     fed = federation("mlp", "batched", n=(12, 6, 11), tests=(3, 2, 4))
     samples = fed.executor.samples  # type: ignore[attr-defined]
     chosen = methods.make(methods.spec(name, {}, None))
-    counted = floor.count(chosen, fed, samples)
+    counted = counting.count(chosen, fed, samples)
     fed.executor = LoopExecutor(fed.flat, samples, workers=1)  # one thread: the count sees no other
     real = measured_flops(chosen, fed)
     assert set(counted) == set(real)
@@ -188,124 +177,12 @@ def measured_flops(method: Method, fed: Federation) -> dict[str, float]:
             found[self.name] = self.counter.get_total_flops()
 
     made = rounds(method, fed, Phase)  # type: ignore[arg-type]
-    for _ in range(floor.STEADY):
+    for _ in range(counting.STEADY):
         next(made)
     return found
-
-
-def test_floor_is_the_longer_of_arithmetic_and_memory() -> None:
-    found = floor.floors({"a": Work(300.0, 40.0), "b": Work(100.0, 60.0)}, Ceilings(flops=100.0, bandwidth=20.0))
-    assert [(f.seconds, f.bound) for f in found.values()] == [(3.0, "arithmetic"), (3.0, "memory")]
 
 
 def test_cut_takes_a_share_of_every_client() -> None:
     found = setting((20, 35), (7, 5)).cut(0.5, least=4).partition
     assert [[len(part) for part in side] for side in (found.train, found.test)] == [[10, 17], [4, 4]]
     assert [len(part) for part in setting((20, 3), (7, 5)).cut(0.1, least=10).partition.train] == [10, 3]
-
-
-# -- measurements and their comparison ------------------------------------------------------------------------------------
-
-
-def arm(seconds: Any, method: str = "fedavg", engine: str = "loop", **of_method: Any) -> Arm:
-    """Rounds whose update takes the given seconds, and reception and evaluation nothing."""
-    rounds = [float(s) for s in seconds]
-    phases = {"reception": [0.0] * len(rounds), "evaluation": [0.0] * len(rounds), "update": rounds}
-    return Arm(method, engine, {"method": {"name": method, **of_method}}, phases, {"update": {"seconds": 0.5}}, 10**6)
-
-
-def measurement(*arms: Arm, **fields: Any) -> Measurement:
-    plain = {
-        "device": "CPU",
-        "setting": {"dataset": "digits", "share": 1.0},
-        "ceilings": {"flops": 1e11, "bandwidth": 1e10, "tf32": None},
-        "environment": {"processor": "CPU", "cores": 2, "packages": {"torch": "2"}, "commit": "c"},
-    }
-    return Measurement(**{**plain, **fields, "arms": arms})
-
-
-def noisy(seed: int, rounds: int = 12, slower: float = 1.0) -> Any:
-    return slower * np.random.default_rng(seed).lognormal(sigma=0.1, size=rounds)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_samples_of_one_distribution_do_not_differ(seed: int) -> None:
-    (found,) = compare(measurement(arm(noisy(seed))), measurement(arm(noisy(seed + 100))))
-    assert (found.verdict, found.text[:28]) == ("no difference", "no difference within noise (")
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low < 1 < found.high
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_doubled_one_does(seed: int) -> None:
-    fast, slow = measurement(arm(noisy(seed))), measurement(arm(noisy(seed + 100, slower=2)))
-    (gain,), (loss,) = compare(slow, fast), compare(fast, slow)
-    assert (gain.verdict, loss.verdict) == ("faster", "slower")
-    assert gain.low is not None
-    assert gain.high is not None
-    assert gain.low < 2 < gain.high
-    assert gain.speedup == median(noisy(seed + 100, slower=2)) / median(noisy(seed)) == pytest.approx(1 / loss.speedup)
-    assert gain.text == f"faster {gain.speedup:.2f}x ({gain.low:.2f}-{gain.high:.2f})"
-    assert loss.text.startswith(f"slower {gain.speedup:.2f}x (")
-
-
-def test_interval_is_that_of_resampled_medians() -> None:
-    """Against a bootstrap in plain NumPy with other random numbers."""
-    a, b, draw = noisy(1, 15), noisy(2, 9, slower=1.3), np.random.default_rng(5)
-    ratios = [np.median(draw.choice(a, 15)) / np.median(draw.choice(b, 9)) for _ in range(4000)]
-    assert interval(a, b) == pytest.approx(np.percentile(ratios, [2.5, 97.5]), rel=0.02)
-
-
-def test_too_few_rounds_tell_nothing() -> None:
-    (found,) = compare(measurement(arm([1.0] * 9)), measurement(arm([9.0] * 4)))
-    assert (found.verdict, found.text, found.low) == ("too few rounds", "too few rounds to tell", None)
-
-
-def test_only_the_same_work_is_compared() -> None:
-    before = measurement(arm([1, 2]), id=1)
-    other = replace(before, id=2, setting={"dataset": "digits", "share": 0.5})
-    with pytest.raises(UserError, match=r"1 and 2 are not of the same work: share 1\.0 and 0\.5\."):
-        compare(before, other)
-    with pytest.raises(UserError, match="no method and executor in common"):
-        compare(before, measurement(arm([1, 2], engine="batched"), arm([1, 2], "ditto")))
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({}, []),
-        ({"device": "GPU"}, ["The machines differ: device CPU and GPU."]),
-        ({"environment": {"processor": "CPU", "cores": 8, "packages": {"torch": "3"}}},
-         ["The machines differ: cores 2 and 8.", "PyTorch differs: 2 and 3."]),
-        ({"ceilings": {"flops": 1.05e11, "bandwidth": 7e9, "tf32": None}},
-         ["The machine itself was not equally fast (7 and 10 GB/s in the copy): that is in the differences."]),
-        ({"arms": (arm([1], version=2),)}, ["fedavg on loop has other hyperparameters or another version."]),
-    ],
-)  # fmt: skip
-def test_what_else_differs_is_said(fields: dict[str, Any], told: list[str]) -> None:
-    before = measurement(arm([1], version=1))
-    assert list(warnings(before, replace(before, **fields))) == told
-
-
-def test_summary_in_numbers_worked_out_by_hand() -> None:
-    """The ratios to FedAvg are those of each turn, 3, 2 and 4, not that of the medians; the floor takes half a second."""
-    base, own = arm([1.0, 2.0, 3.0]), arm([3.0, 4.0, 12.0], "ditto")
-    first, second = summaries(measurement(base, own))
-    assert (first.times_fedavg, first.median, first.times_floor) == (1, 2, 4)
-    assert (second.fastest, second.median, second.slowest, second.update) == (3, 4, 12, 4)
-    assert (second.times_fedavg, second.times_floor, second.peak_memory) == (3, 8, 10**6)
-
-
-def test_a_measurement_comes_back_as_it_was_stored(tmp_path: Path) -> None:
-    engine = db.connect(db.to_url(str(tmp_path / "results.db")))
-    mine = measurement(arm(noisy(1)), arm(noisy(2), "ditto"), name="mine")
-    assert [measurements.save(engine, mine), measurements.save(engine, replace(mine, device="other"))] == [1, 2]
-    found = measurements.find(engine, "1")
-    assert asdict(replace(found, id=None, created_at="")) == json.loads(json.dumps(asdict(mine))) | {"arms": asdict(mine)["arms"]}
-    assert (measurements.find(engine, "mine").id, measurements.find(engine, "mine").device) == (2, "other")
-    assert [one.id for one in measurements.newest(engine, 5)] == [2, 1]
-    for name in ("17", "", "x" * 65):
-        with pytest.raises(UserError, match="is not possible"):
-            measurements.save(engine, replace(mine, name=name))
-    engine.dispose()

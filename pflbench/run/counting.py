@@ -1,4 +1,8 @@
-"""An executor that trains nothing: it counts the FLOPs and the bytes that what it is asked for must cost.
+"""What a round must cost, in FLOPs and bytes, counted by an executor that trains nothing.
+
+Counted is what a method asks of the executor in a round of its own: so this is known of any method, also of one's own. What is no
+part of a step (averages on the server, the C x C work of FedFomo and FedAMP) does not count. FLOPs are those of direct
+convolutions, which an FFT or Winograd's algorithm can undercut; a small model that stays in a cache can undercut the bytes.
 
 FLOPs are those that PyTorch counts for the real model, on tensors without data. Of the bytes only those count that no execution
 can spare: samples and labels each time they are visited; the parameters that a step changes, read and written once; the other
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,11 +27,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from pflbench import methods
 from pflbench.engine.batches import Plan
+from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat, Span
 from pflbench.engine.requests import ALL, Direct, Evaluate, Evaluated, Head, HeadAlone, Sgd, Shared, Trained, Walk, Walked, unwrap
 from pflbench.engine.samples import Samples
+from pflbench.methods.base import Method
+from pflbench.run.execution import Execution, federation
+from pflbench.run.round import rounds
+from pflbench.run.setting import Setting
+from pflbench.spec import RunSpec
 
+STEADY = 3  # the first round that is like all later ones: in the second, ALA has its initial stage
 COUNTED = 2  # samples on which FLOPs are counted: BatchNorm cannot train on one; all that is counted is linear in the batch
 MOVE = 1e-3  # by how much the first client's model moves in pretended training, the second's twice that: no two are alike
 
@@ -38,6 +51,35 @@ class Work:
     flops: float = 0.0
     bytes: float = 0.0
     steps: float = 0.0
+
+
+def work(spec: RunSpec, setting: Setting, t: int = STEADY) -> dict[str, Work]:
+    """By phase, the work of round t. Nothing is trained.
+
+    In ALA's initial stage (t = 2) it is that of the fewest epochs after which the stage can end.
+    """
+    device = torch.device("cpu")
+    fed = federation(spec, setting, device, Execution(engine="batched"))
+    samples = Samples(setting.arrays.x, setting.arrays.y, fed.dtype, device)
+    return count(methods.make(spec.method), fed, samples, t)
+
+
+def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) -> dict[str, Work]:
+    """As `work`, of a federation on a CPU, whose executor is not used."""
+    counter = Counter(fed.flat, samples)
+    counted = copy.copy(fed)
+    counted.executor = counter
+    found: dict[str, Work] = {}
+
+    @contextmanager
+    def counting(phase: str) -> Iterator[None]:
+        found[phase] = counter.begin()
+        yield
+
+    made = rounds(method, counted, counting)
+    for _ in range(t):
+        next(made)
+    return found
 
 
 class Costs:
