@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from pflbench.data import Dataset
 
 WHOLE = "all of it"
-# What runs do not share with those on the official content.
-APART = {
-    "same samples in another order": "the official samples, but in another order",
-    "other": "not the official content",
-    "unknown": "not known to be the official content",
-}
 
 app = typer.Typer(help="List, check and download datasets.", no_args_is_help=True)
 
@@ -64,8 +58,7 @@ def verify(
 ) -> None:
     """Read every file of datasets, and say whether they hold the official content. Exit code 2 if one is missing or corrupt.
 
-    A dataset is official, the same samples in another order, other (whole, but not the official content), unknown (nothing is
-    published that it could be compared with) or damaged.
+    A dataset is official, other (whole, but not known to be the official content) or damaged.
     """
     found = _verified(names or [], data_dir)
     rows = [(name, *row) for name, held in found.items() for row in held]
@@ -77,8 +70,8 @@ def verify(
         message(f"No datasets in {data_dir}.")
     bad = {name for name, _, state, _ in rows if state in ("missing", "corrupt", "damaged")}
     for name, _, state, _ in rows:
-        if state in APART:
-            message(f"{name}: {APART[state]}. Runs on it have keys, labels and columns of their own.")
+        if state == "other":
+            message(f"{name}: not the official content. Runs on it have keys, labels and columns of their own.")
     for name in sorted(bad):
         message(f"{name} is missing or corrupt. Get it: pflbench data download {name} --data-dir {data_dir}")
     if bad:

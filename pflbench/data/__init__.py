@@ -8,15 +8,14 @@ from pflbench import plugins
 from pflbench.data import own
 from pflbench.data.agnews import AGNEWS
 from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root, missing
-from pflbench.data.cifar import CIFAR10, CIFAR100
 from pflbench.data.content import Content, of_arrays
 from pflbench.data.digits import DIGITS
 from pflbench.data.folder import FOLDER
-from pflbench.data.idx import EMNIST, FASHIONMNIST, MNIST
 from pflbench.data.npz import NPZ
 from pflbench.data.own import PYTHON
 from pflbench.data.table import CSV
 from pflbench.data.tiny import TINY
+from pflbench.data.vision import CIFAR10, CIFAR100, EMNIST, FASHIONMNIST, MNIST
 from pflbench.errors import UserError, unknown
 from pflbench.spec import DataSpec
 
@@ -110,15 +109,12 @@ def load(spec: DataSpec, root: Path, progress: Progress | None = None) -> Arrays
 
 
 def remark(spec: DataSpec, root: Path) -> str | None:
-    """What to say of a dataset that is not, or not known to be, the official content; None where there is nothing to say."""
+    """What to say of a dataset that is not known to be the official content; None where there is nothing to say."""
     if spec.path is not None or spec.content is None or (found := identify(spec, root)) is None:
         return None
-    what = {
-        "same samples in another order": "the official samples in another order",
-        "unknown": "content that could not be compared with the official one",
-    }.get(found.state, "other content than the official files")
     return (
-        f"{spec.named} in {root} has {what} ({found.hash[:6]}: {found.detail}). Its runs stand apart from those on the official."
+        f"{spec.named} in {root} has other content than the official files ({found.hash[:6]}: {found.detail}). "
+        "Runs on it are kept apart from runs on the official files."
     )
 
 
@@ -129,7 +125,7 @@ def record(spec: DataSpec, root: Path, arrays: Arrays) -> dict[str, str]:
         return {"hash": spec.content or "", "state": "own", **code}
     found = identify(spec, root)
     if found is None:
-        return {"hash": of_arrays(arrays).hash, "state": "official"}
+        return {"hash": of_arrays(arrays)[0], "state": "official"}
     return {"hash": found.hash, "state": found.state}
 
 

@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pflbench import zips
 from pflbench.data import cache
 from pflbench.data.base import Arrays, Progress
 from pflbench.errors import UserError
@@ -34,6 +34,9 @@ FEW = 2000  # below this a pool of processes costs more than it saves
 REPLACE = "Replace this file by a whole one."
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+
+# What zipfile raises for damaged files.
+DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError, RuntimeError)
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -118,36 +121,29 @@ def _digests(job: tuple[Path, Sequence[str]]) -> list[tuple[int, str]]:
 
 def _decode_all(listing: Listing, path: Path, progress: Progress | None) -> None:
     first, _ = _decode(listing.root, listing.files[0])
-    shape = (len(listing.files), *first.shape)
+    jobs = [(listing.root, names, first.shape) for names in _chunks(listing.files)]
+    grey = True
+    # Ordinary writes, not a memory map: a full disk then is an error, not a SIGBUS.
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, _header(shape))
-        start = file.tell()
-    jobs = [
-        (listing.root, names, first.shape, path, start + i * CHUNK * first.size) for i, names in enumerate(_chunks(listing.files))
-    ]
-    grey = list(_parallel(_decode_chunk, jobs, "decoding images", listing, progress))
-    if all(grey):
-        with path.open("r+b") as file:
-            np.save(file, np.load(path, mmap_mode="r")[:, :1].copy())
-            file.truncate()
+        np.lib.format.write_array_header_1_0(file, _header((len(listing.files), *first.shape)))
+        for x, is_grey in _parallel(_decode_chunk, jobs, "decoding images", listing, progress):
+            file.write(x.data)
+            grey &= is_grey
+    if grey:
+        one_channel = np.load(path, mmap_mode="r")[:, :1].copy()
+        with path.open("wb") as file:
+            np.save(file, one_channel)
 
 
 def _header(shape: tuple[int, ...]) -> dict[str, Any]:
     return {"descr": np.lib.format.dtype_to_descr(np.dtype(np.uint8)), "fortran_order": False, "shape": shape}
 
 
-def _decode_chunk(job: tuple[Path, Sequence[str], tuple[int, ...], Path, int]) -> bool:
-    """Decodes some images into their place in the array file; says whether all of them are greyscale."""
-    root, names, shape, out, offset = job
-    x = np.empty((len(names), *shape), np.uint8)
-    grey = True
-    for i, name in enumerate(names):
-        x[i], is_grey = _decode(root, name, shape)
-        grey &= is_grey
-    with out.open("r+b") as file:  # ordinary writes, not a memory map: a full disk then is an error, not a SIGBUS
-        file.seek(offset)
-        file.write(x.data)
-    return grey
+def _decode_chunk(job: tuple[Path, Sequence[str], tuple[int, ...]]) -> tuple[npt.NDArray[np.uint8], bool]:
+    """Some images, and whether all of them are greyscale."""
+    root, names, shape = job
+    decoded = [_decode(root, name, shape) for name in names]
+    return np.ascontiguousarray([x for x, _ in decoded]), all(grey for _, grey in decoded)
 
 
 def _decode(root: Path, name: str, shape: tuple[int, ...] | None = None) -> tuple[npt.NDArray[np.uint8], bool]:
@@ -186,9 +182,8 @@ def _bytes(root: Path, name: str) -> bytes:
         return (root / name).read_bytes()
     try:
         _refuse_large(f"{root / name}", _zip(root).getinfo(name).file_size)
-        with zips.member(_zip(root), name) as file:
-            return file.read()
-    except zips.DAMAGED as e:
+        return _zip(root).read(name)
+    except DAMAGED as e:
         raise UserError(f"{root} is corrupt at {name}: {e}.", "Delete it and get it anew.") from e
 
 
@@ -201,7 +196,7 @@ def _refuse_large(file: str, size: int) -> None:
 
 @lru_cache(1)
 def _zip(path: Path) -> zipfile.ZipFile:
-    return zips.opened(path)
+    return zipfile.ZipFile(path)
 
 
 def _chunks(files: Sequence[str]) -> list[Sequence[str]]:

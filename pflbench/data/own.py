@@ -180,5 +180,5 @@ def _size(place: str, size: int | None, samples: int) -> int | None:
 
 
 def _hash(arrays: Arrays) -> str:
-    held = content.of_arrays(arrays).hash
+    held, _ = content.of_arrays(arrays)
     return held if arrays.vocabulary is None else hashlib.sha256(f"{held}\0{arrays.vocabulary}".encode()).hexdigest()
