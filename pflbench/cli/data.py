@@ -28,10 +28,11 @@ Name = Annotated[
 @app.command("list")
 def list_(as_json: o.Json = False) -> None:
     """List the datasets and the kinds of own data."""
-    from pflbench.data import DATASETS, SOURCES, own
+    from pflbench.data import DATASETS, PYTHON, SOURCES
+    from pflbench.plugins import installed
 
     rows = [_row(dataset) for dataset in DATASETS.values()]
-    packaged = [{"name": one.name, "from": one.place} for one in own.packaged()]
+    packaged = [{"name": one.name, "from": one.place} for one in installed("dataset")]
     if as_json:
         print_json(
             {"datasets": rows, "packages": packaged, "own": [{"name": s.name, "expects": s.title} for s in SOURCES.values()]}
@@ -43,8 +44,8 @@ def list_(as_json: o.Json = False) -> None:
         say()
         print_table(("name", "from"), [tuple(row.values()) for row in packaged])
     say()
-    own_data = [(f"{source.name}:PATH", source.title) for source in SOURCES.values() if source is not own.PYTHON]
-    print_table(("own data", ""), [*own_data, ("FILE.py:NAME", own.PYTHON.title)])
+    own_data = [(f"{source.name}:PATH", source.title) for source in SOURCES.values() if source is not PYTHON]
+    print_table(("own data", ""), [*own_data, ("FILE.py:NAME", PYTHON.title)])
 
 
 @app.command()

@@ -5,22 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from pflbench import plugins
-from pflbench.data import own
 from pflbench.data.agnews import AGNEWS
 from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root, missing
 from pflbench.data.content import Content, of_arrays
 from pflbench.data.digits import DIGITS
 from pflbench.data.folder import FOLDER
 from pflbench.data.npz import NPZ
-from pflbench.data.own import PYTHON
 from pflbench.data.table import CSV
 from pflbench.data.tiny import TINY
 from pflbench.data.vision import CIFAR10, CIFAR100, EMNIST, FASHIONMNIST, MNIST
 from pflbench.errors import UserError, unknown
+from pflbench.plugins import datasets as own
+from pflbench.plugins.datasets import PYTHON
 from pflbench.spec import DataSpec
 
 __all__ = [
     "DATASETS",
+    "PYTHON",
     "SOURCES",
     "Arrays",
     "Content",
@@ -71,7 +72,7 @@ def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
 
 def names() -> list[str]:
     """All datasets that have a name: built-in ones, then those of installed packages."""
-    return [*DATASETS, *(one.name for one in own.packaged())]
+    return [*DATASETS, *(one.name for one in plugins.installed("dataset"))]
 
 
 def named(text: str) -> DataSpec:
@@ -203,7 +204,7 @@ def _variant(dataset: Dataset, variant: str | None) -> str | None:
 
 def _refuse_two(name: str) -> None:
     builtin = name in DATASETS or name in SOURCES
-    plugins.refuse_several("dataset", name, builtin, [one.place for one in own.packaged() if one.name == name])
+    plugins.of_package("dataset", name, builtin)
 
 
 def _own(source: Source, text: str, root: Path, progress: Progress | None) -> DataSpec:

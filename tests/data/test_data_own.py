@@ -12,9 +12,9 @@ import pytest
 from support.command import Shell, parsed, write
 
 from pflbench import data
-from pflbench.data import own
 from pflbench.engine import memory
 from pflbench.errors import UserError
+from pflbench.plugins import datasets as own
 from pflbench.report import labels
 
 SETS = """
@@ -202,7 +202,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_datasets_of_installed_packages(shell: Shell, package: None) -> None:
-    assert [one.name for one in own.packaged()] == ["blob-set", "mnist"]
+    assert [one.name for one in own.plugins.installed("dataset")] == ["blob-set", "mnist"]
     assert "blob-set" in data.names()
     listed = json.loads(shell("data", "list", "--json").out)
     assert listed["packages"][0] == {"name": "blob-set", "from": "pfl-sets 1.2"}
