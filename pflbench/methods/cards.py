@@ -109,7 +109,7 @@ def _attributes(cls: ast.ClassDef) -> list[tuple[str, ast.expr]]:
 
 
 def _is_hyper(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] == "hyper"
+    return isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in ("hyper", "aggregated")
 
 
 class _FirstArgument(ast.NodeTransformer):
