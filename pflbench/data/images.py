@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import stat
 import sys
 import zipfile
 import zlib
@@ -27,8 +26,6 @@ from pflbench.errors import UserError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # Those of the suffixes. Pillow goes by the content: it would hand an EPS file that is called .png to Ghostscript, a program.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
-LARGEST = 4096 * 4096  # pixels of an image
-LARGEST_FILE = 256 * 2**20  # bytes of one: more than any such image takes uncompressed
 CHUNK = 250  # images a worker takes at a time
 FEW = 2000  # below this a pool of processes costs more than it saves
 REPLACE = "Replace this file by a whole one."
@@ -61,22 +58,11 @@ def is_image(name: str) -> bool:
 
 
 def fingerprint(listing: Listing) -> str:
-    """Tells whether anything was changed: see `cache.fingerprint`. Raises UserError for what is no file or too large."""
-    if listing.root.is_file():
-        return cache.fingerprint(("",), str(listing.root))
-    return cache.fingerprint(listing.files, str(listing.root), _stat)
-
-
-def _stat(file: str) -> os.stat_result:
-    """Of a file that may be read: reading a pipe or a device might never end."""
+    """Tells whether anything was changed: see `cache.fingerprint`. Raises UserError for a file that is not there."""
     try:
-        found = os.stat(file)
+        return cache.fingerprint(("",) if listing.root.is_file() else listing.files, str(listing.root))
     except OSError as e:
-        raise UserError(f"{file} cannot be read: {e.strerror}.", "Remove it, or replace it by an image.") from e
-    if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{file} is no ordinary file.", "Remove it, or replace it by an image.")
-    _refuse_large(file, found.st_size)
-    return found
+        raise UserError(f"{e.filename} cannot be read: {e.strerror}.", "Remove it, or replace it by an image.") from e
 
 
 def content(listing: Listing, root: Path, progress: Progress | None) -> str:
@@ -152,7 +138,11 @@ def _decode(root: Path, name: str, shape: tuple[int, ...] | None = None) -> tupl
 
     try:
         with Image.open(io.BytesIO(_bytes(root, name)), formats=FORMATS) as image:
-            _check_size(root / name, image.size, shape)
+            if shape is not None and image.size[::-1] != shape[1:]:
+                raise UserError(
+                    f"{root / name} is {image.width} x {image.height} pixels; the images before it are {shape[2]} x {shape[1]}.",
+                    "All images of a dataset must have one size: resize or remove this one.",
+                )
             mode = image.mode
             pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1) if mode in (*GREY, *COLOUR) else None
     except UnidentifiedImageError as e:  # it names the buffer
@@ -164,34 +154,14 @@ def _decode(root: Path, name: str, shape: tuple[int, ...] | None = None) -> tupl
     return pixels, mode in GREY
 
 
-def _check_size(file: Path, size: tuple[int, int], shape: tuple[int, ...] | None) -> None:
-    """Before anything is decoded: a small file may declare any number of pixels."""
-    w, h = size
-    if shape is not None and (h, w) != shape[1:]:
-        raise UserError(
-            f"{file} is {w} x {h} pixels; the images before it are {shape[2]} x {shape[1]}.",
-            "All images of a dataset must have one size: resize or remove this one.",
-        )
-    if w * h > LARGEST:
-        raise UserError(f"{file} is {w} x {h} pixels; at most {LARGEST} in all are read.", "Make it smaller, or remove it.")
-
-
 def _bytes(root: Path, name: str) -> bytes:
-    """Raises UserError for a zip member that is too large or whose checksum fails, OSError for a file that cannot be read."""
+    """Raises UserError for a zip member whose checksum fails, OSError for a file that cannot be read."""
     if root.is_dir():
         return (root / name).read_bytes()
     try:
-        _refuse_large(f"{root / name}", _zip(root).getinfo(name).file_size)
         return _zip(root).read(name)
     except DAMAGED as e:
         raise UserError(f"{root} is corrupt at {name}: {e}.", "Delete it and get it anew.") from e
-
-
-def _refuse_large(file: str, size: int) -> None:
-    if size > LARGEST_FILE:
-        raise UserError(
-            f"{file} has {size >> 20} MiB; an image has at most {LARGEST_FILE >> 20}.", "Remove it, or make it smaller."
-        )
 
 
 @lru_cache(1)

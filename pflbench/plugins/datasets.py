@@ -23,7 +23,6 @@ from pflbench.data.base import Arrays, Defaults, Progress, Source
 from pflbench.errors import UserError
 from pflbench.plugins import Plugin
 
-LARGEST_VOCABULARY = 2**31 - 1
 QUICK = 2.0  # seconds: what takes longer is not called twice
 PARTS = ("x", "y", "classes", "vocabulary", "train_size")
 _GIVES = "It returns (x, y) or (x, y, classes), or a dict of these: see docs/own-model.md."
@@ -147,8 +146,6 @@ def _tokens(place: str, x: npt.NDArray[Any], y: npt.NDArray[np.int64], vocabular
         raise UserError(f"{place}: x is {x.dtype} with the shape {x.shape}.", "Texts are token ids, integers [n, positions].")
     if len(x) != len(y):
         raise UserError(f"{place}: x has {len(x)} samples, y has {len(y)} labels.", "Expected one label per sample.")
-    if vocabulary > LARGEST_VOCABULARY:
-        raise UserError(f"{place}: vocabulary is {vocabulary}.", f"It has at most {LARGEST_VOCABULARY} words.")
     if x.min() < 0 or x.max() >= vocabulary:
         raise UserError(
             f"{place}: x has tokens from {x.min()} to {x.max()}.", f"A vocabulary of {vocabulary} has 0 to {vocabulary - 1}."

@@ -31,10 +31,6 @@ def test_communication(name: str, sent: tuple[int | str, int | str]) -> None:
         assert np.array_equal(fed.ledger.traffic.by_client(), expected)
 
 
-def test_no_method_is_left_out() -> None:
-    assert {*methods.METHODS} <= {*SENT}
-
-
 IMPOSSIBLE = {
     "apple": [{"L": 1.5}, {"M": 0}, {"momentum": 1}, {"eta_2": -1}, {"scheduler": "linear"}],
     "elastic": [{"tau": -0.1}, {"mu": 1.1}, {"holdout": 1}, {"eta_s": -1}],
