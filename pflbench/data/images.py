@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -194,22 +191,9 @@ def _pool_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Re
     context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
     try:
         with ProcessPoolExecutor(cores, context, initializer=_ignore_interrupt) as pool:
-            with _without_main():
-                results = pool.map(work, jobs)
-            yield from results
+            yield from pool.map(work, jobs)
     except BrokenProcessPool as e:
         raise UserError("A process that reads images was killed.", "Perhaps memory is short. Run it again.") from e
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Keeps new processes from importing the main module: it may be a script that would start all of this again."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _ignore_interrupt() -> None:

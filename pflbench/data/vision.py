@@ -125,7 +125,9 @@ def _load(reader: _Reader, root: Path, variant: str | None, progress: Progress |
 def _whole(reader: _Reader, root: Path, variant: str | None) -> Path:
     """The place that has all files. Raises UserError where one is missing."""
     if absent := _missing(reader, root, variant):
-        raise missing(reader.name, reader.size, root, absent[:1])
+        first = reader.files(variant)[0]
+        nothing = len(absent) == len(reader.files(variant))
+        raise missing(reader.name, reader.size, root, [root / reader.name / first, root / first] if nothing else absent[:1])
     return reader.place(root, variant)
 
 

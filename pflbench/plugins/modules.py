@@ -65,13 +65,11 @@ def build(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int | 
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             _check(code, shape, classes, vocabulary)
         _checked.add(about)
-    try:
+    if torch.get_default_device().type != "meta":
         return _made(code, shape, classes, vocabulary)
-    except UserError:  # its constructor reads values, as of torch.linspace(0, 1, depth): there are none on "meta"
-        if torch.get_default_device().type != "meta":
-            raise
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-            return _without_data(_made(code, shape, classes, vocabulary))
+    # A constructor may read values, as of torch.linspace(0, 1, depth): there are none on "meta".
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        return _without_data(_made(code, shape, classes, vocabulary))
 
 
 def inputs(shape: tuple[int, ...], vocabulary: int | None, count: int = BATCH) -> Tensor:
@@ -113,15 +111,13 @@ def _without_data(model: Own) -> Own:
 def _given(code: Plugin, offered: dict[str, Any]) -> dict[str, Any]:
     """Of what is offered, what the class or function asks for by name."""
     parameters = inspect.signature(code.value).parameters.values()
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY, one.POSITIONAL_ONLY)]
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     for one in named:
         if one.name not in offered and one.default is one.empty:
             raise UserError(
                 f"{code.who} asks for '{one.name}', which nobody knows.",
                 f"It may ask for {', '.join(GIVEN[:-1])} and, for texts, {GIVEN[-1]}; give anything else a default.",
             )
-        if one.name in offered and one.kind == one.POSITIONAL_ONLY:
-            raise UserError(f"{code.who} takes '{one.name}' by position alone.", "Take the / out of its parameters.")
     wanted = {one.name for one in named if one.name in offered}
     if "vocabulary" in wanted and offered["vocabulary"] is None:
         one = next(one for one in named if one.name == "vocabulary")
