@@ -12,6 +12,7 @@ import pytest
 from support.command import Shell, parsed, write
 
 from pflbench import plugins
+from pflbench.plugins import imports
 
 NETS = """
 import json
@@ -88,7 +89,7 @@ def test_a_file_that_imports_nothing_of_its_own_keeps_its_hash(folder: Path, cha
 def test_pflbench_is_no_helper_of_a_file_beside_it(folder: Path) -> None:
     """Nor is Python, wherever they lie."""
     for place in (Path(plugins.__file__).parents[1], Path(json.__file__).parents[1]):
-        assert plugins._imported(place, b"import json, pflbench.plugins") == {}
+        assert imports.imported(place, b"import json, pflbench.plugins") == {}
 
 
 def test_a_changed_helper_makes_other_runs(folder: Path, shell: Shell) -> None:

@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from pflbench.data import Dataset
 
 WHOLE = "all of it"
-# What runs do not share with those on the official content.
-APART = {
-    "same samples in another order": "the official samples, but in another order",
-    "other": "not the official content",
-    "unknown": "not known to be the official content",
-}
 
 app = typer.Typer(help="List, check and download datasets.", no_args_is_help=True)
 
@@ -34,10 +28,11 @@ Name = Annotated[
 @app.command("list")
 def list_(as_json: o.Json = False) -> None:
     """List the datasets and the kinds of own data."""
-    from pflbench.data import DATASETS, SOURCES, own
+    from pflbench.data import DATASETS, PYTHON, SOURCES
+    from pflbench.plugins import installed
 
     rows = [_row(dataset) for dataset in DATASETS.values()]
-    packaged = [{"name": one.name, "from": one.place} for one in own.packaged()]
+    packaged = [{"name": one.name, "from": one.place} for one in installed("dataset")]
     if as_json:
         print_json(
             {"datasets": rows, "packages": packaged, "own": [{"name": s.name, "expects": s.title} for s in SOURCES.values()]}
@@ -49,8 +44,8 @@ def list_(as_json: o.Json = False) -> None:
         say()
         print_table(("name", "from"), [tuple(row.values()) for row in packaged])
     say()
-    own_data = [(f"{source.name}:PATH", source.title) for source in SOURCES.values() if source is not own.PYTHON]
-    print_table(("own data", ""), [*own_data, ("FILE.py:NAME", own.PYTHON.title)])
+    own_data = [(f"{source.name}:PATH", source.title) for source in SOURCES.values() if source is not PYTHON]
+    print_table(("own data", ""), [*own_data, ("FILE.py:NAME", PYTHON.title)])
 
 
 @app.command()
@@ -64,8 +59,7 @@ def verify(
 ) -> None:
     """Read every file of datasets, and say whether they hold the official content. Exit code 2 if one is missing or corrupt.
 
-    A dataset is official, the same samples in another order, other (whole, but not the official content), unknown (nothing is
-    published that it could be compared with) or damaged.
+    A dataset is official, other (whole, but not known to be the official content) or damaged.
     """
     found = _verified(names or [], data_dir)
     rows = [(name, *row) for name, held in found.items() for row in held]
@@ -77,8 +71,8 @@ def verify(
         message(f"No datasets in {data_dir}.")
     bad = {name for name, _, state, _ in rows if state in ("missing", "corrupt", "damaged")}
     for name, _, state, _ in rows:
-        if state in APART:
-            message(f"{name}: {APART[state]}. Runs on it have keys, labels and columns of their own.")
+        if state == "other":
+            message(f"{name}: not the official content. Runs on it have keys, labels and columns of their own.")
     for name in sorted(bad):
         message(f"{name} is missing or corrupt. Get it: pflbench data download {name} --data-dir {data_dir}")
     if bad:

@@ -22,10 +22,11 @@ _FACTS = ("title", "venue", "category")
 @app.command("list")
 def list_(plugins: o.Plugins = [], as_json: o.Json = False) -> None:  # noqa: B006  Typer gives every call its own list.
     """List the methods: built-in ones, then those of installed packages and of --plugin files."""
-    from pflbench.methods import METHODS, card, outside
+    from pflbench.methods import METHODS, card
+    from pflbench.plugins import methods as users
 
     cards = [(name, card(name), "pflbench") for name in METHODS]
-    cards += [(method.name, method.card, method.place) for method in outside.found()]
+    cards += [(method.name, users.card(method), method.place) for method in users.found()]
     rows = [{"name": name, **{fact: getattr(said, fact) for fact in _FACTS}, "from": place} for name, said, place in cards]
     if as_json:
         print_json(rows)

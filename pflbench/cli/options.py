@@ -36,7 +36,7 @@ def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
 def complete_method(context: typer.Context, incomplete: str) -> list[str]:
     """Completes a method's name, those of the line's --plugin files included; says nothing where one of them is broken."""
     from pflbench.methods import names
-    from pflbench.methods.outside import plugged_in
+    from pflbench.plugins.methods import plugged_in
 
     with suppress(UserError), plugged_in(context.params.get("plugins") or ()):
         return [name for name in names(with_ala=True) if name.startswith(incomplete)]
@@ -46,7 +46,7 @@ def complete_method(context: typer.Context, incomplete: str) -> list[str]:
 def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
     """Completes METHOD.NAME=VALUE of the methods that the line names with -m, or of the one that was begun."""
     from pflbench.methods import hyperparameters, names
-    from pflbench.methods.outside import plugged_in
+    from pflbench.plugins.methods import plugged_in
 
     method, dot, rest = incomplete.partition(".")
     name, equals, _ = rest.partition("=")
@@ -102,7 +102,7 @@ def _runs_at_a_time(text: str) -> str:
 
 def _plug_in(context: typer.Context, files: list[Path]) -> list[Path]:
     if files:
-        from pflbench.methods.outside import plugged_in
+        from pflbench.plugins.methods import plugged_in
 
         context.with_resource(plugged_in(files))
     return files

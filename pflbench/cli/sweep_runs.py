@@ -75,7 +75,7 @@ def resume(
 
     Another executor may go on with what one has begun. Of a sweep that was begun elsewhere, code and addresses are typed again.
     """
-    from pflbench.methods.outside import plugged_in
+    from pflbench.plugins.methods import plugged_in
     from pflbench.store import sweeps
     from pflbench.sweep.hire import asked_for
 
@@ -103,7 +103,7 @@ def work(
 
     `--executor slurm` has Slurm start them; any other queue may, too. A run that fails stops no other.
     """
-    from pflbench.methods.outside import plugged_in
+    from pflbench.plugins.methods import plugged_in
     from pflbench.store import sweeps
     from pflbench.sweep.conduct import course, unclaimed_jobs
     from pflbench.sweep.hire import Hiring

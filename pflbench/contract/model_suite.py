@@ -20,7 +20,7 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.models import build
 from pflbench.models.base import Backbone
-from pflbench.models.own import inputs
+from pflbench.plugins.modules import inputs
 from pflbench.spec import MethodSpec, OwnModel
 
 CLIENTS = (7, 5, 2)  # samples of each: one batch and a part of one, one batch, a part of one

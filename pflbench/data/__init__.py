@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from pflbench import plugins
-from pflbench.data import own
 from pflbench.data.agnews import AGNEWS
 from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root, missing
-from pflbench.data.cifar import CIFAR10, CIFAR100
 from pflbench.data.content import Content, of_arrays
 from pflbench.data.digits import DIGITS
 from pflbench.data.folder import FOLDER
-from pflbench.data.idx import EMNIST, FASHIONMNIST, MNIST
 from pflbench.data.npz import NPZ
-from pflbench.data.own import PYTHON
 from pflbench.data.table import CSV
 from pflbench.data.tiny import TINY
+from pflbench.data.vision import CIFAR10, CIFAR100, EMNIST, FASHIONMNIST, MNIST
 from pflbench.errors import UserError, unknown
+from pflbench.plugins import datasets as own
+from pflbench.plugins.datasets import PYTHON
 from pflbench.spec import DataSpec
 
 __all__ = [
     "DATASETS",
+    "PYTHON",
     "SOURCES",
     "Arrays",
     "Content",
@@ -72,7 +72,7 @@ def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
 
 def names() -> list[str]:
     """All datasets that have a name: built-in ones, then those of installed packages."""
-    return [*DATASETS, *(one.name for one in own.packaged())]
+    return [*DATASETS, *(one.name for one in plugins.installed("dataset"))]
 
 
 def named(text: str) -> DataSpec:
@@ -110,15 +110,12 @@ def load(spec: DataSpec, root: Path, progress: Progress | None = None) -> Arrays
 
 
 def remark(spec: DataSpec, root: Path) -> str | None:
-    """What to say of a dataset that is not, or not known to be, the official content; None where there is nothing to say."""
+    """What to say of a dataset that is not known to be the official content; None where there is nothing to say."""
     if spec.path is not None or spec.content is None or (found := identify(spec, root)) is None:
         return None
-    what = {
-        "same samples in another order": "the official samples in another order",
-        "unknown": "content that could not be compared with the official one",
-    }.get(found.state, "other content than the official files")
     return (
-        f"{spec.named} in {root} has {what} ({found.hash[:6]}: {found.detail}). Its runs stand apart from those on the official."
+        f"{spec.named} in {root} has other content than the official files ({found.hash[:6]}: {found.detail}). "
+        "Runs on it are kept apart from runs on the official files."
     )
 
 
@@ -129,7 +126,7 @@ def record(spec: DataSpec, root: Path, arrays: Arrays) -> dict[str, str]:
         return {"hash": spec.content or "", "state": "own", **code}
     found = identify(spec, root)
     if found is None:
-        return {"hash": of_arrays(arrays).hash, "state": "official"}
+        return {"hash": of_arrays(arrays)[0], "state": "official"}
     return {"hash": found.hash, "state": found.state}
 
 
@@ -207,7 +204,7 @@ def _variant(dataset: Dataset, variant: str | None) -> str | None:
 
 def _refuse_two(name: str) -> None:
     builtin = name in DATASETS or name in SOURCES
-    plugins.refuse_several("dataset", name, builtin, [one.place for one in own.packaged() if one.name == name])
+    plugins.of_package("dataset", name, builtin)
 
 
 def _own(source: Source, text: str, root: Path, progress: Progress | None) -> DataSpec:

@@ -6,7 +6,6 @@ The variant `test` is the test file alone, 7,600 texts with a vocabulary of thei
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +13,13 @@ import numpy as np
 from pflbench.data import cache, table, text
 from pflbench.data import content as contents
 from pflbench.data.base import Arrays, Dataset, Finding, Progress, fetch_command, missing
-from pflbench.data.content import Content, Facts, Published
+from pflbench.data.content import Content
 from pflbench.data.hashing import md5
 from pflbench.errors import UserError
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
 SIZE = "31 MB"
-PUBLISHED = {
-    None: Published((120_000, 7_600), MD5),
-    "test": Published((7_600,), MD5, samples="f1d4f0b5d1b573c9b1ae00a8fc9c91057c501b324f027078bb563379b7bc099f"),
-}
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 
 
@@ -64,27 +59,23 @@ def _whole(root: Path, variant: str | None) -> list[Path]:
     return paths
 
 
-def _facts(root: Path, variant: str | None) -> Facts:
+def _content(root: Path, variant: str | None, progress: Progress | None) -> Content:
     """Of class and text of each sample: token ids would depend on all texts together."""
     paths = _whole(root, variant)
 
-    def of_files() -> Facts:
+    def of_files() -> Content:
         held = _read(root, paths)
-        facts = contents.of_samples([text.encode() for text in held.texts], held.y, held.classes, held.train_size)
-        return replace(facts, files={path.name: md5(path) for path in paths})
+        found = contents.of_samples((text.encode() for text in held.texts), held.y, held.classes, held.train_size)
+        return Content(*found, official=all(md5(path) == MD5[path.name] for path in paths))
 
     fingerprint = cache.fingerprint([path.name for path in paths], str(_folder(root)))
     return contents.remembered(root, fingerprint, of_files)
 
 
-def _content(root: Path, variant: str | None, progress: Progress | None) -> Content:
-    return PUBLISHED[variant].judge(_facts(root, variant))
-
-
 def _load(root: Path, variant: str | None, progress: Progress | None) -> Arrays:
-    facts = _facts(root, variant)
-    key = hashlib.sha256("".join(facts.files[name] for name in _files(variant)).encode()).hexdigest()
-    return text.load(root, key, lambda: _read(root, _whole(root, variant)), progress)
+    paths = _whole(root, variant)
+    key = hashlib.sha256("".join(map(md5, paths)).encode()).hexdigest()
+    return text.load(root, key, lambda: _read(root, paths), progress)
 
 
 def _read(root: Path, paths: list[Path]) -> text.Labelled:
@@ -119,7 +110,7 @@ def _download(root: Path, variant: str | None, progress: Progress | None) -> Non
     for name in _files(variant):
         path = _folder(root) / name
         if not (path.is_file() and md5(path) == MD5[name]):
-            fetch(URL + name, path, MD5[name], progress)
+            fetch(URL + name, path, MD5[name])
 
 
 AGNEWS = Dataset(

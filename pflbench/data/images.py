@@ -5,21 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import stat
-import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pflbench import zips
 from pflbench.data import cache
 from pflbench.data.base import Arrays, Progress
 from pflbench.errors import UserError
@@ -27,13 +23,14 @@ from pflbench.errors import UserError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # Those of the suffixes. Pillow goes by the content: it would hand an EPS file that is called .png to Ghostscript, a program.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
-LARGEST = 4096 * 4096  # pixels of an image
-LARGEST_FILE = 256 * 2**20  # bytes of one: more than any such image takes uncompressed
 CHUNK = 250  # images a worker takes at a time
 FEW = 2000  # below this a pool of processes costs more than it saves
 REPLACE = "Replace this file by a whole one."
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+
+# What zipfile raises for damaged files.
+DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError, RuntimeError)
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -58,22 +55,11 @@ def is_image(name: str) -> bool:
 
 
 def fingerprint(listing: Listing) -> str:
-    """Tells whether anything was changed: see `cache.fingerprint`. Raises UserError for what is no file or too large."""
-    if listing.root.is_file():
-        return cache.fingerprint(("",), str(listing.root))
-    return cache.fingerprint(listing.files, str(listing.root), _stat)
-
-
-def _stat(file: str) -> os.stat_result:
-    """Of a file that may be read: reading a pipe or a device might never end."""
+    """Tells whether anything was changed: see `cache.fingerprint`. Raises UserError for a file that is not there."""
     try:
-        found = os.stat(file)
+        return cache.fingerprint(("",) if listing.root.is_file() else listing.files, str(listing.root))
     except OSError as e:
-        raise UserError(f"{file} cannot be read: {e.strerror}.", "Remove it, or replace it by an image.") from e
-    if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{file} is no ordinary file.", "Remove it, or replace it by an image.")
-    _refuse_large(file, found.st_size)
-    return found
+        raise UserError(f"{e.filename} cannot be read: {e.strerror}.", "Remove it, or replace it by an image.") from e
 
 
 def content(listing: Listing, root: Path, progress: Progress | None) -> str:
@@ -118,36 +104,29 @@ def _digests(job: tuple[Path, Sequence[str]]) -> list[tuple[int, str]]:
 
 def _decode_all(listing: Listing, path: Path, progress: Progress | None) -> None:
     first, _ = _decode(listing.root, listing.files[0])
-    shape = (len(listing.files), *first.shape)
+    jobs = [(listing.root, names, first.shape) for names in _chunks(listing.files)]
+    grey = True
+    # Ordinary writes, not a memory map: a full disk then is an error, not a SIGBUS.
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, _header(shape))
-        start = file.tell()
-    jobs = [
-        (listing.root, names, first.shape, path, start + i * CHUNK * first.size) for i, names in enumerate(_chunks(listing.files))
-    ]
-    grey = list(_parallel(_decode_chunk, jobs, "decoding images", listing, progress))
-    if all(grey):
-        with path.open("r+b") as file:
-            np.save(file, np.load(path, mmap_mode="r")[:, :1].copy())
-            file.truncate()
+        np.lib.format.write_array_header_1_0(file, _header((len(listing.files), *first.shape)))
+        for x, is_grey in _parallel(_decode_chunk, jobs, "decoding images", listing, progress):
+            file.write(x.data)
+            grey &= is_grey
+    if grey:
+        one_channel = np.load(path, mmap_mode="r")[:, :1].copy()
+        with path.open("wb") as file:
+            np.save(file, one_channel)
 
 
 def _header(shape: tuple[int, ...]) -> dict[str, Any]:
     return {"descr": np.lib.format.dtype_to_descr(np.dtype(np.uint8)), "fortran_order": False, "shape": shape}
 
 
-def _decode_chunk(job: tuple[Path, Sequence[str], tuple[int, ...], Path, int]) -> bool:
-    """Decodes some images into their place in the array file; says whether all of them are greyscale."""
-    root, names, shape, out, offset = job
-    x = np.empty((len(names), *shape), np.uint8)
-    grey = True
-    for i, name in enumerate(names):
-        x[i], is_grey = _decode(root, name, shape)
-        grey &= is_grey
-    with out.open("r+b") as file:  # ordinary writes, not a memory map: a full disk then is an error, not a SIGBUS
-        file.seek(offset)
-        file.write(x.data)
-    return grey
+def _decode_chunk(job: tuple[Path, Sequence[str], tuple[int, ...]]) -> tuple[npt.NDArray[np.uint8], bool]:
+    """Some images, and whether all of them are greyscale."""
+    root, names, shape = job
+    decoded = [_decode(root, name, shape) for name in names]
+    return np.ascontiguousarray([x for x, _ in decoded]), all(grey for _, grey in decoded)
 
 
 def _decode(root: Path, name: str, shape: tuple[int, ...] | None = None) -> tuple[npt.NDArray[np.uint8], bool]:
@@ -156,7 +135,11 @@ def _decode(root: Path, name: str, shape: tuple[int, ...] | None = None) -> tupl
 
     try:
         with Image.open(io.BytesIO(_bytes(root, name)), formats=FORMATS) as image:
-            _check_size(root / name, image.size, shape)
+            if shape is not None and image.size[::-1] != shape[1:]:
+                raise UserError(
+                    f"{root / name} is {image.width} x {image.height} pixels; the images before it are {shape[2]} x {shape[1]}.",
+                    "All images of a dataset must have one size: resize or remove this one.",
+                )
             mode = image.mode
             pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1) if mode in (*GREY, *COLOUR) else None
     except UnidentifiedImageError as e:  # it names the buffer
@@ -168,40 +151,19 @@ def _decode(root: Path, name: str, shape: tuple[int, ...] | None = None) -> tupl
     return pixels, mode in GREY
 
 
-def _check_size(file: Path, size: tuple[int, int], shape: tuple[int, ...] | None) -> None:
-    """Before anything is decoded: a small file may declare any number of pixels."""
-    w, h = size
-    if shape is not None and (h, w) != shape[1:]:
-        raise UserError(
-            f"{file} is {w} x {h} pixels; the images before it are {shape[2]} x {shape[1]}.",
-            "All images of a dataset must have one size: resize or remove this one.",
-        )
-    if w * h > LARGEST:
-        raise UserError(f"{file} is {w} x {h} pixels; at most {LARGEST} in all are read.", "Make it smaller, or remove it.")
-
-
 def _bytes(root: Path, name: str) -> bytes:
-    """Raises UserError for a zip member that is too large or whose checksum fails, OSError for a file that cannot be read."""
+    """Raises UserError for a zip member whose checksum fails, OSError for a file that cannot be read."""
     if root.is_dir():
         return (root / name).read_bytes()
     try:
-        _refuse_large(f"{root / name}", _zip(root).getinfo(name).file_size)
-        with zips.member(_zip(root), name) as file:
-            return file.read()
-    except zips.DAMAGED as e:
+        return _zip(root).read(name)
+    except DAMAGED as e:
         raise UserError(f"{root} is corrupt at {name}: {e}.", "Delete it and get it anew.") from e
-
-
-def _refuse_large(file: str, size: int) -> None:
-    if size > LARGEST_FILE:
-        raise UserError(
-            f"{file} has {size >> 20} MiB; an image has at most {LARGEST_FILE >> 20}.", "Remove it, or make it smaller."
-        )
 
 
 @lru_cache(1)
 def _zip(path: Path) -> zipfile.ZipFile:
-    return zips.opened(path)
+    return zipfile.ZipFile(path)
 
 
 def _chunks(files: Sequence[str]) -> list[Sequence[str]]:
@@ -229,22 +191,9 @@ def _pool_map(work: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Re
     context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
     try:
         with ProcessPoolExecutor(cores, context, initializer=_ignore_interrupt) as pool:
-            with _without_main():
-                results = pool.map(work, jobs)
-            yield from results
+            yield from pool.map(work, jobs)
     except BrokenProcessPool as e:
         raise UserError("A process that reads images was killed.", "Perhaps memory is short. Run it again.") from e
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Keeps new processes from importing the main module: it may be a script that would start all of this again."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _ignore_interrupt() -> None:

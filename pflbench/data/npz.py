@@ -6,8 +6,8 @@ floating point is taken as is.
 
 from __future__ import annotations
 
-import math
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,22 +16,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pflbench import zips
 from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Progress, Source
 from pflbench.data.hashing import sha256
-from pflbench.errors import UserError
+from pflbench.errors import UserError, require_regular
 
 # What zipfile and NumPy raise for files that are cut off, foreign or damaged.
-UNREADABLE = (*zips.DAMAGED, SyntaxError, TypeError)
+UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError, SyntaxError, TypeError, AttributeError)
 LEAST_FOR_CNN = 16  # pixels: two 5x5 convolutions, each with a 2x2 pooling, leave 1 x 1 of 16 x 16
 
 
 def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
-    with _readable(path), zips.opened(path) as file:
-        held = [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
-        _require(path, held)
-        x, y = _array(file, "x.npy"), _array(file, "y.npy")
-        names = _array(file, "classes.npy") if "classes" in held else None
+    with _opened(path) as file:
+        for name in ("x", "y"):
+            if name not in file:
+                raise UserError(f"{path} has no array '{name}'; it holds: {', '.join(sorted(file)) or 'nothing'}.")
+        x, y, names = file["x"], file["y"], file.get("classes")
     return checked(str(path), x, y, names)
 
 
@@ -48,34 +47,18 @@ def checked(place: str, x: npt.NDArray[Any], y: npt.NDArray[Any], names: npt.NDA
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _opened(path: Path) -> Iterator[Any]:
     """Turns what a truncated, foreign or pickled file raises into a UserError that names it."""
+    require_regular(path)
     try:
-        yield
+        with np.load(path, allow_pickle=False) as file:
+            yield file
     except MemoryError as e:
         raise UserError(f"{path} does not fit into memory: {e}.", "Make it smaller, or use a machine with more memory.") from e
     except UNREADABLE as e:
         raise UserError(
             f"{path} cannot be read: {e}.", "Expected a whole .npz of plain arrays: numpy.savez(path, x=..., y=...)."
         ) from e
-
-
-def _array(file: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
-    """Has the bytes that its header promises: known before there is memory for them."""
-    with zips.member(file, name) as stream:
-        shape, dtype, length = zips.array_header(stream)
-    held = file.getinfo(name).file_size - length
-    if not dtype.hasobject and math.prod(shape) * dtype.itemsize != held:
-        raise ValueError(f"{name} promises {shape} numbers of {dtype} and holds {held:,} bytes")
-    with zips.member(file, name) as stream:
-        array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
-
-
-def _require(path: Path, held: list[str]) -> None:
-    for name in ("x", "y"):
-        if name not in held:
-            raise UserError(f"{path} has no array '{name}'; it holds: {', '.join(sorted(held)) or 'nothing'}.")
 
 
 def _samples(place: str, x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
@@ -115,7 +98,8 @@ def labelled(place: str, y: npt.NDArray[Any], names: npt.NDArray[Any] | None) ->
 
 
 def _defaults(path: Path, root: Path) -> Defaults:
-    return defaults_of(_shape(path))
+    with _opened(path) as file:
+        return defaults_of(file["x"].shape)
 
 
 def defaults_of(shape: tuple[int, ...]) -> Defaults:
@@ -123,12 +107,6 @@ def defaults_of(shape: tuple[int, ...]) -> Defaults:
     sides = () if len(shape) < 3 else shape[1:3] if len(shape) == 3 or _channels_last(shape) else shape[2:]
     image = len(sides) == 2 and min(sides) >= LEAST_FOR_CNN
     return Defaults("cnn", IMAGE_RATE, 2) if image else Defaults("mlp", 0.1, 2)
-
-
-def _shape(path: Path) -> tuple[int, ...]:
-    """Of x, from its header alone."""
-    with _readable(path), zips.opened(path) as file, zips.member(file, "x.npy") as x:
-        return zips.array_header(x)[0]
 
 
 def _content(path: Path, root: Path, progress: Progress | None) -> str:

@@ -7,18 +7,18 @@ is not read: it is not structured by class. The files of a class are in order of
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from pflbench import zips
 from pflbench.data import content as contents
 from pflbench.data import images
 from pflbench.data.base import IMAGE_RATE, Arrays, Dataset, Defaults, Finding, Progress, corrupt, missing
-from pflbench.data.content import Content, Facts, Published
+from pflbench.data.content import Content
 from pflbench.data.folder import class_files
 from pflbench.data.hashing import md5
-from pflbench.data.images import Listing, is_image
+from pflbench.data.images import DAMAGED, Listing, is_image
 from pflbench.errors import UserError
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -26,12 +26,8 @@ MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 SIZE = "248 MB"
 CLASSES, PER_CLASS = 200, 500
 NAME = "tiny-imagenet-200"
-# Of the files' bytes (see `_content`): decoders differ in some pixels.
-PUBLISHED = Published(
-    (100_000,),
-    hash="f26a91499939f6813c9af8cecaaa3cefcee30d3bac5c497849692ca1d51e703d",
-    samples="d5a8f6ce2db7589587d5c8df3256b43a6b50b1935dbc51367d09e07a0b48638f",
-)
+# Of the files' bytes, as `_content` hashes them: decoders differ in some pixels.
+OFFICIAL = "f26a91499939f6813c9af8cecaaa3cefcee30d3bac5c497849692ca1d51e703d"
 
 
 def _places(root: Path) -> list[Path]:
@@ -45,11 +41,11 @@ def _place(root: Path) -> Path | None:
 
 
 def _class_files(place: Path) -> dict[str, list[str]]:
-    """Class -> its images, as names in `place`. Raises one of zips.DAMAGED where the zip file is damaged."""
+    """Class -> its images, as names in `place`. Raises one of DAMAGED where the zip file is damaged."""
     if place.is_dir():
         return class_files(place, "train")
     found: dict[str, list[str]] = {}
-    with zips.opened(place) as file:
+    with zipfile.ZipFile(place) as file:
         for name in sorted(file.namelist()):
             parts = PurePosixPath(name).parts
             if parts[1:2] == ("train",) and len(parts) == 5 and is_image(parts[-1]):
@@ -60,15 +56,8 @@ def _class_files(place: Path) -> dict[str, list[str]]:
 def _incomplete(place: Path, files: dict[str, list[str]]) -> list[Finding]:
     if len(files) != CLASSES:
         return [Finding(place, "corrupt", f"{len(files)} of {CLASSES} classes")]
-    return [
-        Finding(
-            place / "train" / name if place.is_dir() else place,
-            "corrupt",
-            f"{len(f)} of {PER_CLASS} images of class {name}",
-        )
-        for name, f in files.items()
-        if len(f) != PER_CLASS
-    ]
+    few = {name: len(f) for name, f in files.items() if len(f) != PER_CLASS}
+    return [Finding(place, "corrupt", f"{number} of {PER_CLASS} images of class {name}") for name, number in few.items()]
 
 
 def _findings(root: Path) -> tuple[list[Finding], Listing | None]:
@@ -77,7 +66,7 @@ def _findings(root: Path) -> tuple[list[Finding], Listing | None]:
         return [Finding(_places(root)[0], "missing", f"{SIZE} to download")], None
     try:
         files = _class_files(place)
-    except zips.DAMAGED as e:
+    except DAMAGED as e:
         return [Finding(place, "corrupt", str(e))], None
     wrong = _incomplete(place, files)
     if wrong:
@@ -102,11 +91,12 @@ def _content(root: Path, variant: str | None, progress: Progress | None) -> Cont
     """Of the bytes of each image file, in order and with its class: the same from the folder and from the zip file."""
     listing = _whole(root)
 
-    def read() -> Facts:
+    def read() -> Content:
         samples = [of_bytes.encode() for _, of_bytes in images.digests(listing, progress)]
-        return contents.of_samples(samples, listing.y, listing.classes, None)
+        found, parts = contents.of_samples(samples, listing.y, listing.classes, None)
+        return Content(found, parts, official=found == OFFICIAL)
 
-    return PUBLISHED.judge(contents.remembered(root, images.fingerprint(listing), read))
+    return contents.remembered(root, images.fingerprint(listing), read)
 
 
 def _verify(root: Path, variant: str | None) -> list[Finding]:
@@ -131,7 +121,7 @@ def _download(root: Path, variant: str | None, progress: Progress | None) -> Non
         return
     target = root / f"{NAME}.zip"
     if not (target.is_file() and md5(target) == MD5):
-        fetch(URL, target, MD5, progress)
+        fetch(URL, target, MD5)
 
 
 TINY = Dataset(

@@ -1,8 +1,8 @@
 """The table of contents of all methods, and the way from a name and `--set` values to a method.
 
 A new method is one file in this folder and one line here: what is shown of it, in tables, figures and lists, is what its class
-says (`cards`). The order is that of the rows of tables; further colours are given out by it. Methods from outside are found by
-`outside`. No method is imported before it is asked for.
+says (`cards`). The order is that of the rows of tables; further colours are given out by it. Those of the user are found by
+`plugins.methods`. No method is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pflbench.errors import UserError, unknown, why
-from pflbench.methods import cards, outside
+from pflbench.methods import cards
 from pflbench.methods.cards import SUFFIX, Card
+from pflbench.plugins import methods as plugins
 from pflbench.spec import MethodSpec, Value
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ class Hyper:
 
 def names(with_ala: bool = False) -> list[str]:
     """All methods, built-in ones first; with_ala: and then all that may go with ALA, as "fedrep+ala"."""
-    others = {method.name: method for method in outside.found()}
+    others = {method.name: method for method in plugins.found()}
     plain = list(dict.fromkeys([*METHODS, *others]))
-    refused = [name for name in plain if with_ala and (card(name) if name in METHODS else others[name].card).ala_refused]
+    refused = [name for name in plain if with_ala and (card(name) if name in METHODS else plugins.card(others[name])).ala_refused]
     return [*plain, *(f"{name}{SUFFIX}" for name in plain if with_ala and name not in refused)]
 
 
@@ -83,15 +84,15 @@ def card(name: str) -> Card:
 def load(name: str) -> type[Method]:
     """The method's class, of "x+ala" that of x; an unknown name or a refused combination is a UserError."""
     base = name.removesuffix(SUFFIX)
-    outsider = outside.find(base)
-    if outsider is None and base not in METHODS:
+    plugin = plugins.find(base)
+    if plugin is None and base not in METHODS:
         raise unknown("method", name, names())
-    refused = card(base).ala_refused if outsider is None else outsider.card.ala_refused
+    refused = card(base).ala_refused if plugin is None else plugins.card(plugin).ala_refused
     if base != name and refused:
         fitting = (other for other in METHODS if not card(other).ala_refused)
         raise UserError(f"{name} is not possible: {refused}.", f"ALA goes with: {', '.join(fitting)}.")
-    if outsider is not None:
-        return outsider.load()
+    if plugin is not None:
+        return plugins.load(plugin)
     module, attribute = METHODS[base].split(":")
     cls: type[Method] = getattr(import_module(module), attribute)
     return cls
@@ -99,8 +100,8 @@ def load(name: str) -> type[Method]:
 
 def record(name: str) -> dict[str, str]:
     """Where a method's code comes from, to be stored with a run; empty for built-in ones, which the commit describes."""
-    outsider = outside.find(name.removesuffix(SUFFIX))
-    return outsider.record() if outsider is not None else {}
+    plugin = plugins.find(name.removesuffix(SUFFIX))
+    return plugins.record(plugin) if plugin is not None else {}
 
 
 def hyperparameters(name: str) -> tuple[Hyper, ...]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat, less
+from pflbench.engine.flat import Flat, less, put
 from pflbench.engine.requests import Argument, Grad, Shared
 from pflbench.errors import UserError
 from pflbench.methods.base import Method, hyper, method
@@ -135,14 +135,14 @@ class APPLE(Method):
             given["momentum"], carry["velocity"] = self.momentum, torch.zeros_like(core_S)
         done = fed.train_by(step, core_S, S, carry=carry, given=given)
         personal_S = personal_model(done["p"], done["core"], own, s.cores)
-        p = s.p.index_copy(0, S, done["p"])
+        p = put(s.p, S, done["p"])
         fed.ledger.observe("relationships_max", p.abs().amax(1))
         fed.observe("relationships", p)
         return replace(
             s,
-            cores=s.cores.index_copy(0, S, fed.collect(done["core"], S)),
+            cores=put(s.cores, S, fed.collect(done["core"], S)),
             p=p,
-            personal=s.personal.index_copy(0, S, personal_S),
+            personal=put(s.personal, S, personal_S),
         )
 
     def deployed(self, s: APPLEState) -> Tensor:

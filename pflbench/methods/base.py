@@ -1,10 +1,19 @@
-"""What a method is: state in, state out. The round loop calls init once, then receive and update in every round."""
+"""What a method is: state in, state out. A run, without clocks, checkpoints and the database (`run.loop`, `run.round`):
+
+s = method.init(fed)
+for t in range(1, rounds + 1):
+    S = fed.cohort(t)
+    s = method.receive(fed, s, S)  # server -> clients: download and local initialisation
+    test(method.deployed(s))       # on each client's own test data: the accuracy after round t - 1
+    s = method.update(fed, s, S)   # local training, upload, aggregation
+test(method.deployed(method.receive(fed, s, fed.cohort(rounds + 1))))
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as _dataclass
@@ -27,6 +36,14 @@ def method(cls: type) -> Any:
 def hyper(default: Any, help: str, *, search: tuple[Any, ...] = (), **limits: Any) -> Any:
     """A hyperparameter: its default, what it is, the paper's search range, and limits (gt, ge, lt, le)."""
     return Field(default, description=help, json_schema_extra={"search": list(search)}, **limits)
+
+
+Aggregation = Literal["weighted", "uniform"]
+
+
+def aggregated(default: Aggregation) -> Any:
+    """The hyperparameter `aggregation` of methods for which both means are in use, for `fed.mean`."""
+    return hyper(default, "mean over the cohort by sample count, or uniform")
 
 
 class Method(ABC):

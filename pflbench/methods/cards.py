@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from importlib.util import find_spec, resolve_name
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,12 @@ def read(place: str) -> Card:
 
 
 def _lineage(module: str, name: str) -> list[ast.ClassDef]:
-    """A class and those that it inherits from, the nearest first; of other packages than its own and pflbench none."""
+    """A class and those that it inherits from, the nearest first; of other packages none."""
+    if not module.startswith("pflbench."):
+        return []
     classes, elsewhere = _parsed(module)
     if name not in classes:
-        there = elsewhere.get(name, ("", ""))
-        return _lineage(*there) if there[0].split(".")[0] in ("pflbench", module.split(".")[0]) else []
+        return _lineage(elsewhere[name], name) if name in elsewhere else []
     found = [classes[name]]
     for base in classes[name].bases:
         found += _lineage(module, ast.unparse(base))
@@ -77,8 +78,8 @@ def _lineage(module: str, name: str) -> list[ast.ClassDef]:
 
 
 @cache
-def _parsed(module: str) -> tuple[dict[str, ast.ClassDef], dict[str, tuple[str, str]]]:
-    """A module's classes by name, and the module and name of what it imports from others."""
+def _parsed(module: str) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
+    """A module's classes by name, and the modules from which it imports other names."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"{module} is named as the place of a method, and is not there")
@@ -87,12 +88,7 @@ def _parsed(module: str) -> tuple[dict[str, ast.ClassDef], dict[str, tuple[str, 
         body = ast.parse(_FUNCTION.sub(r"\1def _(): ...\n", text)).body
     except SyntaxError:  # a string with lines like those of a function
         body = ast.parse(text).body
-    elsewhere = {
-        alias.asname or alias.name: (resolve_name("." * node.level + (node.module or ""), spec.parent), alias.name)
-        for node in body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    elsewhere = {name.name: str(node.module) for node in body if isinstance(node, ast.ImportFrom) for name in node.names}
     return {node.name: node for node in body if isinstance(node, ast.ClassDef)}, elsewhere
 
 
@@ -104,7 +100,7 @@ def _attributes(cls: ast.ClassDef) -> list[tuple[str, ast.expr]]:
 
 
 def _is_hyper(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] == "hyper"
+    return isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in ("hyper", "aggregated")
 
 
 class _FirstArgument(ast.NodeTransformer):

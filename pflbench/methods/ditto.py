@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.methods.base import hyper, method
+from pflbench.engine.flat import put
+from pflbench.methods.base import Aggregation, aggregated, hyper, method
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedprox import proximal
 
@@ -34,7 +34,7 @@ class Ditto(FedAvg):
     lam: float = hyper(0.1, "lambda, weight of (lambda / 2) |v - Theta|^2", ge=0, search=(0.0001, 0.001, 0.01, 0.1, 1, 10))
     personal_epochs: int = hyper(2, "s, epochs of the personal branch", ge=1, search=tuple(range(1, 11)))
     # The authors' own code averages uniformly; the FedALA paper's protocol weights by sample count.
-    aggregation: Literal["weighted", "uniform"] = hyper("weighted", "mean over the cohort by sample count, or uniform")
+    aggregation: Aggregation = aggregated("weighted")
 
     def init(self, fed: Federation) -> DittoState:
         return DittoState(**vars(super().init(fed)), v=fed.everyone(fed.initial()))
@@ -43,7 +43,7 @@ class Ditto(FedAvg):
         centre = fed.rows(s.start, S)
         v_S = fed.sgd(s.v[S], S, epochs=self.personal_epochs, slot="personal", correct=proximal, anchor=centre, strength=self.lam)
         w_S = fed.collect(self.train(fed, s, S), S)
-        return replace(s, w=fed.mean(w_S, S, self.aggregation), v=s.v.index_copy(0, S, v_S))
+        return replace(s, w=fed.mean(w_S, S, self.aggregation), v=put(s.v, S, v_S))
 
     def deployed(self, s: DittoState) -> Tensor:
         return s.v

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put
 from pflbench.errors import UserError
 from pflbench.methods.attention import mixed, squared_distances
 from pflbench.methods.base import Method, hyper, method
@@ -35,6 +36,7 @@ class MessagePassing(Method):
     venue = "AAAI 2021"
     category = "personalized FL: personalized aggregation"
     meets = True
+    ala_decides: ClassVar[Mapping[str, Any]] = {"start": "cloud"}
     shared_slots = ()  # a client's BatchNorm buffers belong to its personal model, which no other client gets
 
     alpha_k: float = hyper(1000.0, "step size of the server on the attention term", gt=0, search=(10000, 1000, 100, 10, 1, 0.1))
@@ -84,11 +86,11 @@ class MessagePassing(Method):
         # Nothing has been uploaded before round 1: every cloud model is Theta^0.
         u_S = fed.send(s.w[S], S) if fed.t == 1 else self.clouds(fed, s, S)
         start = fed.load(u_S, S, others=s.w) if self.start == "cloud" else s.w
-        return AMPState(w=s.w, u=s.u.index_copy(0, S, u_S), start=start)
+        return AMPState(w=s.w, u=put(s.u, S, u_S), start=start)
 
     def update(self, fed: Federation, s: AMPState, S: Tensor) -> AMPState:
         w_S = fed.sgd(s.start[S], S, correct=proximal, anchor=s.u[S], strength=self.lam / self.step_size(fed.t))
-        w = s.w.index_copy(0, S, fed.collect(w_S, S))
+        w = put(s.w, S, fed.collect(w_S, S))
         return replace(s, w=w, start=w)
 
     def clouds(self, fed: Federation, s: AMPState, S: Tensor) -> Tensor:

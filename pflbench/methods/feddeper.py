@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import less
+from pflbench.engine.flat import less, put
 from pflbench.engine.requests import Given, Grad
-from pflbench.methods.base import Method, hyper, method
+from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class FedDeper(Method):
     # The values of the authors' experiments are not known.
     rho: float = hyper(0.01, "penalty that keeps y away from v", ge=0, lt=1, search=(0.001, 0.003, 0.01, 0.03, 0.1))
     lam: float = hyper(0.5, "lambda, mixing rate: v begins the next round as (1 - lambda) v + lambda y", ge=0.5, le=1)
-    aggregation: Literal["uniform", "weighted"] = hyper("uniform", "mean over the cohort, uniform or by sample count")
+    aggregation: Aggregation = aggregated("uniform")
 
     def init(self, fed: Federation) -> FedDeperState:
         return FedDeperState(x=fed.initial(), v=fed.everyone(fed.initial()))
@@ -62,7 +61,7 @@ class FedDeper(Method):
         done = fed.train_by(step, y_S, S, carry={"y": y_S, "v": s.v[S]}, given=given, plan=plan, slots=("model", "personal"))
         v_S = (1 - self.lam) * done["v"] + self.lam * done["y"]
         change = fed.collect(done["y"] - s.x, S)
-        return FedDeperState(x=s.x + fed.mean(change, S, self.aggregation), v=s.v.index_copy(0, S, v_S))
+        return FedDeperState(x=s.x + fed.mean(change, S, self.aggregation), v=put(s.v, S, v_S))
 
     def deployed(self, s: FedDeperState) -> Tensor:
         return s.x

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put
 from pflbench.methods.attention import distances
 from pflbench.methods.base import Method, hyper, method
 from pflbench.spec import RunSpec, Value
@@ -71,7 +72,7 @@ class FedFomo(Method):
         raw_S = self.worth(fed, s, S, candidates)
         weights = fomo_weights(raw_S, S.unsqueeze(1) == torch.arange(fed.size, device=fed.device))
         fed.observe("fomo_weights", weights.new_full((fed.size, fed.size), torch.nan).index_copy(0, S, weights))
-        return replace(s, start=s.start.index_copy(0, S, weights @ s.theta), raw=s.raw.index_copy(0, S, raw_S))
+        return replace(s, start=put(s.start, S, weights @ s.theta), raw=put(s.raw, S, raw_S))
 
     def update(self, fed: Federation, s: FedFomoState, S: Tensor) -> FedFomoState:
         training = [self.split(fed.train_indices[client])[0] for client in S.tolist()]
@@ -79,7 +80,7 @@ class FedFomo(Method):
         theta_S = fed.collect(theta_S, S, scalars=self.received(s))
         return replace(
             s,
-            theta=s.theta.index_copy(0, S, theta_S),
+            theta=put(s.theta, S, theta_S),
             P=s.P.index_add(0, S, s.raw[S]),
             uploaded=s.uploaded.index_fill(0, S, True),
         )

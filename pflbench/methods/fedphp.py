@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put
 from pflbench.engine.requests import Loss, Output
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedavg import FedAvg
@@ -80,11 +81,11 @@ class FedPHP(FedAvg):
         reference = s.p[S] if self.variant == "paper" else fed.rows(s.w, S)
         objective = partial(with_mmd, lam=self.lam, kernel=self.kernel)
         w_S = fed.sgd(fed.rows(s.start, S), S, objective=objective, references=(reference,))
-        after = replace(s, w=fed.mean(fed.collect(w_S, S), S), z=s.z.index_copy(0, S, s.z[S] + 1))
+        after = replace(s, w=fed.mean(fed.collect(w_S, S), S), z=put(s.z, S, s.z[S] + 1))
         if self.variant == "fedala2022":
-            return replace(after, start=s.start.index_copy(0, S, w_S))
+            return replace(after, start=put(s.start, S, w_S))
         mu_t = self._memory(fed, s.z[S]).unsqueeze(1)
-        return replace(after, p=s.p.index_copy(0, S, mu_t * s.p[S] + (1 - mu_t) * w_S))
+        return replace(after, p=put(s.p, S, mu_t * s.p[S] + (1 - mu_t) * w_S))
 
     def _memory(self, fed: Federation, z: Tensor) -> Tensor:
         """mu_t: grows with each participation, from 0 to mu at the expected number of participations."""

@@ -6,14 +6,14 @@ Collins, Hassani, Mokhtari, Shakkottai; ICML 2021, Algorithm 1; methods.md 1.6.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put
 from pflbench.errors import UserError
-from pflbench.methods.base import Method, hyper, method
+from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FedRep(Method):
     tau: int = hyper(5, "epochs of training the head, before those of the representation", ge=1, search=tuple(range(1, 11)))
 
     # Algorithm 1 averages uniformly; the authors' own code and the FedALA paper's protocol weight by sample count.
-    aggregation: Literal["weighted", "uniform"] = hyper("weighted", "mean over the cohort by sample count, or uniform")
+    aggregation: Aggregation = aggregated("weighted")
 
     def shared(self, fed: Federation) -> slice:
         return slice(0, fed.flat.head.start)
@@ -48,14 +48,14 @@ class FedRep(Method):
 
     def receive(self, fed: Federation, s: FedRepState, S: Tensor) -> FedRepState:
         phi = fed.load(fed.send(s.phi, S), S, rest=s.theta[S, fed.flat.head])
-        return replace(s, theta=s.theta.index_copy(0, S, torch.cat([fed.rows(phi, S), s.theta[S, fed.flat.head]], dim=1)))
+        return replace(s, theta=put(s.theta, S, torch.cat([fed.rows(phi, S), s.theta[S, fed.flat.head]], dim=1)))
 
     def update(self, fed: Federation, s: FedRepState, S: Tensor) -> FedRepState:
         base = self.shared(fed)
         theta_S = fed.sgd(s.theta[S], S, columns=fed.flat.head, plan=fed.batches(S, self.tau, purpose="batches/head"))
         theta_S = fed.sgd(theta_S, S, columns=base)
         phi = fed.mean(fed.collect(theta_S[:, base], S), S, self.aggregation)
-        return FedRepState(phi, s.theta.index_copy(0, S, theta_S))
+        return FedRepState(phi, put(s.theta, S, theta_S))
 
     def deployed(self, s: FedRepState) -> Tensor:
         return s.theta

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put
 from pflbench.methods.ala import WINDOW
 from pflbench.methods.base import hyper, method
 from pflbench.methods.fedavg import FedAvg
@@ -57,7 +58,7 @@ class FedAvgC(FedAvg):
     def receive(self, fed: Federation, s: FineTunedState, S: Tensor) -> FineTunedState:
         fed.send(s.w, S)
         tune = self._for_epochs if self.finetune_stop == "epochs" else self._until_converged
-        return replace(s, theta=s.theta.index_copy(0, S, tune(fed, s, S)))
+        return replace(s, theta=put(s.theta, S, tune(fed, s, S)))
 
     def train(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
         if not self.finetune_affects_upload:

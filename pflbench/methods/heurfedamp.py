@@ -27,7 +27,6 @@ class HeurFedAMP(MessagePassing):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "heurfedamp2021": {"alpha_k": 10_000.0, "alpha_decay": 0.1, "alpha_every": 30, "sigma": 25.0}
     }
-    ala_decides: ClassVar[Mapping[str, Any]] = {"start": "cloud"}
 
     # With FedAMP's alpha_k the pull to a cloud model that is not started from is nothing: HeurFedAMP would be Local.
     start: Literal["own", "cloud"] = hyper("cloud", "local training starts from the client's own model, or from its cloud model")

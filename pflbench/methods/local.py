@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put
 from pflbench.methods.base import Method, method
 
 
@@ -34,7 +35,7 @@ class Local(Method):
         return s
 
     def update(self, fed: Federation, s: LocalState, S: Tensor) -> LocalState:
-        return replace(s, theta=s.theta.index_copy(0, S, fed.sgd(s.theta[S], S)))
+        return replace(s, theta=put(s.theta, S, fed.sgd(s.theta[S], S)))
 
     def deployed(self, s: LocalState) -> Tensor:
         return s.theta

@@ -18,7 +18,7 @@ from torch import Tensor
 from pflbench.engine import rng
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat, less
+from pflbench.engine.flat import Flat, less, put
 from pflbench.engine.requests import Argument, Grad
 from pflbench.methods.base import Method, hyper, method
 
@@ -146,7 +146,7 @@ class PartialFed(Method):
         else:
             theta_S, learned = self._alternate(fed, s, S)
         w = fed.mean(fed.collect(theta_S, S), S)
-        return replace(learned, w=w, theta=s.theta.index_copy(0, S, theta_S))
+        return replace(learned, w=w, theta=put(s.theta, S, theta_S))
 
     def deployed(self, s: PartialFedState) -> Tensor:
         return s.theta
@@ -176,9 +176,9 @@ class PartialFed(Method):
         }
         carry, each = {"theta": theta_S, **strategy}, {"noise": noise[:, 1:], "learn": learn[..., None, None]}
         done = fed.train_by(partial(step, sizes=sizes), theta_S, S, carry=carry, given=given, each=each, plan=plan)
-        learned = Strategy(**{name: old.index_copy(0, S, done[name]) for name, old in vars(s.strategy).items()})
+        learned = Strategy(**{name: put(old, S, done[name]) for name, old in vars(s.strategy).items()})
         fed.observe("strategies", torch.softmax(learned.a, -1))
-        return done["theta"], replace(s, strategy=learned, position=s.position.index_copy(0, S, position))
+        return done["theta"], replace(s, strategy=learned, position=put(s.position, S, position))
 
     def _schedule(self, fed: Federation, plan: Plan, position: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each batch trains the strategy [c, steps], and each client's position in the cycle afterwards [c]."""

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import less
+from pflbench.engine.flat import less, put
 from pflbench.engine.requests import Argument, Grad
-from pflbench.methods.base import hyper, method
+from pflbench.methods.base import Aggregation, aggregated, hyper, method
 from pflbench.methods.fedavg import FedAvg
 from pflbench.spec import RunSpec, TrainSpec, Value
 
@@ -69,7 +69,7 @@ class PerFedAvg(FedAvg):
     delta: float = hyper(0.001, "HF: step of the finite difference, in gradients", gt=0)
     # The reference walks the data twice, so that there are as many meta-steps as FedAvg has steps; FL-bench once.
     passes: int = hyper(2, "passes over the data per local epoch, each in chunks of 2 batches (HF: 3)", ge=1)
-    aggregation: Literal["weighted", "uniform"] = hyper("weighted", "mean over the cohort by sample count, or uniform")
+    aggregation: Aggregation = aggregated("weighted")
     adapt_on: Literal["train", "test2022"] = hyper("train", "tested after a step on a train batch, or after two on test batches")
 
     def check(self, train: TrainSpec) -> Iterator[str]:
@@ -81,11 +81,11 @@ class PerFedAvg(FedAvg):
 
     def receive(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> PerFedAvgState:
         start = fed.load(fed.send(s.w, S), S)
-        return replace(s, start=start, adapted=s.adapted.index_copy(0, S, self._adapt(fed, fed.rows(start, S), S)))
+        return replace(s, start=start, adapted=put(s.adapted, S, self._adapt(fed, fed.rows(start, S), S)))
 
     def update(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> PerFedAvgState:
         w_S = fed.collect(self.train(fed, s, S), S)
-        return replace(s, w=fed.mean(w_S, S) if self.aggregation == "weighted" else w_S.mean(0))
+        return replace(s, w=fed.mean(w_S, S, self.aggregation))
 
     def train(self, fed: Federation, s: PerFedAvgState, S: Tensor) -> Tensor:
         """The meta-steps."""

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put
 from pflbench.engine.requests import Argument, Grad
 from pflbench.errors import UserError
-from pflbench.methods.base import hyper, method
+from pflbench.methods.base import Aggregation, aggregated, hyper, method
 from pflbench.methods.fedavg import FedAvg
 from pflbench.spec import TrainSpec
 
@@ -64,7 +65,7 @@ class PFedMe(FedAvg):
     # In the authors' code and in PFLlib theta_i shares its memory with the model that w_i then overwrites: PFLlib so tested w_i.
     evaluate: Literal["theta", "w"] = hyper("theta", "the personal model: theta_i, or w_i as PFLlib tested in 2022")
     # Algorithm 1 averages uniformly; the FedALA paper's protocol weights by sample count.
-    aggregation: Literal["weighted", "uniform"] = hyper("weighted", "mean over the cohort by sample count, or uniform")
+    aggregation: Aggregation = aggregated("weighted")
 
     def check(self, train: TrainSpec) -> Iterator[str]:
         step = train.lr * self.lam
@@ -89,7 +90,7 @@ class PFedMe(FedAvg):
         return replace(
             s,
             w=(1 - self.beta) * s.w + self.beta * mean,
-            personal=s.personal.index_copy(0, S, done[self.evaluate]),
+            personal=put(s.personal, S, done[self.evaluate]),
         )
 
     def deployed(self, s: PFedMeState) -> Tensor:

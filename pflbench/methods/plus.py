@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from pflbench.engine.flat import put
 from pflbench.errors import UserError
 from pflbench.methods.ala import ALA, AlaState
 from pflbench.methods.base import Method
@@ -77,7 +78,7 @@ class PlusALA(Method):
     def update(self, fed: Federation, s: PlusState, S: Tensor) -> PlusState:
         listening = fed.initialising(_Initialisation(self.ala, s.local, s.ala).unchanged)
         base = self.base.update(listening, s.base, S)
-        return PlusState(base, s.local.index_copy(0, S, listening.uploads[0]), s.ala.after_training(S))
+        return PlusState(base, put(s.local, S, listening.uploads[0]), s.ala.after_training(S))
 
     def deployed(self, s: PlusState) -> Tensor:
         return self.base.deployed(s.base)
@@ -101,7 +102,7 @@ class _Initialisation:
             self.happened = True
             rows = fed.rows(received, S) if received.dim() == 1 else received
             hat_S, self.state = self.ala.initialise(fed, self.state, S, rows, self.local[S], rest)
-            self.local = self.local.index_copy(0, S, hat_S)
+            self.local = put(self.local, S, hat_S)
             return self.local
 
         return load

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError, unknown
-from pflbench.models import outside
+from pflbench.plugins import installed
+from pflbench.plugins import models as plugins
 from pflbench.spec import OwnModel
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Entry:
 
 def names() -> list[str]:
     """All models that have a name: built-in ones, then those of installed packages."""
-    return [*MODELS, *(one.name for one in outside.packaged())]
+    return [*MODELS, *(one.name for one in installed("model"))]
 
 
 def find(text: str) -> tuple[str, OwnModel | None]:
@@ -46,8 +47,8 @@ def find(text: str) -> tuple[str, OwnModel | None]:
 
     text: a name, or `FILE.py:NAME`. Raises UserError for what is no model.
     """
-    found = outside.find(text, MODELS)
-    return (text, None) if found is None else (found.name, found.source)
+    found = plugins.find(text, MODELS)
+    return (text, None) if found is None else (found.name, plugins.source(found))
 
 
 def title(name: str) -> str:
@@ -64,15 +65,15 @@ def learning_rate(name: str) -> float:
 
 def record(name: str, own: OwnModel | None) -> dict[str, str]:
     """Where a model's code comes from, to be stored with a run; empty for built-in ones, which the commit describes."""
-    return {} if own is None else outside.load(name, own).record()
+    return {} if own is None else plugins.record(plugins.load(name, own))
 
 
 def facts(name: str, own: OwnModel | None) -> dict[str, str]:
     """What is said of a model: `description`, `from`, and the SHA-256 of its code where it is not built in."""
     if own is None:
         return {"description": MODELS[name].description, "from": "pflbench"}
-    code = outside.load(name, own)
-    described = " ".join(inspect.cleandoc(getattr(code.make, "__doc__", None) or "").split("\n\n")[0].split())
+    code = plugins.load(name, own)
+    described = " ".join(inspect.cleandoc(getattr(code.value, "__doc__", None) or "").split("\n\n")[0].split())
     return {"description": described, "from": code.place, "sha256": own.content}
 
 
@@ -83,9 +84,9 @@ def build(name: str, input_shape: Shape, classes: int, vocabulary: int | None = 
     a model that is not built in. Raises UserError if there is no such model or it does not fit the data.
     """
     if own is not None:
-        from pflbench.models.own import build as built
+        from pflbench.plugins.modules import build as built
 
-        return built(outside.load(name, own), input_shape, classes, vocabulary)
+        return built(plugins.load(name, own), input_shape, classes, vocabulary)
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     if needs := MODELS[name].needs(input_shape, vocabulary):
@@ -113,77 +114,38 @@ def _numbers(shape: Shape, vocabulary: int | None) -> str:
     return "" if vocabulary is None else "images or other numbers"
 
 
+RESNET20 = ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1")
 MODELS: dict[str, Entry] = {
     "cnn": Entry(
-        "4-layer CNN",
-        "4-layer CNN (2 convolutions, 2 linear layers)",
-        0.005,
-        ("output", "fc", "conv_2", "conv_1"),
-        _images,
-        "cnn",
-        lambda module, shape, classes, _: module.CNN(shape, classes),
+        "4-layer CNN", "4-layer CNN (2 convolutions, 2 linear layers)", 0.005, ("output", "fc", "conv_2", "conv_1"), _images,
+        "cnn", lambda module, shape, classes, _: module.CNN(shape, classes),
     ),
     "cnn2": Entry(
-        "2Conv+2Linear",
-        "2 convolutions, 2 linear layers, made for EMNIST",
-        0.1,
-        ("output", "fc", "conv_2", "conv_1"),
-        _images,
-        "cnn",
-        lambda module, shape, classes, _: module.EmnistCNN(shape, classes),
+        "2Conv+2Linear", "2 convolutions, 2 linear layers, made for EMNIST", 0.1, ("output", "fc", "conv_2", "conv_1"), _images,
+        "cnn", lambda module, shape, classes, _: module.EmnistCNN(shape, classes),
     ),
     "resnet18": Entry(
-        "ResNet-18",
-        "ResNet-18 with batch normalisation",
-        0.1,
-        ("fc", "conv5_x", "conv4_x", "conv3_x", "conv2_x", "conv1"),
-        _colour,
-        "resnet",
-        lambda module, shape, classes, _: module.ResNet18(classes),
+        "ResNet-18", "ResNet-18 with batch normalisation", 0.1, ("fc", "conv5_x", "conv4_x", "conv3_x", "conv2_x", "conv1"),
+        _colour, "resnet", lambda module, shape, classes, _: module.ResNet18(classes),
     ),
     "resnet20": Entry(
-        "ResNet-20",
-        "ResNet-20 with batch normalisation, made for CIFAR",
-        0.05,
-        ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
-        _images,
-        "resnet20",
-        lambda module, shape, classes, _: module.ResNet20(shape[0], classes),
+        "ResNet-20", "ResNet-20 with batch normalisation, made for CIFAR", 0.05, RESNET20, _images,
+        "resnet20", lambda module, shape, classes, _: module.ResNet20(shape[0], classes),
     ),
     "resnet20-gn": Entry(
-        "ResNet-20 (GN)",
-        "ResNet-20 with group normalisation",
-        0.05,
-        ("fc", "conv4_x", "conv3_x", "conv2_x", "conv1"),
-        _images,
-        "resnet20",
-        lambda module, shape, classes, _: module.ResNet20(shape[0], classes, module.group_norm),
+        "ResNet-20 (GN)", "ResNet-20 with group normalisation", 0.05, RESNET20, _images,
+        "resnet20", lambda module, shape, classes, _: module.ResNet20(shape[0], classes, module.group_norm),
     ),
     "fasttext": Entry(
-        "fastText",
-        "fastText: mean embedding, 2 linear layers",
-        0.1,
-        ("output", "hidden", "embedding"),
-        _texts,
-        "fasttext",
-        lambda module, shape, classes, vocabulary: module.FastText(vocabulary, classes),
+        "fastText", "fastText: mean embedding, 2 linear layers", 0.1, ("output", "hidden", "embedding"), _texts,
+        "fasttext", lambda module, shape, classes, vocabulary: module.FastText(vocabulary, classes),
     ),
     "logreg": Entry(
-        "logistic regression",
-        "logistic regression",
-        0.1,
-        ("output",),
-        _numbers,
-        "dense",
-        lambda module, shape, classes, _: module.LogisticRegression(shape, classes),
+        "logistic regression", "logistic regression", 0.1, ("output",), _numbers,
+        "dense", lambda module, shape, classes, _: module.LogisticRegression(shape, classes),
     ),
     "mlp": Entry(
-        "MLP",
-        "multilayer perceptron with one hidden layer of 64 units",
-        0.1,
-        ("output", "hidden"),
-        _numbers,
-        "dense",
-        lambda module, shape, classes, _: module.MLP(shape, classes),
+        "MLP", "multilayer perceptron with one hidden layer of 64 units", 0.1, ("output", "hidden"), _numbers,
+        "dense", lambda module, shape, classes, _: module.MLP(shape, classes),
     ),
-}
+}  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from pflbench.models import Shape, build
-from pflbench.models.own import plain_name
+from pflbench.plugins.modules import plain_name
 from pflbench.spec import OwnModel
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pflbench import zips
 from pflbench.errors import UserError, require_regular
 from pflbench.partition import pickled
 from pflbench.partition.core import Partition
@@ -120,11 +120,11 @@ def _content(path: Path, clients: int) -> str:
     digest = hashlib.sha256()
     for file in _files(path, clients):
         try:
-            with zips.opened(file) as archive:
+            with zipfile.ZipFile(file) as archive:
                 entries = [(e.filename, e.file_size, e.CRC) for e in archive.infolist()]
         except FileNotFoundError:
             raise UserError(f"{file} is missing.", f"{path / 'config.json'} promises {clients} clients.") from None
-        except zips.DAMAGED as error:
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise UserError(f"{file} is damaged or not a file of PFLlib.", "Copy it again.") from error
         digest.update(repr((file.parent.name, file.name, entries)).encode())
     return digest.hexdigest()
@@ -138,12 +138,12 @@ def _classes_per_client(config: dict[str, Any]) -> int | None:
 
 def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
     data = pickled.read(file)
-    if _is_text(data.get("x")):
+    x, y = _array(data.get("x")), _array(data.get("y"))
+    if x.dtype.kind in "OU" and x.size and x.flat[0] is not None:
         raise UserError(
             f"{file} holds texts as lists of objects: PFLlib's text folders are not supported.",
             "Give the texts themselves: -d agnews, or -d csv:PATH; -p dirichlet and pathological give PFLlib's clients.",
         )
-    x, y = _array(data.get("x")), _array(data.get("y"))
     if x.shape[:1] == y.shape == (0,):
         return x, y.astype(np.int64)
     if x.dtype.kind not in "biuf" or y.dtype.kind not in "iu" or y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
@@ -161,14 +161,6 @@ def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
             f"{file}: the data hold NaN or infinity.", "Remove or replace these values, and generate the folder again."
         )
     return x, y.astype(np.int64)
-
-
-def _is_text(x: Any) -> bool:
-    """Whether samples are what PFLlib makes of texts: pairs of token ids and their number in an array of objects, or strings."""
-    if not isinstance(x, list) or not x:
-        return False
-    pairs = all(isinstance(ids, list) for ids in x[0::2]) and all(isinstance(number, int | np.integer) for number in x[1::2])
-    return pairs or isinstance(x[0], str)
 
 
 def _array(value: Any) -> NDArray[Any]:

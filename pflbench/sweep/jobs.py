@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from sqlalchemy import Engine
 
 from pflbench.errors import Diverged, Occupied, Unreachable, UserError, Vanished
-from pflbench.methods.outside import plugged_in
+from pflbench.plugins.methods import plugged_in
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.spec import RunSpec

@@ -1,4 +1,4 @@
-"""Downloads from a server of our own: resumed, retried, checked; through torchvision's downloader too."""
+"""Downloads from a server of our own: checked, and whole or not there."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 @dataclass
 class Server:
-    """Files by path. `answers` are taken one per request before the honest ones: a status, or after how many bytes to hang up."""
+    """Files by path. cut: after so many bytes it hangs up."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
-    answers: list[tuple[str, int]] = field(default_factory=list)
-    ranges: bool = True
-    requests: list[tuple[str, str | None]] = field(default_factory=list)
+    cut: int | None = None
+    requests: list[str] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -45,22 +44,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
             self.do_GET()
 
         def do_GET(self) -> None:
-            wanted = self.headers.get("Range")
-            state.requests.append((self.path, wanted))
-            kind, number = state.answers.pop(0) if state.answers else ("whole", 0)
             content = state.files.get(self.path)
-            if kind == "status" or content is None:
-                self.send_error(number or 404)
+            if content is None:
+                self.send_error(404)
                 return
-            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.ranges else 0
-            if start >= len(content):
-                self.send_error(416)
-                return
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(content) - start))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(content[start:] if kind == "whole" else content[start : start + number])
+                state.requests.append(self.path)
+                self.wfile.write(content[: state.cut])
 
         def log_message(self, *_: object) -> None:
             pass
@@ -71,78 +64,37 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         state.url = f"http://127.0.0.1:{httpd.server_port}"
         for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.delenv(proxy, raising=False)
-        monkeypatch.setattr(fetch, "PAUSE", 0.001)
         yield state
         httpd.shutdown()
         thread.join()
 
 
-def get(server: Server, tmp_path: Path, checksum: str = MD5, progress: data.Progress | None = None) -> Path:
-    fetch.fetch(f"{server.url}/f.bin", tmp_path / "new" / "f.bin", checksum, progress)
-    return tmp_path / "new" / "f.bin"
-
-
-def test_a_file_arrives_with_progress(server: Server, tmp_path: Path) -> None:
-    server.files["/f.bin"] = CONTENT
-    calls: list[tuple[str, int, int]] = []
-    target = get(server, tmp_path, progress=lambda *call: calls.append(call))
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("", ""),
+        ("cut off", "could not be downloaded: .*(corrupted|retrieval incomplete)"),
+        ("other bytes", "could not be downloaded: .*corrupted"),
+        ("refused", "could not be downloaded: .*404"),
+        ("no folder", "cannot be written"),
+    ],
+)
+def test_a_file_is_put_in_place_whole_or_not_at_all(fault: str, told: str, server: Server, tmp_path: Path) -> None:
+    server.files["/f.bin"] = CONTENT[:-1] + b"?" if fault == "other bytes" else CONTENT
+    server.cut = 1000 if fault == "cut off" else None
+    if fault == "refused":
+        server.files.clear()
+    if fault == "no folder":
+        (tmp_path / "new").write_text("a file is in the way")
+    target = tmp_path / "new" / "f.bin"
+    if fault:
+        with pytest.raises(UserError, match=told):
+            fetch.fetch(f"{server.url}/f.bin", target, MD5)
+        assert fault == "no folder" or list((tmp_path / "new").iterdir()) == []
+        return
+    fetch.fetch(f"{server.url}/f.bin", target, MD5)
     assert target.read_bytes() == CONTENT
-    assert calls[-1] == ("downloading f.bin", len(CONTENT), len(CONTENT))
-    assert [p.name for p in target.parent.iterdir()] == ["f.bin"]
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_connection_is_resumed_or_begun_anew(ranges: bool, server: Server, tmp_path: Path) -> None:
-    server.files["/f.bin"] = CONTENT
-    server.ranges = ranges
-    server.answers = [("cut", 100_000), ("status", 503), ("cut", 50_000 if ranges else 150_000)]
-    assert get(server, tmp_path).read_bytes() == CONTENT
-    assert [wanted for _, wanted in server.requests] == [None, "bytes=100000-", "bytes=100000-", "bytes=150000-"]
-
-
-def test_a_later_command_goes_on_where_the_first_gave_up(server: Server, tmp_path: Path) -> None:
-    server.files["/f.bin"] = CONTENT
-    server.answers = [("cut", 1000)] * fetch.ATTEMPTS
-    with pytest.raises(UserError, match="connection ended after 5,000 of 1,024,000 bytes") as e:
-        get(server, tmp_path)
-    assert "run the command again" in e.value.hint
-    assert not (tmp_path / "new" / "f.bin").exists()
-    assert get(server, tmp_path).read_bytes() == CONTENT
-    assert server.requests[-1] == ("/f.bin", "bytes=5000-")
-
-
-@pytest.mark.parametrize("leftover", [b"of another file", CONTENT, CONTENT + b"too much"])
-def test_a_leftover_part_is_completed_or_replaced(leftover: bytes, server: Server, tmp_path: Path) -> None:
-    server.files["/f.bin"] = CONTENT
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "f.bin.part").write_bytes(leftover)
-    assert get(server, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_wrong_checksum_is_never_put_in_place(server: Server, tmp_path: Path) -> None:
-    server.files["/f.bin"] = CONTENT[:-1] + b"?"
-    with pytest.raises(UserError, match=f"f.bin from .* is corrupt: its MD5 is .*, expected {MD5}"):
-        get(server, tmp_path)
-    assert list((tmp_path / "new").iterdir()) == []
-
-
-def test_a_refusal_is_told_at_once(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the server answered 404"):
-        get(server, tmp_path)
-    assert len(server.requests) == 1
-
-
-def test_no_server_at_all(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"could not be downloaded: .*refused"):
-        fetch.fetch("http://127.0.0.1:9/f.bin", tmp_path / "f.bin", MD5)
-
-
-def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
-    server.files["/f.bin"] = CONTENT
-    (tmp_path / "new").write_text("a file is in the way")
-    with pytest.raises(UserError, match="cannot be written") as e:
-        get(server, tmp_path)
-    assert "--data-dir" in e.value.hint
+    assert list((tmp_path / "new").iterdir()) == [target]
 
 
 def test_agnews_fetches_only_what_is_not_whole(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +107,7 @@ def test_agnews_fetches_only_what_is_not_whole(server: Server, tmp_path: Path, m
     (folder / "test.csv").write_bytes(files["test.csv"])
     (folder / "train.csv").write_bytes(b"cut off")
     data.download("agnews", tmp_path)
-    assert [path for path, _ in server.requests] == ["/train.csv"]
+    assert set(server.requests) == {"/train.csv"}
     assert {f.state for f in data.verify("agnews", tmp_path)} == {"ok"}
     assert data.load(data.parse("agnews", tmp_path), tmp_path).y.tolist() == [0, 1]
 
@@ -171,14 +123,14 @@ def test_tiny_is_checked_and_used_as_the_zip_it_is(server: Server, tmp_path: Pat
             file.writestr(f"tiny-imagenet-200/train/{name}/images/{name}_0.JPEG", image.getvalue())
     server.files["/tiny-imagenet-200.zip"] = buffer.getvalue()
     monkeypatch.setattr(tiny, "URL", f"{server.url}/tiny-imagenet-200.zip")
-    with pytest.raises(UserError, match="is corrupt"):
+    with pytest.raises(UserError, match="corrupted"):
         data.download("tiny", tmp_path)
     monkeypatch.setattr(tiny, "MD5", hashlib.md5(buffer.getvalue()).hexdigest())
     monkeypatch.setattr(tiny, "CLASSES", 2)
     monkeypatch.setattr(tiny, "PER_CLASS", 1)
     data.download("tiny", tmp_path)
-    data.download("tiny", tmp_path)
-    assert len(server.requests) == 2  # the corrupt one, the good one, and none for what is there
+    server.files.clear()
+    data.download("tiny", tmp_path)  # it is there: the server is not asked
     assert [f.state for f in data.verify("tiny", tmp_path)] == ["ok"]
     assert data.load(data.parse("tiny", tmp_path), tmp_path).x.shape == (2, 3, 4, 4)
 

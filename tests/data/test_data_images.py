@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import struct
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -317,28 +314,9 @@ def test_a_file_is_decoded_only_by_the_formats_of_the_suffixes(tmp_path: Path, m
     assert called == []
 
 
-def test_a_declared_size_is_refused_before_anything_is_decoded(tmp_path: Path) -> None:
-    def declared(w: int, h: int) -> bytes:
-        header = b"IHDR" + struct.pack(">IIBBBBB", w, h, 8, 2, 0, 0, 0)
-        whole = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-        return b"\x89PNG\r\n\x1a\n" + whole + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
-
-    for name in "ab":
-        (tmp_path / "s" / name).mkdir(parents=True)
-        (tmp_path / "s" / name / "0.png").write_bytes(declared(5000, 5000))
-    with pytest.raises(UserError, match="is 5000 x 5000 pixels; at most"):
-        load(tmp_path / "s", tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "endless link", "dangling link"])
-def test_what_is_no_ordinary_file_is_refused_unread(kind: str, tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     put(tmp_path / "s" / "a" / "0.png", pixels(0))
     (tmp_path / "s" / "b").mkdir()
-    odd = tmp_path / "s" / "b" / "0.png"
-    if kind == "pipe":
-        os.mkfifo(odd)
-    else:
-        odd.symlink_to({"device": "/dev/zero", "endless link": "0.png", "dangling link": "nowhere"}[kind])
-    for read in (load, lambda path, root: data.parse(f"folder:{path}", root)):
-        with pytest.raises(UserError, match=r"b/0\.png (is no ordinary file|cannot be read)"):
-            read(tmp_path / "s", tmp_path)
+    (tmp_path / "s" / "b" / "0.png").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"b/0\.png cannot be read"):
+        load(tmp_path / "s", tmp_path)

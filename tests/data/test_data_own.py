@@ -12,9 +12,8 @@ import pytest
 from support.command import Shell, parsed, write
 
 from pflbench import data
-from pflbench.data import own
-from pflbench.engine import memory
 from pflbench.errors import UserError
+from pflbench.plugins import datasets as own
 from pflbench.report import labels
 
 SETS = """
@@ -105,7 +104,6 @@ def test_defaults_follow_the_samples(shell: Shell) -> None:
         ("{'x': np.zeros((8, 3), int), 'y': np.arange(8) % 2, 'vocabulary': 8.5}", "vocabulary is 8.5, no whole number"),
         ("{'x': np.zeros((8, 3), int), 'y': np.arange(8) % 2, 'vocabulary': '9'}", "vocabulary is '9', no whole number"),
         ("{'x': np.full((8, 3), 9), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x has tokens from 9 to 9"),
-        ("{'x': np.zeros((8, 3), int), 'y': np.arange(8) % 2, 'vocabulary': 10**30}", "It has at most 2147483647 words"),
         ("np.broadcast_to(np.float32(1), (8, 10**14)), np.arange(8) % 2", "gives more than the memory holds"),
         ("{'x': np.zeros((8, 3)), 'y': np.arange(8) % 2, 'vocabulary': 9}", "x is float64 with the shape"),
         ("{'x': np.zeros((8, 3), int), 'y': np.arange(7) % 2, 'vocabulary': 9}", "x has 8 samples, y has 7 labels"),
@@ -116,15 +114,6 @@ def test_defaults_follow_the_samples(shell: Shell) -> None:
 def test_what_is_no_data_is_refused(shell: Shell, returned: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         data.parse(function(returned), Path("data"))
-
-
-@pytest.mark.slow
-def test_a_vocabulary_that_no_memory_holds(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "room", lambda *_, **__: 10**9)
-    file = function(f"{{'x': np.zeros((40, 3), int), 'y': np.arange(40) % 2, 'vocabulary': {2**31 - 1}}}")
-    told = shell.refused("run", "-m", "fedavg", "-d", file, "--clients", "2", "--beta", "10")
-    assert f"has {32 * (2**31 - 1) + 32 * 33 + 33 * 2:,} parameters" in told
-    assert "At most 250,000,000 fit" in told
 
 
 def test_numbers_that_nothing_holds(shell: Shell) -> None:
@@ -202,7 +191,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_datasets_of_installed_packages(shell: Shell, package: None) -> None:
-    assert [one.name for one in own.packaged()] == ["blob-set", "mnist"]
+    assert [one.name for one in own.plugins.installed("dataset")] == ["blob-set", "mnist"]
     assert "blob-set" in data.names()
     listed = json.loads(shell("data", "list", "--json").out)
     assert listed["packages"][0] == {"name": "blob-set", "from": "pfl-sets 1.2"}

@@ -1,10 +1,8 @@
-"""Own data from anywhere: what declares more than it holds, numbers that are none, labels that are no class."""
+"""Own data from anywhere: numbers that are none, labels that are no class."""
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,6 @@ X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 Y = np.arange(40) % 2
 
 
-def header(shape: tuple[int, ...], dtype: str) -> bytes:
-    out = io.BytesIO()
-    np.lib.format.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
-    return out.getvalue()
-
-
 def folder(path: Path, x: Any, y: Any, *, tests: bool = True, **config: object) -> Path:
     """As PFLlib writes it, of two clients with the same samples."""
     for side in ("train", "test"):
@@ -36,15 +28,6 @@ def folder(path: Path, x: Any, y: Any, *, tests: bool = True, **config: object) 
             np.savez(path / side / f"{client}.npz", data=np.array(held, dtype=object))
     (path / "config.json").write_text(json.dumps({"num_clients": 2, **config}))
     return path
-
-
-def test_an_npz_that_promises_more_than_it_holds(tmp_path: Path) -> None:
-    """10^12 numbers in a file of 500 bytes; refused before there is memory for them."""
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
-        file.writestr("x.npy", header((10**12, 4), "<f4"))
-        file.writestr("y.npy", header((10**12,), "<i8"))
-    with pytest.raises(UserError, match=r"promises \(1000000000000.*holds 0 bytes"):
-        data.load(data.parse(f"npz:{tmp_path}/a.npz", tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])

@@ -9,7 +9,6 @@ from support.twins import close, setup
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import executor
 from pflbench.engine.batches import Plan
@@ -17,7 +16,6 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import Walked
 from pflbench.engine.samples import Samples
-from pflbench.errors import UserError
 from pflbench.methods.elastic import Elastic, ElasticState, elasticity, measure, squared_norm
 from pflbench.methods.fedavg import FedAvg
 from pflbench.spec import TrainSpec
@@ -197,18 +195,3 @@ def test_sensitivities_do_not_look_at_labels():
     assert np.array_equal(observed(fed, [0, 1, 2, 3]), seen)
     assert (seen >= 0).all()
     assert seen.any()
-
-
-def test_communication_is_three_models():
-    fed, method = federation(join_ratio=0.5).at(1), Elastic()
-    S = fed.cohort(1)
-    method.update(fed, method.receive(fed, method.init(fed), S), S)
-    expected = np.zeros((fed.size, 4), dtype=np.int64)
-    expected[S.numpy(), :2] = 2 * fed.flat.size, fed.flat.size
-    assert np.array_equal(fed.ledger.traffic.by_client(), expected)
-
-
-@pytest.mark.parametrize("wrong", [{"tau": -0.1}, {"mu": 1.1}, {"holdout": 1}, {"eta_s": -1}])
-def test_impossible_values_are_refused(wrong):
-    with pytest.raises(UserError, match="is not possible"):
-        methods.spec("elastic", wrong)

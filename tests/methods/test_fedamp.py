@@ -318,15 +318,6 @@ def test_the_preset_takes_the_previous_cloud():
 
 
 @pytest.mark.parametrize(
-    "wrong", [("fedamp", "sigma", 0), ("fedamp", "alpha_k", 0), ("heurfedamp", "xi_ii", 1.1), ("heurfedamp", "self_term", "own")]
-)
-def test_impossible_values_are_refused(wrong):
-    name, hyperparameter, value = wrong
-    with pytest.raises(UserError):
-        methods.spec(name, {hyperparameter: value})
-
-
-@pytest.mark.parametrize(
     ("method", "scalars"),
     [(FedAMP(), 0), (FedAMP(start="cloud"), 0), (HeurFedAMP(), 0), (FedAMP(self_term="prev_cloud"), 1)],
     ids=["fedamp", "cloud", "heurfedamp", "prev_cloud"],

@@ -5,23 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.twins import close, rows, setup
+from support.twins import close, near, rows, setup
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
-from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import q2, rounds
-from pflbench.errors import UserError
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.feddeper import FedDeper
 from pflbench.methods.local import Local
 
 engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
-
-
-def near(actual, expected):
-    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-8)
 
 
 @engines
@@ -127,18 +121,3 @@ def test_personal_models_are_a_series_of_their_own():
     assert models is state.v
     assert slot == "personal"
     assert method.deployed(state) is state.x
-
-
-def test_communication_is_two_models():
-    fed, method = federation(join_ratio=0.5).at(1), FedDeper()
-    S = fed.cohort(1)
-    method.update(fed, method.receive(fed, method.init(fed), S), S)
-    expected = np.zeros((fed.size, 4), dtype=np.int64)
-    expected[S.numpy(), :2] = fed.flat.size
-    assert np.array_equal(fed.ledger.traffic.by_client(), expected)
-
-
-@pytest.mark.parametrize("wrong", [{"rho": 1}, {"rho": -0.1}, {"lam": 0.4}, {"lam": 1.1}, {"aggregation": "median"}])
-def test_impossible_values_are_refused(wrong):
-    with pytest.raises(UserError, match="is not possible"):
-        methods.spec("feddeper", wrong)

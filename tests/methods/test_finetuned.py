@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import torch
 from support.cases import rest_slow
-from support.twins import close, rows, setup
+from support.twins import close, near, rows, setup
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
-from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import q2, rounds
-from pflbench.errors import UserError
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedprox import FedProx
 from pflbench.methods.finetuned import FedAvgC, FedProxC
@@ -21,10 +19,6 @@ from pflbench.run.evaluation import HEADLINE, evaluate
 
 engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 ROUNDS = 2
-
-
-def near(actual, expected):
-    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=1e-8)
 
 
 @engines
@@ -190,24 +184,8 @@ def test_buffers_that_are_reset_then_see_fine_tuning_and_training():
     assert local.buffers["finetuned"][:, counter].tolist() == [3 * (3 + 1) * 4 + 3 * 4] * 2
 
 
-@pytest.mark.parametrize("name", ["fedavg-c", "fedprox-c"])
-def test_communication(name):
-    fed = federation(join_ratio=0.5).at(1)
-    method, S = methods.load(name)(finetune_epochs=1), fed.cohort(1)
-    method.update(fed, method.receive(fed, method.init(fed), S), S)
-    expected = np.zeros((fed.size, 4), dtype=np.int64)
-    expected[S.numpy(), :2] = fed.flat.size
-    assert np.array_equal(fed.ledger.traffic.by_client(), expected)
-
-
 def test_the_global_model_is_a_series():
     state = train(FedAvgC(finetune_epochs=1), federation())
     models, slot = FedAvgC().series(state)["global"]
     assert models is state.w
     assert slot == "model"
-
-
-@pytest.mark.parametrize("wrong", [{"finetune_epochs": -1}, {"finetune_cap": 0}, {"finetune_stop": "never"}])
-def test_impossible_values_are_refused(wrong):
-    with pytest.raises(UserError, match=rf"fedavg-c\.{next(iter(wrong))} = .* is not possible"):
-        methods.spec("fedavg-c", wrong)

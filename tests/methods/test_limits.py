@@ -200,17 +200,6 @@ def test_a_default_written_out_gives_the_same_run(name):
         assert methods.spec(name, {h.name: str(h.default)}).model_dump_json() == methods.spec(name, {}).model_dump_json()
 
 
-def test_communication_as_in_section_1_18():
-    fed = federation(join_ratio=0.5)
-    for method, per_client in ((Local(), 0), (FedAvg(), 2), (FedProx(), 2), (Ditto(), 2), (FedALA(), 2)):
-        now = fed.at(1)
-        S = now.cohort(1)
-        method.update(now, method.receive(now, method.init(fed), S), S)
-        assert now.ledger.traffic.params_up.sum() + now.ledger.traffic.params_down.sum() == per_client * fed.flat.size * len(S)
-        assert now.ledger.traffic.params_up.sum() == now.ledger.traffic.params_down.sum()
-        assert now.ledger.traffic.scalars_up.sum() == now.ledger.traffic.scalars_down.sum() == 0
-
-
 def test_the_paper_s_hyperparameters():
     values = {
         FedProx: {"mu": 0.001},

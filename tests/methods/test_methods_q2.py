@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.twins import near
 
 from pflbench.contract.toy import EXECUTORS, q2, rounds
 from pflbench.methods.ditto import Ditto
@@ -13,10 +14,6 @@ from pflbench.methods.fedprox import FedProx, proximal
 from pflbench.methods.local import Local
 
 pytestmark = pytest.mark.parametrize("name", EXECUTORS)
-
-
-def near(actual: torch.Tensor, expected, tolerance: float = 1e-8) -> None:
-    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=tolerance)
 
 
 def test_local(name):

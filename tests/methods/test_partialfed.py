@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from support.twins import close, rows, setup
+from support.twins import close, near, rows, setup
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -19,7 +19,6 @@ from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import q2
 from pflbench.engine import rng
 from pflbench.engine.flat import Flat
-from pflbench.errors import UserError
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.local import Local
 from pflbench.methods.partialfed import PartialFed, adam, gumbel, loads, step, unit_sizes
@@ -27,10 +26,6 @@ from pflbench.spec import MethodSpec
 
 engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 NOISE = torch.tensor([[0.3, -0.2], [1.0, -0.5]], dtype=torch.float64)
-
-
-def near(actual, expected):
-    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-8)
 
 
 @pytest.fixture(params=EXECUTORS[:2])
@@ -332,15 +327,6 @@ def test_strategies_are_observed_as_probabilities():
     close(torch.from_numpy(seen), torch.softmax(state.strategy.a, -1))
 
 
-def test_communication():
-    fed = federation(join_ratio=0.5).at(1)
-    method, S = PartialFed(), fed.cohort(1)
-    method.update(fed, method.receive(fed, method.init(fed), S), S)
-    expected = np.zeros((fed.size, 4), dtype=np.int64)
-    expected[S.numpy(), :2] = fed.flat.size
-    assert np.array_equal(fed.ledger.traffic.by_client(), expected)
-
-
 @engines
 @pytest.mark.parametrize("keep", [True, False])
 def test_q2_with_ala(keep, engine):
@@ -372,9 +358,3 @@ def test_where_a_round_starts(start, expected, engine):
     for t in (1, 2):
         state = method.update(fed.at(t), method.receive(fed.at(t), state, fed.cohort(t)), fed.cohort(t))
     near(state.theta, expected)
-
-
-@pytest.mark.parametrize("wrong", [{"f_m": 0}, {"f_s": -1}, {"tau": 0}, {"tau_min": 0}, {"unit": "network"}, {"tau_decay": 1.5}])
-def test_impossible_values_are_refused(wrong):
-    with pytest.raises(UserError, match="is not possible"):
-        methods.spec("partialfed", wrong)

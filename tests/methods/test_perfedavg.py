@@ -8,14 +8,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.twins import close, rows, setup
+from support.twins import close, near, rows, setup
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import executor, q2, rounds
-from pflbench.errors import UserError
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.perfedavg import PerFedAvg, first_order, hessian_free
 from pflbench.run.evaluation import HEADLINE, evaluate
@@ -24,10 +23,6 @@ from pflbench.spec import MethodSpec
 
 engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 variants = pytest.mark.parametrize("hessian", ["fo", "hf"])
-
-
-def near(actual, expected):
-    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=1e-8)
 
 
 @engines
@@ -264,17 +259,6 @@ def test_whoever_is_tested_is_adapted():
         assert tested.loss[c] == pytest.approx(F.cross_entropy(module(x), y, reduction="sum").item())
 
 
-@pytest.mark.parametrize("join_ratio", [1.0, 0.5])
-@variants
-def test_communication(hessian, join_ratio):
-    fed = federation(join_ratio=join_ratio).at(1)
-    method, S = PerFedAvg(hessian=hessian), fed.cohort(1)
-    method.update(fed, method.receive(fed, method.init(fed), S), S)
-    expected = np.zeros((fed.size, 4), dtype=np.int64)
-    expected[S.numpy(), :2] = fed.flat.size
-    assert np.array_equal(fed.ledger.traffic.by_client(), expected)
-
-
 def test_adapting_on_test_data_must_be_asked_for_by_name_and_is_marked():
     assert methods.spec("per-fedavg", {}, "fedala2022") == methods.spec("per-fedavg", {})
     assert not methods.spec("per-fedavg", {}).test_labels
@@ -321,12 +305,6 @@ def test_q2_with_ala(engine):
     near(method.deployed(received), hat - 0.1 * (hat - c))
     near(after.local, hat - 0.09 * (hat - c))
     assert (np.abs(hat - Theta).max(1) > 5e-5).all()
-
-
-@pytest.mark.parametrize("wrong", [{"alpha": -1}, {"beta": "fast"}, {"delta": 0}, {"passes": 0}, {"hessian": "exact"}])
-def test_impossible_values_are_refused(wrong):
-    with pytest.raises(UserError, match=rf"^per-fedavg\.{next(iter(wrong))} = .* is not possible"):
-        methods.spec("per-fedavg", wrong)
 
 
 def test_what_the_hyperparameters_may_be_is_said():

@@ -16,7 +16,7 @@ from pflbench import methods
 from pflbench.contract import template
 from pflbench.contract.small import EXECUTORS
 from pflbench.errors import UserError
-from pflbench.methods import outside
+from pflbench.plugins import methods as outside
 
 HEAD = """
 import torch

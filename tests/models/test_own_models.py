@@ -12,10 +12,9 @@ from support.command import Shell, parsed, write
 from torch import nn
 from torch.nn import functional as F
 
-from pflbench import methods, models
+from pflbench import methods, models, plugins
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
-from pflbench.models import outside
 
 DIGITS = (1, 8, 8)
 NETS = '''
@@ -360,6 +359,6 @@ def test_models_of_installed_packages(shell: Shell, package: Path) -> None:
     with pytest.raises(UserError, match="is not what it was"):
         models.build(name, DIGITS, 10, None, own.model_copy(update={"content": "0" * 64}))
     write(str(package / "pfl_nets-1.2.dist-info" / "entry_points.txt"), "")
-    outside.plugins._installed_on.cache_clear()
+    plugins._installed_on.cache_clear()
     with pytest.raises(UserError, match="of a package that is not installed here"):
         models.build(name, DIGITS, 10, None, own)

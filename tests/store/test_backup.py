@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import random
 import shutil
-import signal
 import sqlite3
-import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from support.store_samples import make_partition, make_record, make_spec, python
 
 from pflbench.store import database as db
 from pflbench.store import inspection, partitions, write
-from pflbench.store.exchange import backup
 
 TABLES = ("partition", "run", "round", "client_round", "series", "artifact")
 CLIENTS, ROUNDS, RUNS = 20, 30, 6
@@ -115,25 +111,6 @@ def test_a_backup_replaces_nothing_and_leaves_nothing(whole: Path, tmp_path: Pat
         "pflbench.db",
         "there.db",
     ]
-
-
-def test_locks_of_files_that_sqlites_own_meet(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on NFS, where `flock` is a lock of all bytes, by whoever has opened the file. Waiting would not end."""
-
-    def flock(file: Any, operation: int) -> None:
-        kind = fcntl.F_RDLCK if operation & fcntl.LOCK_SH else fcntl.F_WRLCK
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, 0, 0, 0, 0))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for itself"))
-    signal.alarm(10)
-    try:
-        backup.backup(db.to_url(str(whole)), tmp_path / "new.db")
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-    assert content(tmp_path / "new.db") == content(whole)
-    assert [path.name for path in tmp_path.iterdir()] == ["new.db"]
 
 
 @pytest.mark.slow

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import signal
-import sqlite3
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine
-from support.store_samples import finish, make_partition, make_record, make_spec, python, write_round
+from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
-from pflbench.store import database as db
-from pflbench.store import inspection, partitions, runs, schema, write
+from pflbench.store import partitions, runs, schema, write
 from pflbench.store.arrays import unpack_array
 from pflbench.store.partitions import unpack_indices
 from pflbench.store.write import RoundRecord
@@ -233,43 +229,3 @@ def test_removed_run_takes_its_rounds_along(engine: Engine) -> None:
     for table in ("round", "client_round", "series", "artifact"):
         assert rows(engine, f"SELECT DISTINCT run_id FROM {table}") == [(other,)]
     assert count(engine, "partition") == count(engine, "run") == 1
-
-
-WRITE_ROUNDS = """
-import sys
-from pflbench.store import database as db, write
-from support.store_samples import make_record, make_spec, write_round
-engine = db.connect(db.to_url(sys.argv[1]))
-run_id = write.create_run(engine, make_spec(seed=int(sys.argv[2]), rounds=int(sys.argv[3]), clients=20), {})
-for t in range(int(sys.argv[3])):
-    write_round(engine, run_id, make_record(t, clients=20))
-    print(t, flush=True)
-"""
-
-
-def test_killed_writer_leaves_all_committed_rounds(tmp_path: Path) -> None:
-    path = tmp_path / "results.db"
-    process = python(WRITE_ROUNDS, path, 0, 10**6)
-    assert process.stdout is not None
-    for announced in process.stdout:
-        if int(announced) == 60:
-            process.send_signal(signal.SIGKILL)
-            break
-    last = 60 + len(process.stdout.readlines())
-    assert process.wait() == -signal.SIGKILL
-
-    assert inspection.check(db.to_url(str(path))) == []
-    connection = sqlite3.connect(path)
-    rounds = [t for (t,) in connection.execute("SELECT round FROM round ORDER BY round")]
-    assert rounds in (list(range(last + 1)), list(range(last + 2)))  # one may be committed, but not yet announced
-    whole = connection.execute("SELECT round, count(*) FROM client_round GROUP BY round ORDER BY round").fetchall()
-    assert whole == [(t, 20) for t in rounds]
-
-
-@pytest.mark.slow
-def test_two_processes_write_different_runs(tmp_path: Path) -> None:
-    path = tmp_path / "results.db"
-    for process in [python(WRITE_ROUNDS, path, seed, 150) for seed in (0, 1)]:
-        finish(process)
-    stored = sqlite3.connect(path).execute("SELECT seed, count(*) FROM run JOIN client_round ON run_id = id GROUP BY seed")
-    assert stored.fetchall() == [(0, 3000), (1, 3000)]

@@ -15,6 +15,11 @@ from pflbench.contract.small import federation
 ROUNDS = 3
 
 
+def near(actual: torch.Tensor, expected: object, tolerance: float = 1e-8) -> None:
+    """Equal to numbers worked out by hand."""
+    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype), rtol=0, atol=tolerance)
+
+
 class Twin:
     """N clients, each with a module of its own."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from pflbench.cli.progress import named
 from pflbench.errors import UserError
-from pflbench.methods.outside import plugged_in
+from pflbench.plugins.methods import plugged_in
 from pflbench.run.plan import Wish, plan
 from pflbench.sweep.grid import RunGrid, of_run, specifications
 from pflbench.sweep.study import from_command_line, read

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pflbench.errors import UserError
-from pflbench.methods import METHODS, outside
+from pflbench.methods import METHODS
+from pflbench.plugins import methods as plugins
 
 _HERE = Path(__file__).parent
 
@@ -33,9 +34,9 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def _check(name: str) -> None:
-    if not outside.is_name(name):
-        raise UserError(f"'{name}' cannot be the name of a method.", outside.NAMES)
-    other = outside.find(name)
+    if not plugins.is_name(name):
+        raise UserError(f"'{name}' cannot be the name of a method.", plugins.NAMES)
+    other = plugins.find(name)
     if other is not None or name in METHODS:
         place = "built into pflbench" if other is None else f"of {other.place}"
         raise UserError(f"The name '{name}' is taken: there is a method {place}.", "Choose another name.")

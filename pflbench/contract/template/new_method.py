@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
+from pflbench.engine.flat import put
 from pflbench.methods.base import Method, hyper, method
 from pflbench.spec import TrainSpec
 
@@ -57,7 +58,7 @@ class NewMethod(Method):
         """
         received = fed.rows(fed.load(fed.send(s.w, S), S), S)
         mix_S = self.alpha * received + (1 - self.alpha) * s.theta[S]
-        return replace(s, theta=s.theta.index_copy(0, S, mix_S))  # a new state: a state is never changed in place
+        return replace(s, theta=put(s.theta, S, mix_S))  # a new state: a state is never changed in place
 
     def update(self, fed: Federation, s: NewMethodState, S: Tensor) -> NewMethodState:
         """Local training, upload, aggregation.
@@ -68,7 +69,7 @@ class NewMethod(Method):
         """
         theta_S = fed.sgd(s.theta[S], S)
         w = fed.mean(fed.collect(theta_S, S), S)
-        return replace(s, w=w, theta=s.theta.index_copy(0, S, theta_S))
+        return replace(s, w=w, theta=put(s.theta, S, theta_S))
 
     def deployed(self, s: NewMethodState) -> Tensor:
         """The models that clients would use now: [N, P], or [P] where all use the same."""

@@ -12,7 +12,7 @@ from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.suite import Contract
 from pflbench.contract.toy import q2, rounds
 from pflbench.methods.base import Method
-from pflbench.methods.outside import plug_in
+from pflbench.plugins.methods import plug_in
 from pflbench.spec import MethodSpec, Value
 
 plug_in(Path(__file__).with_name("new_method.py"))

@@ -1,6 +1,6 @@
-"""Methods from outside: of installed packages (entry points of the group `pflbench.methods`) and of single files (plug-ins).
+"""Methods of the user's: of installed packages and of single files.
 
-Nothing is imported before it is asked for; a plug-in is executed when the names of all methods are, since it alone says its own.
+A file is executed when the names of all methods are asked for, since it alone says its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,11 @@ from pflbench import plugins
 from pflbench.errors import UserError
 from pflbench.methods import cards
 from pflbench.methods.cards import Card
+from pflbench.plugins import Installed, Plugin
 
 if TYPE_CHECKING:
     from pflbench.methods.base import Method
 
-GROUP = "pflbench.methods"
 VARIABLE = "PFLBENCH_PLUGINS"  # files, separated as in PATH
 FACTS = ("title", "authors", "venue", "algorithm", "category")
 
@@ -32,62 +31,39 @@ NAMES = "A method's name is of lower-case letters, digits and hyphens, and begin
 _plugins: dict[Path, tuple[Plugin, ...]] = {}
 
 
-@dataclass(frozen=True)
-class Packaged(plugins.Installed):
-    """A method of an installed package."""
-
-    @property
-    def card(self) -> Card:
-        try:
-            return cards.read(self.point.value)
-        except Exception:  # other people's packages: what is broken there shows when the method is asked for
-            return Card()
-
-    def load(self) -> type[Method]:
-        found: type[Method] = super().load()
-        lacks = _lacks(found)
-        if lacks:
-            raise UserError(f"{self.who} is no method: {self.point.value} {lacks}.")
-        return found
-
-    def record(self) -> dict[str, str]:
-        """What is stored with a run, besides its specification."""
-        return {"package": self.place, "entry point": self.point.value, "title": self.load().title}
+def load(one: Installed | Plugin) -> type[Method]:
+    """Its class. Raises UserError where it cannot be imported or is no method."""
+    cls: type[Method] = one.load()
+    if isinstance(one, Installed) and (lacks := _lacks(cls)):
+        raise UserError(f"{one.who} is no method: {one.point.value} {lacks}.")
+    return cls
 
 
-@dataclass(frozen=True)
-class Plugin:
-    """A method of a single file. sha256: of what was executed."""
-
-    name: str
-    path: Path
-    cls: type[Method]
-    sha256: str
-
-    @property
-    def place(self) -> str:
-        return str(self.path)
-
-    @property
-    def card(self) -> Card:
-        return cards.of(self.cls)
-
-    def load(self) -> type[Method]:
-        return self.cls
-
-    def record(self) -> dict[str, str]:
-        return {"file": str(self.path.absolute()), "sha256": self.sha256, "title": self.cls.title}
+def card(one: Installed | Plugin) -> Card:
+    """Blank where it is broken, which is said when the method is asked for."""
+    try:
+        return cards.of(load(one))
+    except UserError:
+        return Card()
 
 
-def found() -> list[Packaged | Plugin]:
-    """All methods from outside: of installed packages by name, then of PFLBENCH_PLUGINS and of the files that were plugged in."""
+def record(one: Installed | Plugin) -> dict[str, str]:
+    """What is stored with a run, besides its specification."""
+    title = load(one).title
+    if isinstance(one, Plugin):
+        return {"file": str(Path(one.place).absolute()), "sha256": one.sha256, "title": title}
+    return {"package": one.place, "entry point": one.point.value, "title": title}
+
+
+def found() -> list[Installed | Plugin]:
+    """All: of installed packages by name, then of PFLBENCH_PLUGINS and of the files that were plugged in."""
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         plug_in(Path(path))
     return [*_packaged(), *(plugin for of_file in _plugins.values() for plugin in of_file)]
 
 
-def find(name: str) -> Packaged | Plugin | None:
-    """The method from outside of that name. A name that stands for several methods is a UserError."""
+def find(name: str) -> Installed | Plugin | None:
+    """The user's method of that name. A name that stands for several methods is a UserError."""
     from pflbench.methods import METHODS
 
     builtin = name in METHODS
@@ -127,12 +103,11 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _packaged() -> tuple[Packaged, ...]:
-    found = tuple(Packaged(one.kind, one.name, one.point) for one in plugins.installed(GROUP, "method"))
-    for packaged in found:
+def _packaged() -> tuple[Installed, ...]:
+    for packaged in plugins.installed("method"):
         if not is_name(packaged.name):
             raise UserError(f"The installed package {packaged.place} calls a method '{packaged.name}'.", NAMES)
-    return found
+    return plugins.installed("method")
 
 
 def _refuse_taken(path: Path, found: Sequence[Plugin]) -> None:
@@ -140,11 +115,11 @@ def _refuse_taken(path: Path, found: Sequence[Plugin]) -> None:
 
     taken = dict.fromkeys(METHODS, "a built-in method")
     taken |= {packaged.name: f"a method of the installed package {packaged.place}" for packaged in _packaged()}
-    taken |= {plugin.name: f"the method of {plugin.path}" for others in _plugins.values() for plugin in others}
+    taken |= {plugin.name: f"the method of {plugin.place}" for others in _plugins.values() for plugin in others}
     for plugin in found:
         if plugin.name in taken:
             raise UserError(
-                f"The plug-in {path} calls its method {plugin.cls.__name__} '{plugin.name}', as {taken[plugin.name]} is.",
+                f"The plug-in {path} calls its method {plugin.value.__name__} '{plugin.name}', as {taken[plugin.name]} is.",
                 f'Rename the file, or give the class another name: name = "my-{plugin.name}".',
             )
         taken[plugin.name] = "another one of that file"
@@ -161,10 +136,10 @@ def _read(path: Path) -> tuple[Plugin, ...]:
                     f"The plug-in {path} has {len(classes)} methods, but {cls.__name__} does not say its name.",
                     'Each needs one of its own: a class attribute name = "my-method".',
                 )
-    found = tuple(Plugin(vars(cls).get("name", default), path, cls, file.sha256) for cls in classes)
+    found = tuple(Plugin("method", vars(cls).get("name", default), str(path), cls, file.sha256, path) for cls in classes)
     for plugin in found:
         if not isinstance(plugin.name, str) or not is_name(plugin.name):
-            raise UserError(f"The plug-in {path} calls its method {plugin.cls.__name__} '{plugin.name}'.", NAMES)
+            raise UserError(f"The plug-in {path} calls its method {plugin.value.__name__} '{plugin.name}'.", NAMES)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A model of the user's own: made, looked at once, and given what the engine asks of a `Backbone`."""
+"""A model of the user's: made, checked once, and given what the engine asks of a `Backbone`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from pflbench.errors import UserError
 from pflbench.models.base import Backbone
-from pflbench.models.outside import OwnCode
-from pflbench.plugins import TRACEBACK, in_a_line
+from pflbench.plugins import TRACEBACK, Plugin, in_a_line
 
 NET = "net."
 SEED, BATCH = 0, 2
@@ -56,23 +55,21 @@ class Own(Backbone):
         return logits
 
 
-def build(code: OwnCode, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> Own:
+def build(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> Own:
     """The model for samples of a shape, on the default device, which may be "meta".
 
     Raises UserError for one that the engine could not train rightly.
     """
-    about = (code.source.content, code.source.path, code.name, shape, classes, vocabulary)
+    about = (code.sha256, code.path, code.name, shape, classes, vocabulary)
     if about not in _checked:
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             _check(code, shape, classes, vocabulary)
         _checked.add(about)
-    try:
+    if torch.get_default_device().type != "meta":
         return _made(code, shape, classes, vocabulary)
-    except UserError:  # its constructor reads values, as of torch.linspace(0, 1, depth): there are none on "meta"
-        if torch.get_default_device().type != "meta":
-            raise
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-            return _without_data(_made(code, shape, classes, vocabulary))
+    # A constructor may read values, as of torch.linspace(0, 1, depth): there are none on "meta".
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        return _without_data(_made(code, shape, classes, vocabulary))
 
 
 def inputs(shape: tuple[int, ...], vocabulary: int | None, count: int = BATCH) -> Tensor:
@@ -86,10 +83,10 @@ def inputs(shape: tuple[int, ...], vocabulary: int | None, count: int = BATCH) -
 # -- making -------------------------------------------------------------------------------------------------------------
 
 
-def _made(code: OwnCode, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> Own:
+def _made(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> Own:
     given = _given(code, {"input_shape": shape, "classes": classes, "vocabulary": vocabulary})
     try:
-        net = code.make(**given)
+        net = code.value(**given)
         if isinstance(net, nn.Module):
             _materialised(net, shape, vocabulary)
     except UserError:
@@ -111,18 +108,16 @@ def _without_data(model: Own) -> Own:
     return copy.deepcopy(model, kept)
 
 
-def _given(code: OwnCode, offered: dict[str, Any]) -> dict[str, Any]:
+def _given(code: Plugin, offered: dict[str, Any]) -> dict[str, Any]:
     """Of what is offered, what the class or function asks for by name."""
-    parameters = inspect.signature(code.make).parameters.values()
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY, one.POSITIONAL_ONLY)]
+    parameters = inspect.signature(code.value).parameters.values()
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     for one in named:
         if one.name not in offered and one.default is one.empty:
             raise UserError(
                 f"{code.who} asks for '{one.name}', which nobody knows.",
                 f"It may ask for {', '.join(GIVEN[:-1])} and, for texts, {GIVEN[-1]}; give anything else a default.",
             )
-        if one.name in offered and one.kind == one.POSITIONAL_ONLY:
-            raise UserError(f"{code.who} takes '{one.name}' by position alone.", "Take the / out of its parameters.")
     wanted = {one.name for one in named if one.name in offered}
     if "vocabulary" in wanted and offered["vocabulary"] is None:
         one = next(one for one in named if one.name == "vocabulary")
@@ -145,7 +140,7 @@ def _materialised(net: nn.Module, shape: tuple[int, ...], vocabulary: int | None
 # -- head and blocks ----------------------------------------------------------------------------------------------------
 
 
-def _head(code: OwnCode, net: nn.Module) -> str:
+def _head(code: Plugin, net: nn.Module) -> str:
     """The name of the module that gives the logits: as the model says, else of its last linear layer."""
     said: object = getattr(net, "head", None)
     if isinstance(said, nn.Module):
@@ -170,7 +165,7 @@ def _children(net: nn.Module) -> str:
     return ", ".join(name for name, child in net.named_children() if any(True for _ in child.parameters()))
 
 
-def _blocks(code: OwnCode, net: nn.Module, head: str) -> list[tuple[str, ...]]:
+def _blocks(code: Plugin, net: nn.Module, head: str) -> list[tuple[str, ...]]:
     """Names of what each block holds, top first: as the model says, in any order, else every child with parameters."""
     places = {name: i for i, (name, _) in enumerate(net.named_parameters())}
     said = getattr(net, "blocks", None)
@@ -201,7 +196,7 @@ def _blocks(code: OwnCode, net: nn.Module, head: str) -> list[tuple[str, ...]]:
 # -- what a model must keep ---------------------------------------------------------------------------------------------
 
 
-def _check(code: OwnCode, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> None:
+def _check(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> None:
     """Raises UserError for what no method could train, or not as both executors should."""
     torch.manual_seed(SEED)
     model = _made(code, shape, classes, vocabulary)
@@ -237,7 +232,7 @@ def _check(code: OwnCode, shape: tuple[int, ...], classes: int, vocabulary: int 
         )
 
 
-def _tried(code: OwnCode, model: Own, x: Tensor, shape: tuple[int, ...]) -> tuple[Any, list[Any]]:
+def _tried(code: Plugin, model: Own, x: Tensor, shape: tuple[int, ...]) -> tuple[Any, list[Any]]:
     """What the model returns in training, and what its head gave, as often as it was asked."""
     given: list[Any] = []
     hook = model.get_submodule(model.head).register_forward_hook(lambda module, _, out: given.append(out))
@@ -259,7 +254,7 @@ def _generators() -> tuple[Any, ...]:
     return torch.get_rng_state().tolist(), state[1].tolist(), state[2], random.getstate()
 
 
-def _check_parameters(code: OwnCode, model: Own, again: Own) -> None:
+def _check_parameters(code: Plugin, model: Own, again: Own) -> None:
     named = dict(model.named_parameters())
     frozen = [plain_name(name) for name, parameter in named.items() if not parameter.requires_grad]
     if frozen:
@@ -286,7 +281,7 @@ def _check_parameters(code: OwnCode, model: Own, again: Own) -> None:
         )
 
 
-def _check_logits(code: OwnCode, model: Own, logits: Any, classes: int, given: Sequence[Any]) -> None:
+def _check_logits(code: Plugin, model: Own, logits: Any, classes: int, given: Sequence[Any]) -> None:
     """given: what the head gave."""
     if not isinstance(logits, Tensor):
         raise UserError(f"{code.who} returns a {type(logits).__name__}, no tensor.", _LOGITS)

@@ -1,4 +1,4 @@
-"""FILE.py:NAME - a function that gives own arrays; and those of installed packages (entry points of `pflbench.datasets`).
+"""Datasets of the user's: FILE.py:NAME - a function that gives arrays; and those of installed packages.
 
 It returns (x, y), (x, y, classes), or a dict of these names with, for texts, `vocabulary`, and `train_size`, the leading samples
 that are the official training part. x and y are as in `npz.py`; of texts x is token ids [n, positions] below `vocabulary`, where
@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import operator
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,13 @@ from pflbench import plugins
 from pflbench.data import content, npz, text
 from pflbench.data.base import Arrays, Defaults, Progress, Source
 from pflbench.errors import UserError
+from pflbench.plugins import Plugin
 
-GROUP = "pflbench.datasets"
-LARGEST_VOCABULARY = 2**31 - 1
 QUICK = 2.0  # seconds: what takes longer is not called twice
 PARTS = ("x", "y", "classes", "vocabulary", "train_size")
 _GIVES = "It returns (x, y) or (x, y, classes), or a dict of these: see docs/own-model.md."
 
 _made: dict[tuple[str, str, Path], tuple[Arrays, str]] = {}  # the last ones, with the hash of their content
-
-
-def packaged() -> tuple[plugins.Installed, ...]:
-    """The datasets of installed packages, by name."""
-    return plugins.installed(GROUP, "dataset")
 
 
 def place(name: str) -> str | None:
@@ -44,14 +37,14 @@ def place(name: str) -> str | None:
     """
     name = name.removeprefix("python:")
     if asked := plugins.asked_for(name, "-d"):
-        return f"{asked[0].path.absolute()}:{_function(*asked)[0]}"
-    return name if any(one.name == name for one in packaged()) else None
+        return f"{asked[0].path.absolute()}:{_of_file(*asked).name}"
+    return name if any(one.name == name for one in plugins.installed("dataset")) else None
 
 
 def code(path: Path) -> str:
     """What a run's record has of a dataset's code: the SHA-256 of its file, or its package."""
     at = plugins.in_file(str(path))
-    return plugins.content(at[0]) if at else next(one.place for one in packaged() if one.name == str(path))
+    return plugins.content(at[0]) if at else _found(path).place
 
 
 def _content(path: Path, root: Path, progress: Progress | None) -> str:
@@ -72,13 +65,13 @@ PYTHON = Source("python", "a function that gives own arrays", _content, _load, _
 
 def _arrays(path: Path, root: Path) -> tuple[Arrays, str]:
     """The arrays and the hash of their content. They are kept: to make them takes its time, and all ask for them."""
-    function, version, file = _found(path)
-    at = str(path), version, root.absolute()
+    function = _found(path)
+    at = str(path), function.sha256, root.absolute()
     if at not in _made:
         begun = time.monotonic()
-        arrays = _called(path, function, file, root)
+        arrays = _called(path, function, root)
         held = _hash(arrays)
-        if time.monotonic() - begun < QUICK and _hash(_called(path, function, file, root)) != held:
+        if time.monotonic() - begun < QUICK and _hash(_called(path, function, root)) != held:
             raise UserError(
                 f"{path} gives other data each time.", "Draw by a generator of a fixed seed: numpy.random.default_rng(0)."
             )
@@ -87,39 +80,38 @@ def _arrays(path: Path, root: Path) -> tuple[Arrays, str]:
     return _made[at]
 
 
-def _found(path: Path) -> tuple[Callable[..., Any], str, plugins.PythonFile | None]:
-    """The function, the version of its code, and its file if it is not of a package."""
+def _found(path: Path) -> Plugin:
     if asked := plugins.asked_for(str(path), "-d"):
-        return _function(*asked)[1], asked[0].sha256, asked[0]
-    for one in packaged():
-        if one.name == str(path):
-            return _checked(one.who, one.load()), one.place, None
-    raise UserError(f"Dataset '{path}' is of a package that is not installed here.", "Install the package that has it.")
+        return _of_file(*asked)
+    found = plugins.of_package("dataset", str(path))
+    if found is None:
+        raise UserError(f"Dataset '{path}' is of a package that is not installed here.", "Install the package that has it.")
+    return _checked(found.plugin(), found.who)
 
 
-def _function(file: plugins.PythonFile, asked: str | None) -> tuple[str, Callable[..., Any]]:
-    name, function = file.choose(asked, "function", file.own(inspect.isfunction), (), _GIVES)
-    return name, _checked(f"'{name}' of {file.path}", function)
+def _of_file(file: plugins.PythonFile, asked: str | None) -> Plugin:
+    found = file.choose(asked, "function", file.own(inspect.isfunction), (), _GIVES)
+    return _checked(found, f"'{found.name}' of {file.path}")
 
 
-def _checked(who: str, function: Any) -> Callable[..., Any]:
+def _checked(found: Plugin, who: str) -> Plugin:
+    function = found.value
     if not callable(function) or inspect.isclass(function):
         raise UserError(f"{who} is a {type(function).__name__}, no function.", _GIVES)
     for one in inspect.signature(function).parameters.values():
         if one.name != "root" and one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
             raise UserError(f"{who} asks for '{one.name}', which nobody knows.", "It may ask for root, the data folder.")
-    called: Callable[..., Any] = function
-    return called
+    return found
 
 
-def _called(path: Path, function: Callable[..., Any], file: plugins.PythonFile | None, root: Path) -> Arrays:
+def _called(path: Path, found: Plugin, root: Path) -> Arrays:
+    function = found.value
     try:
         given = function(root=root) if "root" in inspect.signature(function).parameters else function()
     except UserError:
         raise
     except Exception as error:
-        where = file.where(error) if file else ""
-        raise UserError(f"{path} failed{where}: {plugins.in_a_line(error)}.", plugins.TRACEBACK) from error
+        raise UserError(f"{path} failed{found.where(error)}: {plugins.in_a_line(error)}.", plugins.TRACEBACK) from error
     try:
         return _as_arrays(str(path), given)
     except MemoryError as error:
@@ -154,8 +146,6 @@ def _tokens(place: str, x: npt.NDArray[Any], y: npt.NDArray[np.int64], vocabular
         raise UserError(f"{place}: x is {x.dtype} with the shape {x.shape}.", "Texts are token ids, integers [n, positions].")
     if len(x) != len(y):
         raise UserError(f"{place}: x has {len(x)} samples, y has {len(y)} labels.", "Expected one label per sample.")
-    if vocabulary > LARGEST_VOCABULARY:
-        raise UserError(f"{place}: vocabulary is {vocabulary}.", f"It has at most {LARGEST_VOCABULARY} words.")
     if x.min() < 0 or x.max() >= vocabulary:
         raise UserError(
             f"{place}: x has tokens from {x.min()} to {x.max()}.", f"A vocabulary of {vocabulary} has 0 to {vocabulary - 1}."
@@ -180,5 +170,5 @@ def _size(place: str, size: int | None, samples: int) -> int | None:
 
 
 def _hash(arrays: Arrays) -> str:
-    held = content.of_arrays(arrays).hash
+    held, _ = content.of_arrays(arrays)
     return held if arrays.vocabulary is None else hashlib.sha256(f"{held}\0{arrays.vocabulary}".encode()).hexdigest()

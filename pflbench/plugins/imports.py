@@ -1,0 +1,82 @@
+"""What a file of Python imports from its own folder: its hash follows these files, too."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from sysconfig import get_path
+
+import pflbench
+
+_OURS = str(pflbench.__file__).removesuffix("__init__.py")
+_NOT_OWN = tuple(Path(place).resolve() for place in (_OURS, get_path("stdlib"), get_path("platstdlib")))
+
+
+def sha256_of(path: Path, source: bytes, read: Callable[[Path], bytes]) -> str:
+    """In hex; of a file without imports from its own folder, that of its bytes alone."""
+    digest = hashlib.sha256(source)
+    for name, content in sorted(imported(path.resolve().parent, source, read).items()):
+        digest.update(f"\0{name}\0{hashlib.sha256(content).hexdigest()}".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def imported(folder: Path, source: bytes, read: Callable[[Path], bytes] = Path.read_bytes) -> dict[str, bytes]:
+    """The files in and below a folder that Python would load for the import statements of a source, and for theirs.
+
+    By their paths from the folder. The statements are read, not executed: what is loaded already, or only later, counts alike.
+    """
+    found: dict[str, bytes] = {}
+    ahead = list(_names(source, ""))
+    for name in ahead:  # it grows
+        for package, file in _files(name):
+            if not _is_own(file, folder) or (place := file.relative_to(folder).as_posix()) in found:
+                continue
+            found[place] = read(file)
+            ahead += _names(found[place], package)
+    return found
+
+
+def _names(source: bytes, package: str) -> Iterator[str]:
+    """What the import statements of a source name, as "a.b"; of `from a import b`, b may be a module or not."""
+    with suppress(SyntaxError, ValueError, RecursionError):  # said where it is executed
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                with suppress(ImportError):  # more dots than packages
+                    of = resolve_name("." * node.level + (node.module or ""), package)
+                    yield from (f"{of}.{alias.name}" for alias in node.names)
+
+
+def _files(name: str) -> Iterator[tuple[str, Path]]:
+    """The files that are loaded for `import a.b`, each with the package in which its own relative imports begin."""
+    first, *parts = name.split(".")
+    try:
+        spec = find_spec(first)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    if spec.origin and spec.has_location:
+        yield first if folders else "", Path(spec.origin).resolve()
+    package = first
+    for part in parts:
+        module = next((place / f"{part}.py" for place in folders if (place / f"{part}.py").is_file()), None)
+        folders = [place / part for place in folders if (place / part).is_dir()]
+        begin = next((place / "__init__.py" for place in folders if (place / "__init__.py").is_file()), None)
+        if found := begin or module:
+            yield f"{package}.{part}" if begin else package, found.resolve()
+        package = f"{package}.{part}"
+
+
+def _is_own(file: Path, folder: Path) -> bool:
+    """Whether a file lies below a folder, and is neither Python's, nor ours, nor that of an installed package."""
+    if not file.is_relative_to(folder):
+        return False
+    packaged = {"site-packages", "dist-packages"}.intersection(file.relative_to(folder).parts)
+    return not packaged and not any(file.is_relative_to(place) for place in _NOT_OWN)
