@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pflbench.run.follow import Follow
     from pflbench.run.setting import Setting
     from pflbench.spec import RunSpec
-    from pflbench.sweep.conduct import Course
-    from pflbench.sweep.jobs import Job, Steps
+    from pflbench.store.sweeps import SweepState
+    from pflbench.sweep.run_queue import Steps
 
 
 @o.taking(asked={**o.MAIN, **o.PARTITION, **o.TRAINING}, executed=o.EXECUTION)
@@ -66,8 +66,8 @@ def run(
     from pflbench.run.execution import find_device, require_arithmetic
     from pflbench.store.failures import patiently
     from pflbench.store.runs import as_stored
-    from pflbench.sweep.conduct import Course
-    from pflbench.sweep.jobs import jobs_of
+    from pflbench.store.sweeps import last_ended
+    from pflbench.sweep.run_queue import RunQueue, queue_url
 
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
     prepare(specs, data_dir, quiet)
@@ -77,8 +77,8 @@ def run(
     note_unchecked(how, quiet)
     done: dict[str, dict[str, Any]] = {}
 
-    def follow(job: Job, steps: Steps) -> Steps:
-        own = [names[spec.key] for spec in job.specs]
+    def follow(together: Sequence[RunSpec], steps: Steps) -> Steps:
+        own = [names[spec.key] for spec in together]
         return followed(own, steps, run_view(own, quiet))
 
     try:
@@ -90,9 +90,9 @@ def run(
             if not quiet:
                 _tell_ahead(specs, results, data_dir, how, force, places)
 
-            def then(state: Course) -> None:
-                for key, outcome in state.ended.items():
-                    if key in done or outcome.state not in ("finished", "diverged"):
+            def then(state: SweepState) -> None:
+                for key in state.keys("finished", "diverged"):
+                    if key in done:
                         continue
                     done[key] = row = patiently(partial(_result, results, key, more[key]))
                     if key in there:
@@ -102,8 +102,11 @@ def run(
 
             plugins = tuple(path.absolute() for path in asked["plugins"])
             trusted.remember(trusted.python_files(specs, plugins))
-            waiting = jobs_of(specs, results, data_dir, how, plugins, force=force)
-            whole = make_all(Course(list(specs)), results, waiting, how, places, quiet, follow, keep_going=keep_going, then=then)
+            repeated = patiently(partial(last_ended, results, list(names))) if force else {}
+            queue = RunQueue(
+                tuple(specs), queue_url(results), data_dir.absolute(), how, plugins, repeated=repeated, keep_going=keep_going
+            )
+            whole = make_all(queue, results, places, quiet, follow, then)
     finally:
         if as_json:
             print_json(list(done.values()))
