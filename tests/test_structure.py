@@ -63,7 +63,7 @@ MAY_IMPORT = {
     # Before a long run it times a few batches.
     "reproduce": {"report", "store", "data", "run", "bench", "methods", "models", "partition", "spec", "errors"},
     # Many runs: it plans as `run` does, and gives them to workers.
-    "sweep": {"run", "interrupts", "methods", "engine", "store", "environment", "spec", "errors"},
+    "sweep": {"run", "interrupts", "methods", "engine", "store", "environment", "plain", "spec", "errors"},
     "__main__": {"cli"},
     "cli": {
         "bench",

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.run.execution import Execution
-    from pflbench.spec import RunSpec
     from pflbench.store.sweeps import SweepState
     from pflbench.sweep.run_jobs import Workers
     from pflbench.sweep.run_queue import Follow, RunQueue
@@ -48,15 +46,6 @@ KeepGoing = Annotated[bool, typer.Option("--keep-going", "-k", help="Make the ot
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many runs, this time.")]
 
 
-def at_a_time(jobs: int | None, ahead: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
-    """How many of the runs ahead are made at a time. jobs: as many as asked for; None: as many as there is room for."""
-    if len(ahead) < 2 or jobs == 1:
-        return 1
-    from pflbench.sweep.capacity import capacity
-
-    return capacity(ahead, data_dir, how) if jobs is None else min(jobs, len(ahead))
-
-
 def make_all(
     queue: RunQueue,
     results: sqlalchemy.Engine,
@@ -71,8 +60,7 @@ def make_all(
     going. then: called whenever runs may have ended.
     """
     from pflbench.store.failures import patiently
-    from pflbench.sweep.capacity import devices_for
-    from pflbench.sweep.processes import Processes
+    from pflbench.sweep.choose_executor import ExecutorOptions, choose_executor
 
     tell_checkpoints(results, queue.how)
     state = patiently(partial(queue.state, results))
@@ -82,7 +70,8 @@ def make_all(
         whole = _make_here(replace(queue, specs=here), results, follow, then)
         if others:
             queue = replace(queue, specs=others)
-            stopped = make_by(Processes(places, devices_for(queue.how)), queue, results, quiet, then)
+            workers = choose_executor(ExecutorOptions(jobs=places), queue, results)
+            stopped = make_by(workers, queue, results, quiet, then)
             state = patiently(partial(queue.state, results))
             tell_errors(state, ("failed", "diverged"))
             whole &= state.counts["finished"] == len(others)
@@ -127,12 +116,12 @@ def _make_here(queue: RunQueue, results: sqlalchemy.Engine, follow: Follow, then
                 for _, step in steps:
                     whole &= not isinstance(step, UserError)
                     if isinstance(step, Occupied):
-                        error(step.message, step.hint)
+                        tell(str(step))
         except Exception as failed:
             if not queue.keep_going or isinstance(failed, Unreachable | Vanished):
                 raise
             whole = False
-            error(*(str(failed) if isinstance(failed, UserError) else f"{type(failed).__name__}: {failed}").split("\n", 1))
+            tell(str(failed) if isinstance(failed, UserError) else f"{type(failed).__name__}: {failed}")
         then(patiently(partial(queue.state, results)))
     return whole
 
@@ -151,7 +140,12 @@ def tell_errors(state: SweepState, states: Sequence[str]) -> None:
     """Why runs that ended in these states did: each reason once."""
     ended = [state.runs[key] for key in state.keys(*states)]
     for text in dict.fromkeys(run.message for run in ended if run is not None and run.message):
-        error(*text.removeprefix("UserError: ").split("\n", 1))
+        tell(text.removeprefix("UserError: "))
+
+
+def tell(error_and_hint: str) -> None:
+    """An error as the database has it."""
+    error(*error_and_hint.split("\n", 1))
 
 
 def _tell_kept(queue: RunQueue, results: sqlalchemy.Engine) -> None:

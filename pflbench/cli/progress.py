@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pflbench.run.loop import Progress as Step
     from pflbench.spec import RunSpec
     from pflbench.store.sweeps import SweepState
-    from pflbench.sweep.run_queue import RunQueue, Steps
+    from pflbench.sweep.run_queue import Follow, RunQueue, Steps
 
 # A log of 2,000 rounds should still be readable.
 SECONDS_BETWEEN_LINES = 5.0
@@ -146,20 +146,25 @@ def named(specs: Sequence[RunSpec]) -> list[str]:
     ]
 
 
-def followed(names: Sequence[str], steps: Steps, shown: AbstractContextManager[Show]) -> Steps:
-    """The steps of runs that are made together, which are shown as they pass. One that diverges is reported: others go on."""
-    told: set[str] = set()
-    with shown as show, closing(steps):
-        for number, step in steps:
-            if isinstance(step, Diverged):
-                error(step.message, step.hint)
-            elif not isinstance(step, Occupied):
-                show(number, step)
-                for text in step.news:
-                    if text not in told:  # what a pack has met, each of its runs tells
-                        told.add(text)
-                        message(f"{names[number]}: {text}")
-            yield number, step
+def followed(specs: Sequence[RunSpec], quiet: bool) -> Follow:
+    """Shows the rounds of these runs when they are made in this process. One that diverges is reported: others go on."""
+    names = dict(zip((spec.key for spec in specs), named(specs), strict=True))
+
+    def follow(pack: Sequence[RunSpec], steps: Steps) -> Steps:
+        own, told = [names[spec.key] for spec in pack], set[str]()
+        with run_view(own, quiet) as show, closing(steps):
+            for number, step in steps:
+                if isinstance(step, Diverged):
+                    error(step.message, step.hint)
+                elif not isinstance(step, Occupied):
+                    show(number, step)
+                    for text in step.news:
+                        if text not in told:  # what a pack has met, each of its runs tells
+                            told.add(text)
+                            message(f"{own[number]}: {text}")
+                yield number, step
+
+    return follow
 
 
 @contextmanager

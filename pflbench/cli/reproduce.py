@@ -15,8 +15,8 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table, say
 from pflbench.cli.db import opened, opened_if_there
-from pflbench.cli.making import Jobs, KeepGoing, Limit, at_a_time, make_all
-from pflbench.cli.progress import data_view, followed, named, run_view
+from pflbench.cli.making import Jobs, KeepGoing, Limit, make_all
+from pflbench.cli.progress import data_view, followed
 from pflbench.cli.reports import MethodsFilter, PartitionsFilter, one_at_a_time, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
@@ -288,7 +288,8 @@ def _make(
     """The missing runs. One that diverges is reported, and the others go on. False if one did, or failed."""
     from pflbench.store.failures import patiently
     from pflbench.store.sweeps import last_ended
-    from pflbench.sweep.run_queue import RunQueue, queue_url
+    from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
+    from pflbench.sweep.run_queue import RunQueue
 
     ahead = {one.wanted.spec.key: one for one, _ in outlook.ahead[:limit]}
     specs = [one.wanted.spec for one in ahead.values()]
@@ -296,7 +297,7 @@ def _make(
     if followed_runs:
         follow_client(followed_runs[0].options["trajectory"], [one.spec for one in followed_runs], data_dir)
     note_unchecked(how, quiet)
-    names, begun = dict(zip(ahead, named(specs), strict=True)), time.monotonic()
+    begun, shown = time.monotonic(), followed(specs, quiet)
     weights = dict(zip(ahead, outlook.weights[:limit], strict=True))
     left = dict(weights)
 
@@ -309,19 +310,19 @@ def _make(
             message(series_title(len(weights) - len(left), len(pack), weights.values(), left.values(), time.monotonic() - begun))
         for spec in pack:
             del left[spec.key]
-        together = [names[spec.key] for spec in pack]
-        return followed(together, steps, run_view(together, quiet))
+        return shown(pack, steps)
 
     queue = RunQueue(
         tuple(specs),
-        queue_url(results),
-        data_dir.absolute(),
+        results.url.render_as_string(hide_password=False),
+        data_dir,
         how,
         own={key: keeping(key) for key in ahead},
         repeated=patiently(lambda: last_ended(results, [key for key, one in ahead.items() if one.anew])),
         keep_going=keep_going,
     )
-    return make_all(queue, results, at_a_time(jobs, specs, data_dir, how), quiet, follow)
+    places = at_a_time(ExecutorOptions(jobs=jobs), specs, data_dir, how) or 1
+    return make_all(queue, results, places, quiet, follow)
 
 
 def series_title(over: int, together: int, weights: Collection[float], left: Collection[float], seconds: float) -> str:

@@ -14,8 +14,8 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, message, print_json, say
 from pflbench.cli.db import opened
-from pflbench.cli.making import Jobs, KeepGoing, at_a_time, make_all
-from pflbench.cli.progress import apart, data_view, followed, named, run_view
+from pflbench.cli.making import Jobs, KeepGoing, make_all
+from pflbench.cli.progress import apart, data_view, followed, named
 from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pflbench.run.setting import Setting
     from pflbench.spec import RunSpec
     from pflbench.store.sweeps import SweepState
-    from pflbench.sweep.run_queue import Steps
 
 
 @o.taking(asked={**o.MAIN, **o.PARTITION, **o.TRAINING}, executed=o.EXECUTION)
@@ -67,7 +66,8 @@ def run(
     from pflbench.store.failures import patiently
     from pflbench.store.runs import as_stored
     from pflbench.store.sweeps import last_ended
-    from pflbench.sweep.run_queue import RunQueue, queue_url
+    from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
+    from pflbench.sweep.run_queue import RunQueue
 
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
     prepare(specs, data_dir, quiet)
@@ -77,16 +77,12 @@ def run(
     note_unchecked(how, quiet)
     done: dict[str, dict[str, Any]] = {}
 
-    def follow(together: Sequence[RunSpec], steps: Steps) -> Steps:
-        own = [names[spec.key] for spec in together]
-        return followed(own, steps, run_view(own, quiet))
-
     try:
         with opened(db, create=True) as results:
             specs = patiently(partial(as_stored, results, specs))
             names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
             there = set() if force else patiently(partial(_finished, results, specs))
-            places = at_a_time(jobs, [spec for spec in specs if spec.key not in there], data_dir, how)
+            places = at_a_time(ExecutorOptions(jobs=jobs), [spec for spec in specs if spec.key not in there], data_dir, how) or 1
             if not quiet:
                 _tell_ahead(specs, results, data_dir, how, force, places)
 
@@ -103,10 +99,9 @@ def run(
             plugins = tuple(path.absolute() for path in asked["plugins"])
             trusted.remember(trusted.python_files(specs, plugins))
             repeated = patiently(partial(last_ended, results, list(names))) if force else {}
-            queue = RunQueue(
-                tuple(specs), queue_url(results), data_dir.absolute(), how, plugins, repeated=repeated, keep_going=keep_going
-            )
-            whole = make_all(queue, results, places, quiet, follow, then)
+            url = results.url.render_as_string(hide_password=False)
+            queue = RunQueue(tuple(specs), url, data_dir, how, plugins, repeated=repeated, keep_going=keep_going)
+            whole = make_all(queue, results, places, quiet, followed(specs, quiet), then)
     finally:
         if as_json:
             print_json(list(done.values()))

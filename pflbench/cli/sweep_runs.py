@@ -14,11 +14,11 @@ import typer
 from pflbench import interrupts
 from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
-from pflbench.cli.console import command_line, error, message, print_json
+from pflbench.cli.console import command_line, message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.executors import EXECUTORS
-from pflbench.cli.making import KeepGoing, Limit, make_by, tell_checkpoints, tell_errors
-from pflbench.cli.progress import followed, named, run_view
+from pflbench.cli.making import KeepGoing, Limit, make_by, tell, tell_checkpoints, tell_errors
+from pflbench.cli.progress import followed
 from pflbench.cli.run import execution, prepare
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pflbench.spec import RunSpec
     from pflbench.store.sweeps import StoredSweep, SweepState
     from pflbench.sweep.choose_executor import ExecutorOptions
-    from pflbench.sweep.run_queue import RunQueue, Steps
+    from pflbench.sweep.run_queue import RunQueue
 
 NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep: see `pflbench sweep list`.")]
 Files = Annotated[
@@ -58,11 +58,11 @@ class SweepCommand:
         return _plugins(self.sweep)
 
     def queue(self, specs: Sequence[RunSpec], keep_going: bool) -> RunQueue:
-        from pflbench.sweep.run_queue import RunQueue, queue_url
+        from pflbench.sweep.run_queue import RunQueue
 
         how = replace(self.how, command=command_line(self.how.record_host))
-        place = queue_url(self.results), self.data_dir.absolute()
-        return RunQueue(tuple(specs), *place, how, self.plugins, keep_going=keep_going, sweep=self.sweep.id)
+        url = self.results.url.render_as_string(hide_password=False)
+        return RunQueue(tuple(specs), url, self.data_dir, how, self.plugins, keep_going=keep_going, sweep=self.sweep.id)
 
 
 @o.taking(workers=EXECUTORS, place=o.only("checkpoints"))
@@ -128,18 +128,9 @@ def work(
         with plugged_in(asked.plugins):
             ahead, skipped = _ahead(asked, retry_failed=False)
             note_unchecked(how, quiet)
-            names = dict(zip((spec.key for spec in ahead), named(ahead), strict=True))
-
-            def follow(specs: Sequence[RunSpec], steps: Steps) -> Steps:
-                own = [names[spec.key] for spec in specs]
-                return followed(own, steps, run_view(own, quiet))
-
-            def failed(why: str) -> None:
-                error(*why.split("\n", 1))
-
             queue = asked.queue(ahead, keep_going=True).on(str(find_device(how.device)), cpus_per_job or environment.cores())
             try:
-                made = run_queue.work(queue, results, limit=limit, follow=follow, failed=failed)
+                made = run_queue.work(queue, results, limit=limit, follow=followed(ahead, quiet), failed=tell)
             except KeyboardInterrupt:
                 message(f"Interrupted. Go on with: pflbench sweep resume {name}")
                 raise typer.Exit(interrupts.exit_code()) from None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, delete, insert, select, update
+from sqlalchemy import Engine, insert, select, update
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
@@ -94,18 +94,9 @@ def reopen(engine: Engine, name: str) -> StoredSweep:
     return find(engine, name)
 
 
-def remove(engine: Engine, name: str) -> None:
-    """Forgets a sweep; its runs stay. Raises UserError if there is none of that name."""
-    sweep = find(engine, name)
-    with writing(engine) as connection:
-        connection.execute(delete(SweepRow).where(SweepRow.id == sweep.id))
-
-
 def cancelled(engine: Engine, sweep_id: int) -> bool:
-    """Also where it was removed."""
     with reading(engine) as connection:
-        row = connection.execute(select(SweepRow.cancelled_at).where(SweepRow.id == sweep_id)).one_or_none()
-    return row is None or row[0] is not None
+        return connection.execute(select(SweepRow.cancelled_at).where(SweepRow.id == sweep_id)).scalar() is not None
 
 
 def sweep_state(engine: Engine, specs: Sequence[RunSpec], repeated: Mapping[str, int] = {}) -> SweepState:

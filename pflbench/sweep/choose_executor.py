@@ -18,7 +18,7 @@ from pflbench.sweep import slurm
 from pflbench.sweep.capacity import GpuShare, capacity, devices_for, needed, together_on_gpu
 from pflbench.sweep.processes import Processes
 from pflbench.sweep.run_jobs import Workers
-from pflbench.sweep.run_queue import RunQueue, queue_url
+from pflbench.sweep.run_queue import RunQueue
 
 Place = Literal["local", "ray", "slurm"]
 PLACES: tuple[Place, ...] = typing.get_args(Place)
@@ -71,17 +71,17 @@ def executor_options(given: typing.Mapping[str, Any], before: typing.Mapping[str
 
 
 def at_a_time(asked: ExecutorOptions, specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int | None:
-    """How many of these runs, if each is a job. None if a cluster decides."""
-    if asked.jobs:
-        return min(asked.jobs, len(specs))
+    """How many of these runs are made at a time. None if a cluster decides."""
+    if asked.jobs or len(specs) < 2:
+        return max(1, min(asked.jobs or 1, len(specs)))
     return capacity(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job) if asked.executor == "local" else None
 
 
 def choose_executor(asked: ExecutorOptions, queue: RunQueue, store: Engine) -> Workers:
     """Workers for the runs of a queue: processes, or tasks of Ray. Raises UserError if there can be none."""
+    places = at_a_time(asked, queue.specs, queue.data_dir, queue.how)
     if asked.executor == "local":
-        places = asked.jobs or capacity(queue.specs, queue.data_dir, queue.how, asked.cpus_per_job, asked.gpus_per_job)
-        return Processes(places, devices_for(queue.how), asked.cpus_per_job)
+        return Processes(places or 1, devices_for(queue.how), asked.cpus_per_job)
     _require_shared(store, queue.how)
     return _ray(asked, queue, asked.cpus_per_job or 1)
 
@@ -104,7 +104,7 @@ def submit_to_slurm(
     gpus = int(how.device.startswith("cuda") if asked.gpus_per_job is None else asked.gpus_per_job)
     cores = asked.cpus_per_job or 1
     # A password stands in no file of ours: the job has it in its environment.
-    url = queue_url(store)
+    url = store.url.render_as_string(hide_password=False)
     place = {"variables": {"PFLBENCH_DB": url}} if store.url.password else {}
     return slurm.submit(
         name,

@@ -21,7 +21,7 @@ from pflbench.run.record import in_words, uncaptured
 from pflbench.spec import RunSpec
 from pflbench.store import locks, runs, sweeps, write
 from pflbench.store.database import connect
-from pflbench.store.failures import patiently, sqlite_path
+from pflbench.store.failures import patiently
 from pflbench.store.runs import Run
 from pflbench.store.sweeps import MISSING, SweepState
 
@@ -36,8 +36,8 @@ Follow = Callable[[Sequence[RunSpec], Steps], Steps]
 class RunQueue:
     """Runs to be made, and how: all that a worker is given. What has become of them is in the database.
 
-    own: how a run is made if not by `how`. repeated: runs that are made anew, as in `sweeps.sweep_state`. sweep: the number of
-    the stored sweep, which may be cancelled.
+    url: of the database, with its password. own: how a run is made if not by `how`. repeated: runs that are made anew, as in
+    `sweeps.sweep_state`. sweep: the number of the stored sweep, which may be cancelled.
     """
 
     specs: tuple[RunSpec, ...]
@@ -96,13 +96,6 @@ class RunQueue:
             return replace(how, device=device, workers=how.workers or (cores if alone else None))
 
         return replace(self, how=placed(self.how), own={key: placed(how) for key, how in self.own.items()})
-
-
-def queue_url(engine: Engine) -> str:
-    """The database's URL, with its password; it means the same from any folder."""
-    file = sqlite_path(engine.url)
-    url = engine.url if file is None else engine.url.set(database=str(file.absolute()))
-    return url.render_as_string(hide_password=False)
 
 
 def news(run: Run | None) -> list[str]:
@@ -190,10 +183,11 @@ def _until_cancelled(queue: RunQueue, engine: Engine, steps: Steps) -> None:
 def _store_failure(queue: RunQueue, engine: Engine, specs: Sequence[RunSpec], error: Exception) -> str:
     """Why runs failed, which is also stored of a run that could not begin: other workers would try it again."""
     told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    state = patiently(lambda: replace(queue, specs=tuple(specs)).state(engine))
+    queue = replace(queue, specs=tuple(specs))
+    state = patiently(lambda: queue.state(engine))
     if state.counts["failed"]:  # the others of the pack were interrupted, and may go on
         return told
-    for spec in specs:
+    for spec in queue.ahead(state):
         with suppress(Occupied), locks.locked(engine, spec.key):
             host = queue.how.record_host
             if state.runs[spec.key] is None:

@@ -11,7 +11,7 @@ from support.runs import by_key, run, spec
 from pflbench.run.execution import Execution
 from pflbench.store.database import connect, to_url
 from pflbench.sweep.run_jobs import run_jobs
-from pflbench.sweep.run_queue import RunQueue, queue_url
+from pflbench.sweep.run_queue import RunQueue
 
 pytestmark = pytest.mark.slow
 SPECS = [spec(name, seed=seed, rounds=40, clients=3) for seed in range(3) for name in ("fedavg", "local")]
@@ -44,7 +44,9 @@ def test_ray_with_three_nodes_of_which_one_is_killed(store, tmp_path, monkeypatc
         nodes = [cluster.add_node(num_cpus=1, include_dashboard=False) for _ in range(3)]
         workers = RayTasks(cluster.address)
         assert workers.places == 3
-        assert run_jobs(RunQueue(tuple(SPECS), queue_url(store), Path("data"), HOW), store, workers, kill_a_node) == ""
+        assert (
+            run_jobs(RunQueue(tuple(SPECS), store.url.render_as_string(), Path("data"), HOW), store, workers, kill_a_node) == ""
+        )
     finally:
         cluster.shutdown()
     assert (len(killed), workers.lost) == (1, 1)
