@@ -60,7 +60,7 @@ MAY_IMPORT = {
     # Before a long run it times a few batches.
     "reproduce": {"report", "store", "data", "run", "methods", "models", "partition", "spec", "errors"},
     # Many runs: it plans as `run` does, and gives them to workers.
-    "sweep": {"plugins", "run", "interrupts", "methods", "engine", "store", "environment", "spec", "errors"},
+    "sweep": {"plugins", "run", "interrupts", "methods", "engine", "store", "environment", "plain", "spec", "errors"},
     "__main__": {"cli"},
     "cli": {
         "run",

@@ -1,10 +1,11 @@
-"""The runs of a command are made: one after another in this process, or several at a time by others."""
+"""The runs of a command are made: one after another in this process, or several at a time by workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,15 +13,15 @@ import typer
 from pflbench import interrupts
 from pflbench.cli.console import error, message
 from pflbench.cli.progress import sweep_view
-from pflbench.errors import Unreachable, Vanished
+from pflbench.errors import Occupied, Unreachable, UserError, Vanished
 
 if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.run.execution import Execution
-    from pflbench.spec import RunSpec
-    from pflbench.sweep.conduct import Course
-    from pflbench.sweep.jobs import Job, Steps, Workers
+    from pflbench.store.sweeps import SweepState
+    from pflbench.sweep.run_jobs import Workers
+    from pflbench.sweep.run_queue import Follow, RunQueue
 
 
 def runs_at_a_time(text: str | int) -> int | None:
@@ -45,82 +46,84 @@ KeepGoing = Annotated[bool, typer.Option("--keep-going", "-k", help="Make the ot
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many runs, this time.")]
 
 
-def at_a_time(jobs: int | None, ahead: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
-    """How many of the runs ahead are made at a time. jobs: as many as asked for; None: as many as there is room for."""
-    if len(ahead) < 2 or jobs == 1:
-        return 1
-    from pflbench.sweep.room import places
-
-    return places(ahead, data_dir, how) if jobs is None else min(jobs, len(ahead))
-
-
 def make_all(
-    found: Course,
+    queue: RunQueue,
     results: sqlalchemy.Engine,
-    waiting: Iterator[Job],
-    how: Execution,
     places: int,
     quiet: bool,
-    follow: Callable[[Job, Steps], Steps],
-    *,
-    keep_going: bool,
-    then: Callable[[Course], None] = lambda _: None,
+    follow: Follow,
+    then: Callable[[SweepState], None] = lambda state: None,
 ) -> bool:
     """Makes the runs of `run` and `reproduce`. False if one did not finish, which is told. Ctrl-C and the like end the command.
 
-    places: how many at a time; 1: in this process, where `follow` shows every round and errors end the command unless
-    keep_going. then: called whenever jobs have ended.
+    places: how many at a time; 1: in this process, where `follow` shows every round and errors end the command unless runs keep
+    going. then: called whenever runs may have ended.
     """
-    from pflbench.sweep.jobs import Here
-    from pflbench.sweep.processes import Processes
-    from pflbench.sweep.room import devices_for
+    from pflbench.store.failures import patiently
+    from pflbench.sweep.choose_executor import ExecutorOptions, choose_executor
 
-    tell_checkpoints(results, how)
-    workers: Workers
-    shown: AbstractContextManager[Callable[[Course], None]]
-    if places == 1:
-        workers, shown = Here(results, follow, keep_going), nullcontext(lambda _: None)
-    else:
-        workers, shown = Processes(places, devices_for(how)), sweep_view(found, results, quiet)
-
-    whole = made(found, workers, waiting, shown, then, keep_going=keep_going)
-    # What diverged here was told when it did.
-    told = tell_errors(found, ("failed", "elsewhere") if places == 1 else ("failed", "elsewhere", "diverged"))
-    if not whole or found.count("interrupted"):
-        try:
-            _tell_kept(found, results, how)
-        except (Unreachable, Vanished):
-            if not told:
-                raise
-    if not whole:
-        raise typer.Exit(interrupts.exit_code())
-    if found.stopped and found.ahead:
-        message(f"Stopped: {found.stopped}. Left: {len(found.ahead)}.")
-    return all(outcome.state == "finished" for outcome in found.ended.values())
-
-
-def made(
-    found: Course,
-    workers: Workers,
-    waiting: Iterator[Job],
-    shown: AbstractContextManager[Callable[[Course], None]],
-    then: Callable[[Course], None] = lambda _: None,
-    *,
-    keep_going: bool = False,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Makes what is ahead and shows it at every look. False after Ctrl-C and the like: what was under way has its checkpoints."""
-    from pflbench.sweep.conduct import conduct
-
+    tell_checkpoints(results, queue.how)
+    state = patiently(partial(queue.state, results))
+    over = set(state.states if places == 1 else state.keys("finished", "diverged"))
+    here, others = (tuple(spec for spec in queue.specs if (spec.key in over) == inside) for inside in (True, False))
     try:
-        steps = conduct(found, workers, waiting, keep_going=keep_going, cancelled=cancelled)
-        with closing(workers), shown as look, closing(steps):
-            for state in steps:
-                look(state)
-                then(state)
+        whole = _make_here(replace(queue, specs=here), results, follow, then)
+        if others:
+            queue = replace(queue, specs=others)
+            workers = choose_executor(ExecutorOptions(jobs=places), queue, results)
+            stopped = make_by(workers, queue, results, quiet, then)
+            state = patiently(partial(queue.state, results))
+            tell_errors(state, ("failed", "diverged"))
+            whole &= state.counts["finished"] == len(others)
+            if stopped:
+                message(f"Stopped: {stopped}. Left: {len(queue.ahead(state))}.")
     except KeyboardInterrupt:
-        return False
-    return True
+        _tell_kept(queue, results)
+        raise typer.Exit(interrupts.exit_code()) from None
+    return whole
+
+
+def make_by(
+    workers: Workers,
+    queue: RunQueue,
+    results: sqlalchemy.Engine,
+    quiet: bool,
+    then: Callable[[SweepState], None] = lambda state: None,
+) -> str:
+    """Has the runs made by workers and shows how they stand. Also those that failed before. Returns as `run_jobs`."""
+    from pflbench.store.failures import patiently
+    from pflbench.store.sweeps import requeue
+    from pflbench.sweep.run_jobs import run_jobs
+
+    patiently(lambda: requeue(results, queue.specs))
+    with sweep_view(queue, quiet) as show:
+
+        def look(state: SweepState) -> None:
+            show(state)
+            then(state)
+
+        return run_jobs(queue, results, workers, look)
+
+
+def _make_here(queue: RunQueue, results: sqlalchemy.Engine, follow: Follow, then: Callable[[SweepState], None]) -> bool:
+    """One after another in this process. False if one did not finish."""
+    from pflbench.store.failures import patiently
+
+    whole = True
+    for specs in queue.packs(queue.specs, results):
+        try:
+            with closing(follow(specs, queue.execute(specs, results))) as steps:
+                for _, step in steps:
+                    whole &= not isinstance(step, UserError)
+                    if isinstance(step, Occupied):
+                        tell(str(step))
+        except Exception as failed:
+            if not queue.keep_going or isinstance(failed, Unreachable | Vanished):
+                raise
+            whole = False
+            tell(str(failed) if isinstance(failed, UserError) else f"{type(failed).__name__}: {failed}")
+        then(patiently(partial(queue.state, results)))
+    return whole
 
 
 def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
@@ -133,24 +136,25 @@ def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
         message(f"Note: {text}")
 
 
-def tell_errors(found: Course, states: Collection[str]) -> list[str]:
-    """Why runs that ended in these states did, and those that something else than the user interrupted: each reason once."""
-    ended = (one for one in found.ended.values() if one.state in states or (one.state == "interrupted" and one.message))
-    told = list(dict.fromkeys(outcome.message for outcome in ended))
-    for text in told:
-        error(*text.split("\n", 1))
-    return told
+def tell_errors(state: SweepState, states: Sequence[str]) -> None:
+    """Why runs that ended in these states did: each reason once."""
+    ended = [state.runs[key] for key in state.keys(*states)]
+    for text in dict.fromkeys(run.message for run in ended if run is not None and run.message):
+        tell(text.removeprefix("UserError: "))
 
 
-def _tell_kept(found: Course, results: sqlalchemy.Engine, how: Execution) -> None:
-    """Says from where the same command goes on: of each run that was under way, by its checkpoint."""
+def tell(error_and_hint: str) -> None:
+    """An error as the database has it."""
+    error(*error_and_hint.split("\n", 1))
+
+
+def _tell_kept(queue: RunQueue, results: sqlalchemy.Engine) -> None:
+    """Says from where the same command goes on: of each run that was interrupted, by its checkpoint."""
     from pflbench.run.checkpoint import reached
-    from pflbench.store import runs
 
-    keys = [outcome.key for outcome in found.ended.values() if outcome.state == "interrupted"]
-    newest = [runs.newest(results, key) for key in (*keys, *(spec.key for spec in found.under_way))]
-    left = [run for run in newest if run is not None and not run.ended]
-    reaches = {run.id: reached(run, results.url, how.checkpoints) for run in left}
+    state = queue.state(results)
+    left = [run for key in state.keys("interrupted") if (run := state.runs[key]) is not None]
+    reaches = {run.id: reached(run, results.url, queue.how.checkpoints) for run in left}
     kept = [f"run {run} up to {last}" for run, last in reaches.items() if last is not None]
     lost = [f"{run}" for run, last in reaches.items() if last is None]
     told = ["Interrupted."]
@@ -163,5 +167,5 @@ def _tell_kept(found: Course, results: sqlalchemy.Engine, how: Execution) -> Non
     if lost:
         told.append(f"Without a checkpoint: run {', '.join(lost)}, which the same command begins anew.")
     if not reaches:
-        told.append("The same command goes on." if found.ended else "Nothing had begun.")
+        told.append("The same command goes on." if state.keys("finished", "diverged") else "Nothing had begun.")
     message(" ".join(told))

@@ -5,209 +5,122 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from operator import mul
-from typing import TYPE_CHECKING, Protocol
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, Task, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from pflbench.cli.console import duration, error, message, stderr
+from pflbench.cli.console import error, message, stderr
 from pflbench.errors import Diverged, Occupied
 
 if TYPE_CHECKING:
-    import sqlalchemy
-
     from pflbench.data import Progress as DataProgress
     from pflbench.run.loop import Progress as Step
     from pflbench.spec import RunSpec
-    from pflbench.sweep.conduct import Course
-    from pflbench.sweep.jobs import Steps
+    from pflbench.store.sweeps import SweepState
+    from pflbench.sweep.run_queue import Follow, RunQueue, Steps
 
 # A log of 2,000 rounds should still be readable.
 SECONDS_BETWEEN_LINES = 5.0
+Show = Callable[[int, "Step"], None]
+"""Shows a step of a run, by the run's number in its pack."""
 
 
-class View(Protocol):
-    """Of the runs of a pack, by their numbers in it: most are alone in theirs."""
+@contextmanager
+def run_view(names: Sequence[str], quiet: bool) -> Iterator[Show]:
+    """Shows every round of a run that is made in this process, or of several that are made together."""
+    if quiet:
+        yield lambda number, step: None
+    elif not sys.stderr.isatty():
+        yield _lines(names)
+    else:
+        with _display(TextColumn("{task.fields[figures]}")) as display:
+            tasks = [display.add_task(name, total=None, figures="") for name in names]
 
-    def show(self, number: int, step: Step) -> None: ...
+            def show(number: int, step: Step) -> None:
+                figures = _beginning(step) if step.kind in ("started", "resumed") else _figures(step)
+                display.update(tasks[number], total=step.rounds, completed=step.round, figures=figures)
+
+            try:
+                yield show
+            finally:
+                for task in tasks:
+                    display.stop_task(task)
 
 
-class Quiet:
-    def show(self, number: int, step: Step) -> None:
-        pass
-
-
-class Lines:
+def _lines(names: Sequence[str]) -> Show:
     """The first and the last round of each run, and between them at most one line of it every few seconds."""
+    last = dict.fromkeys(range(len(names)), float("-inf"))
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names, self._last = names, dict.fromkeys(range(len(names)), float("-inf"))
-
-    def show(self, number: int, step: Step) -> None:
-        name = self._names[number]
+    def show(number: int, step: Step) -> None:
         if step.kind in ("started", "resumed"):
-            message(f"{name}: run {step.run_id} {_beginning(step)}")
+            message(f"{names[number]}: run {step.run_id} {_beginning(step)}")
         elif step.kind == "round":
             now = time.monotonic()
-            if step.round == step.rounds or now - self._last[number] >= SECONDS_BETWEEN_LINES:
-                self._last[number] = now
-                message(f"{name}: round {step.round}/{step.rounds}  {_figures(step)}")
+            if step.round == step.rounds or now - last[number] >= SECONDS_BETWEEN_LINES:
+                last[number] = now
+                message(f"{names[number]}: round {step.round}/{step.rounds}  {_figures(step)}")
 
-
-class Bars:
-    """A bar of a Rich progress display for each run."""
-
-    def __init__(self, display: Progress, names: Sequence[str]) -> None:
-        self._display = display
-        self._tasks = [display.add_task(name, total=None, figures="") for name in names]
-
-    def show(self, number: int, step: Step) -> None:
-        note = _beginning(step) if step.kind in ("started", "resumed") else _figures(step)
-        self._display.update(self._tasks[number], total=step.rounds, completed=step.round, figures=note)
-
-    def close(self) -> None:
-        for task in self._tasks:
-            self._display.stop_task(task)
-
-
-class Series:
-    """How far many runs are together. weights: the share of the time that each is expected to take, in any unit."""
-
-    def __init__(self, weights: Sequence[float]) -> None:
-        self._weights, self._begun, self._over = list(weights), time.monotonic(), 0
-        self._shares, self._under_way = [0.0] * len(self._weights), tuple[int, ...]()
-
-    def begin(self, *runs: int) -> None:
-        """The next run, or the next ones that are made together, by their places among the weights."""
-        for run in self._under_way:
-            self._shares[run] = 1.0
-        self._over, self._under_way = self._over + len(self._under_way), runs
-
-    def reach(self, share: float, number: int = 0) -> None:
-        """So much of a run under way is done, from 0 to 1. number: its place among those."""
-        self._shares[self._under_way[number]] = share
-
-    @property
-    def done(self) -> float:
-        """Of 1."""
-        return float(sum(map(mul, self._shares, self._weights))) / (sum(self._weights) or 1)
-
-    @property
-    def title(self) -> str:
-        first, last = self._over + 1, self._over + len(self._under_way)
-        which = f"run {first}" if first == last else f"runs {first} to {last}"
-        return f"{which} of {len(self._weights)}"
-
-    @property
-    def left(self) -> str:
-        """By the time that it has taken so far."""
-        if self.done == 0:
-            return ""
-        return f"{duration((time.monotonic() - self._begun) * (1 - self.done) / self.done)} left"
-
-
-class SeriesBars(Bars):
-    """The bars of the runs under way, and above them that of their series."""
-
-    def __init__(self, display: Progress, names: Sequence[str], series: Series) -> None:
-        self._series, self._whole = series, display.add_task(series.title, total=1, figures="", left="")
-        self._from = [0] * len(names)
-        super().__init__(display, names)
-
-    def show(self, number: int, step: Step) -> None:
-        super().show(number, step)
-        if step.kind in ("started", "resumed"):
-            self._from[number] = step.round
-        begun = self._from[number]
-        self._series.reach((step.round - begun) / max(1, step.rounds - begun), number)
-        self._display.update(self._whole, completed=self._series.done, left=self._series.left)
+    return show
 
 
 @contextmanager
-def series_view(names: Sequence[str], quiet: bool, series: Series) -> Iterator[View]:
-    """As `run_view`, for the runs of a series that have begun."""
-    if quiet:
-        yield Quiet()
-    elif not sys.stderr.isatty():
-        left = f", about {series.left}" if series.left else ""
-        message(f"{series.title.capitalize()}{left}")
-        yield Lines(names)
-    else:
-        with _display(TextColumn("{task.fields[figures]}"), transient=True) as display:
-            yield SeriesBars(display, names, series)
+def sweep_view(queue: RunQueue, quiet: bool) -> Iterator[Callable[[SweepState], None]]:
+    """A callback that shows how the runs of a queue stand: a bar for all, and one for each that is under way.
 
-
-@contextmanager
-def sweep_view(course: Course, results: sqlalchemy.Engine, quiet: bool) -> Iterator[Callable[[Course], None]]:
-    """A callback that shows how a sweep stands: a bar for all of it, and one for each run under way.
-
-    What the user should know of a run is told when it is over, of several that tell the same once.
+    What a run has noticed is told when it is over; what several notice, once.
     """
-    names = dict(zip((spec.key for spec in course.ahead), named(course.ahead), strict=True))
-    told: set[str] = set()
+    names = dict(zip((spec.key for spec in queue.specs), named(queue.specs), strict=True))
+    ended, told = set[str](), set[str]()
 
-    def news(state: Course) -> None:
-        for key, outcome in state.ended.items():
-            for text in outcome.news:
+    def tell(state: SweepState) -> None:
+        from pflbench.sweep.run_queue import news
+
+        for key in state.keys("finished", "diverged", "failed"):
+            if key in ended:
+                continue
+            ended.add(key)
+            for text in news(state.runs[key]):
                 if text not in told:
                     told.add(text)
                     message(f"{names[key]}: {text}")
+            if not quiet and not sys.stderr.isatty():
+                message(f"{len(ended)}/{len(names)}  {names[key]}: {state.states[key]}")
 
-    def with_news(show: Callable[[Course], None]) -> Callable[[Course], None]:
-        def look(state: Course) -> None:
-            news(state)
-            show(state)
+    if quiet or not sys.stderr.isatty():
+        yield tell
+        return
+    with _display(TextColumn("{task.fields[figures]}"), transient=True) as display:
+        bars = _SweepBars(display, names, {spec.key: spec.train.rounds for spec in queue.specs})
 
-        return look
+        def look(state: SweepState) -> None:
+            tell(state)
+            bars.show(state)
 
-    if quiet:
-        yield news
-    elif not sys.stderr.isatty():
-        yield with_news(SweepLines(names).show)
-    else:
-        with _display(TextColumn("{task.fields[figures]}"), transient=True) as display:
-            yield with_news(SweepBars(display, course, names, results).show)
-
-
-class SweepLines:
-    """A line for each run that has ended, with how many are over."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
-        self._told: set[str] = set()
-
-    def show(self, state: Course) -> None:
-        for key, outcome in state.ended.items():
-            if key not in self._told:
-                self._told.add(key)
-                message(f"{len(self._told)}/{len(self._names)}  {self._names[key]}: {outcome.state}")
+        yield look
 
 
-class SweepBars:
+class _SweepBars:
     """All rounds of a sweep as one bar, and those of the runs under way."""
 
-    def __init__(self, display: Progress, course: Course, names: Mapping[str, str], results: sqlalchemy.Engine) -> None:
-        self._display, self._names, self._results = display, names, results
-        self._rounds = {spec.key: spec.train.rounds for spec in course.ahead}
-        self._whole = display.add_task("sweep", total=sum(self._rounds.values()), figures="")
+    def __init__(self, display: Progress, names: Mapping[str, str], rounds: Mapping[str, int]) -> None:
+        self._display, self._names, self._rounds = display, names, rounds
+        self._whole = display.add_task("sweep", total=sum(rounds.values()), figures="")
         self._tasks: dict[str, TaskID] = {}
 
-    def show(self, state: Course) -> None:
-        from pflbench.sweep.conduct import under_way
-
-        reached = under_way(state, self._results)
-        for key in self._tasks.keys() - reached.keys():
+    def show(self, state: SweepState) -> None:
+        reached = {key: (run and run.last_round) or 0 for key, run in state.runs.items()}
+        over, under_way = state.keys("finished", "diverged", "failed"), state.keys("running")
+        for key in self._tasks.keys() - set(under_way):
             self._display.remove_task(self._tasks.pop(key))
-        for spec in state.under_way:
-            if spec.key not in self._tasks:
-                self._tasks[spec.key] = self._display.add_task(self._names[spec.key], total=spec.train.rounds, figures="")
-            self._display.update(self._tasks[spec.key], completed=reached[spec.key])
-        over = sum(self._rounds[key] for key in state.ended)
-        failed = f", {state.count('failed')} failed" if state.count("failed") else ""
-        runs = f"{len(state.ended)}/{len(self._rounds)} runs{failed}"
-        self._display.update(self._whole, completed=over + sum(reached.values()), figures=runs)
+        for key in under_way:
+            if key not in self._tasks:
+                self._tasks[key] = self._display.add_task(self._names[key], total=self._rounds[key], figures="")
+            self._display.update(self._tasks[key], completed=reached[key])
+        failed = f", {state.counts['failed']} failed" if state.counts["failed"] else ""
+        done = sum(self._rounds[key] if key in set(over) else reached[key] for key in reached)
+        self._display.update(self._whole, completed=done, figures=f"{len(over)}/{len(self._rounds)} runs{failed}")
 
 
 def apart(specs: Sequence[RunSpec]) -> list[str]:
@@ -233,36 +146,25 @@ def named(specs: Sequence[RunSpec]) -> list[str]:
     ]
 
 
-@contextmanager
-def run_view(names: Sequence[str], quiet: bool) -> Iterator[View]:
-    """Shows the progress of one run, or of several that are made together, as long as the context lasts."""
-    if quiet:
-        yield Quiet()
-    elif not sys.stderr.isatty():
-        yield Lines(names)
-    else:
-        with _display(TextColumn("{task.fields[figures]}")) as display:
-            bars = Bars(display, names)
-            try:
-                yield bars
-            finally:
-                bars.close()
+def followed(specs: Sequence[RunSpec], quiet: bool) -> Follow:
+    """Shows the rounds of these runs when they are made in this process. One that diverges is reported: others go on."""
+    names = dict(zip((spec.key for spec in specs), named(specs), strict=True))
 
+    def follow(pack: Sequence[RunSpec], steps: Steps) -> Steps:
+        own, told = [names[spec.key] for spec in pack], set[str]()
+        with run_view(own, quiet) as show, closing(steps):
+            for number, step in steps:
+                if isinstance(step, Diverged):
+                    error(step.message, step.hint)
+                elif not isinstance(step, Occupied):
+                    show(number, step)
+                    for text in step.news:
+                        if text not in told:  # what a pack has met, each of its runs tells
+                            told.add(text)
+                            message(f"{own[number]}: {text}")
+                yield number, step
 
-def followed(names: Sequence[str], steps: Steps, shown: AbstractContextManager[View]) -> Steps:
-    """The steps of a job's runs, which are shown as they pass. One that diverges is reported here: others go on."""
-    told: set[str] = set()
-    with shown as view, closing(steps):
-        for number, step in steps:
-            if isinstance(step, Diverged):
-                error(step.message, step.hint)
-            elif not isinstance(step, Occupied):
-                view.show(number, step)
-                for text in step.news:
-                    if text not in told:  # what a pack has met, each of its runs tells
-                        told.add(text)
-                        message(f"{names[number]}: {text}")
-            yield number, step
+    return follow
 
 
 @contextmanager
@@ -282,22 +184,8 @@ def data_view(quiet: bool = False) -> Iterator[DataProgress | None]:
         yield show
 
 
-class _Left(TimeRemainingColumn):
-    """The time left: a task's own word for it where it has one."""
-
-    def render(self, task: Task) -> Text:
-        own = task.fields.get("left")
-        return super().render(task) if own is None else Text(own, style="progress.remaining")
-
-
 def _display(*more: TextColumn, transient: bool = False) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        *more,
-        _Left(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), *more, TimeRemainingColumn())
     # Beside a bar Rich would take what goes to stdout for its console, which is stderr.
     return Progress(*columns, console=stderr(), transient=transient, redirect_stdout=sys.stdout.isatty())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table, say
 from pflbench.cli.db import opened, opened_if_there
-from pflbench.cli.making import Jobs, KeepGoing, Limit, at_a_time, make_all
-from pflbench.cli.progress import Series, data_view, followed, named, series_view
+from pflbench.cli.making import Jobs, KeepGoing, Limit, make_all
+from pflbench.cli.progress import data_view, followed
 from pflbench.cli.reports import MethodsFilter, PartitionsFilter, one_at_a_time, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pflbench.reproduce.outlook import Outlook, SettingOutlook
     from pflbench.run.execution import Execution
     from pflbench.spec import RunSpec
-    from pflbench.sweep.jobs import Job, Steps
+    from pflbench.sweep.run_queue import Steps
 
 
 MAP = f"The papers' tables and figures, and the names of them here:\n\n{papermap.plain()}"
@@ -285,8 +286,10 @@ def _make(
     limit: int | None,
 ) -> bool:
     """The missing runs. One that diverges is reported, and the others go on. False if one did, or failed."""
-    from pflbench.sweep.conduct import Course
-    from pflbench.sweep.jobs import jobs_of
+    from pflbench.store.failures import patiently
+    from pflbench.store.sweeps import last_ended
+    from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
+    from pflbench.sweep.run_queue import RunQueue
 
     ahead = {one.wanted.spec.key: one for one, _ in outlook.ahead[:limit]}
     specs = [one.wanted.spec for one in ahead.values()]
@@ -294,23 +297,40 @@ def _make(
     if followed_runs:
         follow_client(followed_runs[0].options["trajectory"], [one.spec for one in followed_runs], data_dir)
     note_unchecked(how, quiet)
-    series, names = Series(outlook.weights[:limit]), dict(zip(ahead, named(specs), strict=True))
-    numbers = {key: place for place, key in enumerate(ahead)}
+    begun, shown = time.monotonic(), followed(specs, quiet)
+    weights = dict(zip(ahead, outlook.weights[:limit], strict=True))
+    left = dict(weights)
 
-    def own(spec: RunSpec) -> tuple[Execution, bool]:
-        keeps = ahead[spec.key].wanted.keeps
-        keeping = replace(how, observe_every=keeps.observe_every, follow=keeps.follow, scale=outlook.goal.scale.name)
-        return keeping, ahead[spec.key].anew
+    def keeping(key: str) -> Execution:
+        keeps = ahead[key].wanted.keeps
+        return replace(how, observe_every=keeps.observe_every, follow=keeps.follow, scale=outlook.goal.scale.name)
 
-    def follow(job: Job, steps: Steps) -> Steps:
-        keys = [spec.key for spec in job.specs]
-        series.begin(*(numbers[key] for key in keys))
-        together = [names[key] for key in keys]
-        return followed(together, steps, series_view(together, quiet, series))
+    def follow(pack: Sequence[RunSpec], steps: Steps) -> Steps:
+        if not quiet:
+            message(series_title(len(weights) - len(left), len(pack), weights.values(), left.values(), time.monotonic() - begun))
+        for spec in pack:
+            del left[spec.key]
+        return shown(pack, steps)
 
-    waiting = jobs_of(specs, results, data_dir, how, force=True, own=own)
-    places = at_a_time(jobs, specs, data_dir, how)
-    return make_all(Course(specs), results, waiting, how, places, quiet, follow, keep_going=keep_going)
+    queue = RunQueue(
+        tuple(specs),
+        results.url.render_as_string(hide_password=False),
+        data_dir,
+        how,
+        own={key: keeping(key) for key in ahead},
+        repeated=patiently(lambda: last_ended(results, [key for key, one in ahead.items() if one.anew])),
+        keep_going=keep_going,
+    )
+    places = at_a_time(ExecutorOptions(jobs=jobs), specs, data_dir, how) or 1
+    return make_all(queue, results, places, quiet, follow)
+
+
+def series_title(over: int, together: int, weights: Collection[float], left: Collection[float], seconds: float) -> str:
+    """Which runs of a series begin, and how long all that are left take. weights, left: their shares of the time, in any unit."""
+    which = f"Run {over + 1}" if together == 1 else f"Runs {over + 1} to {over + together}"
+    done = sum(weights) - sum(left)
+    ahead = f", about {duration(seconds * sum(left) / done)} left" if done else ""
+    return f"{which} of {len(weights)}{ahead}"
 
 
 def _show(

@@ -14,8 +14,8 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, message, print_json, say
 from pflbench.cli.db import opened
-from pflbench.cli.making import Jobs, KeepGoing, at_a_time, make_all
-from pflbench.cli.progress import apart, data_view, followed, named, run_view
+from pflbench.cli.making import Jobs, KeepGoing, make_all
+from pflbench.cli.progress import apart, data_view, followed, named
 from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from pflbench.run.follow import Follow
     from pflbench.run.setting import Setting
     from pflbench.spec import RunSpec
-    from pflbench.sweep.conduct import Course
-    from pflbench.sweep.jobs import Job, Steps
+    from pflbench.store.sweeps import SweepState
 
 
 @o.taking(asked={**o.MAIN, **o.PARTITION, **o.TRAINING}, executed=o.EXECUTION)
@@ -65,8 +64,9 @@ def run(
     from pflbench.run import trusted
     from pflbench.run.execution import find_device, require_arithmetic
     from pflbench.store.failures import patiently
-    from pflbench.sweep.conduct import Course
-    from pflbench.sweep.jobs import jobs_of
+    from pflbench.store.sweeps import last_ended
+    from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
+    from pflbench.sweep.run_queue import RunQueue
 
     require_arithmetic(find_device(how.device), specs[0].train.dtype)
     prepare(specs, data_dir, quiet)
@@ -76,21 +76,17 @@ def run(
     note_unchecked(how, quiet)
     done: dict[str, dict[str, Any]] = {}
 
-    def follow(job: Job, steps: Steps) -> Steps:
-        own = [names[spec.key] for spec in job.specs]
-        return followed(own, steps, run_view(own, quiet))
-
     try:
         with opened(db, create=True) as results:
             names, more = ({spec.key: text for spec, text in zip(specs, tell(specs), strict=True)} for tell in (named, apart))
             there = set() if force else patiently(partial(_finished, results, specs))
-            places = at_a_time(jobs, [spec for spec in specs if spec.key not in there], data_dir, how)
+            places = at_a_time(ExecutorOptions(jobs=jobs), [spec for spec in specs if spec.key not in there], data_dir, how) or 1
             if not quiet:
                 _tell_ahead(specs, results, data_dir, how, force, places)
 
-            def then(state: Course) -> None:
-                for key, outcome in state.ended.items():
-                    if key in done or outcome.state not in ("finished", "diverged"):
+            def then(state: SweepState) -> None:
+                for key in state.keys("finished", "diverged"):
+                    if key in done:
                         continue
                     done[key] = row = patiently(partial(_result, results, key, more[key]))
                     if key in there:
@@ -100,8 +96,10 @@ def run(
 
             plugins = tuple(path.absolute() for path in asked["plugins"])
             trusted.remember(trusted.python_files(specs, plugins))
-            waiting = jobs_of(specs, results, data_dir, how, plugins, force=force)
-            whole = make_all(Course(list(specs)), results, waiting, how, places, quiet, follow, keep_going=keep_going, then=then)
+            repeated = patiently(partial(last_ended, results, list(names))) if force else {}
+            url = results.url.render_as_string(hide_password=False)
+            queue = RunQueue(tuple(specs), url, data_dir, how, plugins, repeated=repeated, keep_going=keep_going)
+            whole = make_all(queue, results, places, quiet, followed(specs, quiet), then)
     finally:
         if as_json:
             print_json(list(done.values()))

@@ -24,7 +24,7 @@ from pflbench.errors import UserError
 if TYPE_CHECKING:
     from pflbench.run.execution import Execution
     from pflbench.spec import RunSpec
-    from pflbench.sweep.hire import Hiring
+    from pflbench.sweep.choose_executor import ExecutorOptions
     from pflbench.sweep.study import Study
 
 # Of seeds there is one option here.
@@ -86,10 +86,10 @@ def run(
     from pflbench.run import trusted
     from pflbench.run.places import place_of
     from pflbench.run.plan import warnings
+    from pflbench.sweep.choose_executor import executor_options
     from pflbench.sweep.grid import specifications
-    from pflbench.sweep.hire import asked_for
 
-    hiring = asked_for(workers)
+    executor = executor_options(workers)
     study = _study(file, grid, name, asked)
     if file and (code := trusted.files_named([*study.grid.values("model"), *study.grid.values("dataset")])):
         message(f"{file} names Python files, which are executed: {', '.join(code)}")
@@ -98,12 +98,12 @@ def run(
         message(f"Note: {text}")
     how = execution({**executed, "trajectory": None, "force": False})
     if dry_run:
-        _outlook(study.name, specs, db, data_dir, how, hiring, as_json)
+        _outlook(study.name, specs, db, data_dir, how, executor, as_json)
         return
     environment = {
         "command": command_line(how.record_host),
         "execution": executed,
-        "workers": hiring.plain(),
+        "workers": executor.plain(),
         "data_dir": str(data_dir.absolute()),
         "plugins": [str(path.absolute()) for path in asked["plugins"]],
         "file": None if file is None else file.read_text(encoding="utf-8"),
@@ -113,8 +113,8 @@ def run(
 
         place_of(results.url, how.checkpoints)  # what it refuses must not be stored
         sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
-        trusted.remember(trusted.wanted(specs, asked["plugins"], how.checkpoints, hiring.words()))
-        asked_now = SweepCommand(sweep, results, how, hiring, data_dir, quiet, as_json)
+        trusted.remember(trusted.wanted(specs, asked["plugins"], how.checkpoints, executor.words()))
+        asked_now = SweepCommand(sweep, results, how, executor, data_dir, quiet, as_json)
         make(asked_now, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
 
 
@@ -128,7 +128,7 @@ def list_(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     from pflbench.store import sweeps
 
     with opened(db) as results:
-        found = [(sweep, sweeps.standing(results, sweep.specs)) for sweep in sweeps.listed(results)]
+        found = [(sweep, sweeps.sweep_state(results, sweep.specs)) for sweep in sweeps.listed(results)]
     records = [
         {
             "name": sweep.name,
@@ -155,7 +155,7 @@ def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> Non
 
     with opened(db) as results:
         sweep = sweeps.find(results, name)
-        stands = sweeps.standing(results, sweep.specs)
+        stands = sweeps.sweep_state(results, sweep.specs)
     records = []
     for spec, more in zip(sweep.specs, apart(sweep.specs), strict=True):
         made = stands.runs[spec.key]
@@ -189,7 +189,7 @@ def cancel(name: NAMED, db: o.Db = o.DEFAULT_DB) -> None:
 
     with opened(db) as results:
         sweep = sweeps.cancel(results, name)
-        running = sweeps.standing(results, sweep.specs).counts["running"]
+        running = sweeps.sweep_state(results, sweep.specs).counts["running"]
     message(f"{name} is cancelled. Runs under way that will stop: {running}. Go on with: pflbench sweep resume {name}")
 
 
@@ -215,24 +215,26 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
     return replace(study, name=name) if name else study
 
 
-def _outlook(name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, hiring: Hiring, as_json: bool) -> None:
+def _outlook(
+    name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, executor: ExecutorOptions, as_json: bool
+) -> None:
     """What is there and what is ahead, on stdout. It makes no database. Runs without their data are counted, and not timed."""
     from pflbench.report.labels import counted
     from pflbench.reproduce.forecast import forecast
     from pflbench.reproduce.outlook import lacking
     from pflbench.store import sweeps
-    from pflbench.sweep.hire import at_a_time
+    from pflbench.sweep.choose_executor import at_a_time
 
     with (
         opened_if_there(db) as found_there,
         nullcontext(found_there) if found_there else opened("sqlite://", create=True) as results,
     ):
-        stands = sweeps.standing(results, specs)
+        stands = sweeps.sweep_state(results, specs)
         ahead = [spec for spec in specs if stands.states[spec.key] not in ("finished", "diverged", "failed")]
         without = lacking(ahead, data_dir)
         here = [spec for spec in ahead if spec.data.label not in without]
         found = forecast(here, results, data_dir, how) if here else None
-    together = at_a_time(hiring, here, data_dir, how) if here else 0
+    together = at_a_time(executor, here, data_dir, how) if here else 0
     seconds = None if found is None or found.seconds is None else found.seconds / (together or 1)
     memory = None if found is None or found.memory is None else found.memory * (together or 1)
     record = {

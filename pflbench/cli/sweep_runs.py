@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,18 +17,18 @@ from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, message, print_json
 from pflbench.cli.db import opened
 from pflbench.cli.executors import EXECUTORS
-from pflbench.cli.making import KeepGoing, Limit, made, tell_checkpoints, tell_errors
-from pflbench.cli.progress import sweep_view
+from pflbench.cli.making import KeepGoing, Limit, make_by, tell, tell_checkpoints, tell_errors
+from pflbench.cli.progress import followed
 from pflbench.cli.run import execution, prepare
 
 if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.run.execution import Execution
-    from pflbench.store.sweeps import StoredSweep
-    from pflbench.sweep.conduct import Course
-    from pflbench.sweep.hire import Hiring
-    from pflbench.sweep.jobs import Job
+    from pflbench.spec import RunSpec
+    from pflbench.store.sweeps import StoredSweep, SweepState
+    from pflbench.sweep.choose_executor import ExecutorOptions
+    from pflbench.sweep.run_queue import RunQueue
 
 NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep: see `pflbench sweep list`.")]
 Files = Annotated[
@@ -48,7 +48,7 @@ class SweepCommand:
     sweep: StoredSweep
     results: sqlalchemy.Engine
     how: Execution
-    hiring: Hiring
+    workers: ExecutorOptions
     data_dir: Path
     quiet: bool = False
     as_json: bool = False
@@ -56,6 +56,13 @@ class SweepCommand:
     @property
     def plugins(self) -> tuple[Path, ...]:
         return _plugins(self.sweep)
+
+    def queue(self, specs: Sequence[RunSpec], keep_going: bool) -> RunQueue:
+        from pflbench.sweep.run_queue import RunQueue
+
+        how = replace(self.how, command=command_line(self.how.record_host))
+        url = self.results.url.render_as_string(hide_password=False)
+        return RunQueue(tuple(specs), url, self.data_dir, how, self.plugins, keep_going=keep_going, sweep=self.sweep.id)
 
 
 @o.taking(workers=EXECUTORS, place=o.only("checkpoints"))
@@ -77,14 +84,15 @@ def resume(
     """
     from pflbench.plugins.methods import plugged_in
     from pflbench.store import sweeps
-    from pflbench.sweep.hire import asked_for
+    from pflbench.sweep.choose_executor import executor_options
 
     with opened(db) as results:
         sweep = sweeps.find(results, name)
-        hiring = asked_for(workers, sweep.environment.get("workers"))
-        how = _allowed(sweep, files, place["checkpoints"], hiring, asked_for(workers) if workers["executor"] else None)
+        executor = executor_options(workers, sweep.environment.get("workers"))
+        typed = executor_options(workers) if workers["executor"] else None
+        how = _allowed(sweep, files, place["checkpoints"], executor, typed)
         sweep = sweeps.reopen(results, name)
-        asked = SweepCommand(sweep, results, how, hiring, Path(sweep.environment["data_dir"]), quiet, as_json)
+        asked = SweepCommand(sweep, results, how, executor, Path(sweep.environment["data_dir"]), quiet, as_json)
         with plugged_in(asked.plugins):
             make(asked, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
 
@@ -103,58 +111,72 @@ def work(
 
     `--executor slurm` has Slurm start them; any other queue may, too. A run that fails stops no other.
     """
+    from pflbench import environment
     from pflbench.plugins.methods import plugged_in
+    from pflbench.run.execution import find_device
     from pflbench.store import sweeps
-    from pflbench.sweep.conduct import course, unclaimed_jobs
-    from pflbench.sweep.hire import Hiring
-    from pflbench.sweep.jobs import jobs_of
+    from pflbench.sweep import run_queue
+    from pflbench.sweep.choose_executor import ExecutorOptions
 
     with opened(db) as results:
         sweep = sweeps.find(results, name)
         if sweep.cancelled_at:
             message(f"{name} is cancelled. Go on with: pflbench sweep resume {name}")
             return
-        hiring = Hiring(jobs=1, cpus_per_job=cpus_per_job)
-        how = _allowed(sweep, files, place["checkpoints"], hiring)
-        asked = SweepCommand(sweep, results, how, hiring, Path(sweep.environment["data_dir"]), quiet)
+        how = _allowed(sweep, files, place["checkpoints"], ExecutorOptions())
+        asked = SweepCommand(sweep, results, how, ExecutorOptions(), Path(sweep.environment["data_dir"]), quiet)
         with plugged_in(asked.plugins):
-            found = course(results, sweep.specs)
+            ahead, skipped = _ahead(asked, retry_failed=False)
             note_unchecked(how, quiet)
-            how = replace(how, command=command_line(how.record_host))
-            waiting = unclaimed_jobs(
-                results, found.ahead, lambda left: jobs_of(left, results, asked.data_dir, how, asked.plugins)
-            )
-            _by_workers(asked, found, islice(waiting, limit), keep_going=True, shared=True)
+            queue = asked.queue(ahead, keep_going=True).on(str(find_device(how.device)), cpus_per_job or environment.cores())
+            try:
+                made = run_queue.work(queue, results, limit=limit, follow=followed(ahead, quiet), failed=tell)
+            except KeyboardInterrupt:
+                message(f"Interrupted. Go on with: pflbench sweep resume {name}")
+                raise typer.Exit(interrupts.exit_code()) from None
+            state = sweeps.sweep_state(results, [spec for spec in ahead if spec.key in made])
+            _report(asked, state, skipped, "it was cancelled" if queue.cancelled(results) else "")
 
 
 def make(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: int | None) -> None:
     """The runs that are left. Exit code 2 if one did not finish, that of the signal after Ctrl-C and the like."""
-    from pflbench.sweep.conduct import course
-    from pflbench.sweep.jobs import jobs_of
+    from pflbench.store import sweeps
+    from pflbench.sweep.choose_executor import choose_executor
 
-    found = course(asked.results, asked.sweep.specs, retry_failed=retry_failed, limit=limit)
-    if found.ahead:
-        prepare(found.ahead, asked.data_dir, asked.quiet)
+    ahead, skipped = _ahead(asked, retry_failed)
+    ahead, why = ahead[:limit], ""
+    if ahead:
+        prepare(ahead, asked.data_dir, asked.quiet)
         tell_checkpoints(asked.results, asked.how)
-    if found.ahead and asked.hiring.executor == "slurm":
-        _queue(asked, found, limit)
+    if ahead and asked.workers.executor == "slurm":
+        _submit(asked, ahead, limit)
         return
-    if found.ahead and asked.hiring.executor == "local":  # a cluster's nodes have GPUs of their own
+    if ahead and asked.workers.executor == "local":  # a cluster's nodes have GPUs of their own
         note_unchecked(asked.how, asked.quiet)
-    how = replace(asked.how, command=command_line(asked.how.record_host))
-    waiting = jobs_of(found.ahead, asked.results, asked.data_dir, how, asked.plugins)
-    _by_workers(asked, found, waiting, keep_going=keep_going)
+    queue, interrupted = asked.queue(ahead, keep_going), False
+    try:
+        if ahead:
+            why = make_by(choose_executor(asked.workers, queue, asked.results), queue, asked.results, asked.quiet)
+    except KeyboardInterrupt:
+        interrupted = True
+    state = sweeps.sweep_state(asked.results, ahead)
+    tell_errors(state, ("failed", "diverged"))
+    _report(asked, state, skipped, why, interrupted=interrupted)
 
 
 def _allowed(
-    sweep: StoredSweep, files: Sequence[Path], checkpoints: str | None, hiring: Hiring, typed: Hiring | None = None
+    sweep: StoredSweep,
+    files: Sequence[Path],
+    checkpoints: str | None,
+    executor: ExecutorOptions,
+    typed: ExecutorOptions | None = None,
 ) -> Execution:
     """How the runs of a stored sweep are made. Raises UserError for code and addresses that this user has not typed here."""
     from pflbench.run import trusted
 
     before = {**sweep.environment["execution"], "trajectory": None, "force": False}
     how = execution({**before, "checkpoints": checkpoints or before.get("checkpoints")})
-    wanted = trusted.wanted(sweep.specs, _plugins(sweep), how.checkpoints, hiring.words())
+    wanted = trusted.wanted(sweep.specs, _plugins(sweep), how.checkpoints, executor.words())
     now = trusted.wanted((), files, checkpoints, typed.words() if typed else ())
     trusted.require_typed(f"The sweep '{sweep.name}'", wanted, now)
     trusted.remember(wanted)
@@ -165,60 +187,55 @@ def _plugins(sweep: StoredSweep) -> tuple[Path, ...]:
     return tuple(Path(path) for path in sweep.environment["plugins"])
 
 
-def _queue(asked: SweepCommand, found: Course, limit: int | None) -> None:
+def _ahead(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], dict[str, str]]:
+    """The runs that are to be made, and the states of the others: what has finished or diverged, or failed before."""
+    from pflbench.store import sweeps
+
+    state = sweeps.sweep_state(asked.results, asked.sweep.specs)
+    over = {"finished", "diverged", *(() if retry_failed else ("failed",))}
+    skipped = {key: own for key, own in state.states.items() if own in over}
+    return [spec for spec in asked.sweep.specs if spec.key not in skipped], skipped
+
+
+def _submit(asked: SweepCommand, ahead: Sequence[RunSpec], limit: int | None) -> None:
     """Workers for the runs ahead, in Slurm's queue. Those of them that failed wait there like the others."""
     from pflbench.run import trusted
-    from pflbench.store import sweeps, write
-    from pflbench.sweep.hire import queue
+    from pflbench.store import sweeps
+    from pflbench.sweep.choose_executor import submit_to_slurm
 
-    name, ahead = asked.sweep.name, found.ahead
+    name = asked.sweep.name
     typed = trusted.wanted(asked.sweep.specs, asked.plugins, asked.how.checkpoints)
     worker = [sys.executable, "-m", "pflbench", "sweep", "work", name, *(word for words in typed for word in words)]
-    number = queue(asked.hiring, name, ahead, asked.results, asked.data_dir, asked.how, worker, limit)
-    for run in sweeps.standing(asked.results, ahead).runs.values():
-        if run is not None and run.status == "failed":
-            write.update_run(asked.results, run.id, status="queued")
+    number = submit_to_slurm(asked.workers, name, ahead, asked.results, asked.data_dir, asked.how, worker, limit)
+    sweeps.requeue(asked.results, ahead)
     if asked.as_json:
         print_json({"name": name, "slurm_job": number, "runs": len(ahead)})
     message(f"{name}: workers for {len(ahead)} run{'s' * (len(ahead) > 1)} are in Slurm's queue as job {number}.")
     message(f"How they stand: pflbench sweep status {name}. To stop them: pflbench sweep cancel {name}")
 
 
-def _by_workers(asked: SweepCommand, found: Course, waiting: Iterator[Job], *, keep_going: bool, shared: bool = False) -> None:
-    """Jobs of the runs ahead, by processes or a Ray cluster. shared: what they leave is made by others."""
-    from pflbench.store import sweeps
-    from pflbench.sweep.hire import hire
+def _report(asked: SweepCommand, state: SweepState, skipped: Mapping[str, str], why: str, *, interrupted: bool = False) -> None:
+    """How the runs stand, and the exit code. why: no further ones were begun."""
+    from pflbench.sweep.run_queue import news
 
-    sweep, whole = asked.sweep, True
-    if found.ahead:
-        workers = hire(asked.hiring, found.ahead, asked.results, asked.data_dir, asked.how)
-
-        def cancelled() -> bool:
-            return sweeps.cancelled(asked.results, sweep.id)
-
-        shown = sweep_view(found, asked.results, asked.quiet)
-        whole = made(found, workers, waiting, shown, keep_going=keep_going, cancelled=cancelled)
-    _report(sweep.name, found, asked.as_json, 0 if shared else len(found.ahead))
-    if not whole:
-        message(f"Interrupted. Go on with: pflbench sweep resume {sweep.name}")
-        raise typer.Exit(interrupts.exit_code())
-    if found.count("failed") or found.count("diverged") or found.count("interrupted") or found.stopped:
-        raise typer.Exit(2)
-
-
-def _report(name: str, found: Course, as_json: bool, ahead: int) -> None:
-    if as_json:
-        print_json({"name": name, "skipped": found.skipped, "runs": [asdict(one) for one in found.ended.values()]})
-    tell_errors(found, ("failed", "diverged"))
-    states: dict[str, int] = {}
-    for outcome in found.ended.values():
-        states[outcome.state] = states.get(outcome.state, 0) + 1
-    skipped = f" There before: {len(found.skipped)}." if found.skipped else ""
-    left = f" Left: {ahead}." if ahead else ""
-    message(f"{name}: {counted_states(states)}{skipped}{left}{f' Stopped: {found.stopped}.' if found.stopped else ''}")
-    failed = sum(state == "failed" for state in found.skipped.values())
+    name = asked.sweep.name
+    begun = {key: own for key, own in state.states.items() if own != "missing"}
+    if asked.as_json:
+        runs = {key: state.runs[key] for key in begun}
+        more = {key: {"message": (run and run.message) or "", "news": news(run)} for key, run in runs.items()}
+        print_json({"name": name, "skipped": skipped, "runs": [{"key": key, "state": begun[key], **more[key]} for key in begun]})
+    told = f" There before: {len(skipped)}." if skipped else ""
+    told += f" Left: {left}." if (left := len(state.states) - len(begun)) else ""
+    told += f" Stopped: {why}." if why else ""
+    message(f"{name}: {counted_states(Counter(begun.values()))}{told}")
+    failed = sum(own == "failed" for own in skipped.values())
     if failed:
         message(f"{failed} failed before and {'was' if failed == 1 else 'were'} left as it is; --retry-failed tries again.")
+    if interrupted:
+        message(f"Interrupted. Go on with: pflbench sweep resume {name}")
+        raise typer.Exit(interrupts.exit_code())
+    if why or state.keys("failed", "diverged", "interrupted"):
+        raise typer.Exit(2)
 
 
 def counted_states(states: Mapping[str, int]) -> str:

@@ -142,7 +142,7 @@ class Account:
         told += [in_words(new)] if new else []
         apart = self._fed.executor.record().get("steps", {}).get("apart", {}).keys() - self._fallbacks_told
         self._fallbacks_told |= apart
-        return (*told, *(FALLBACK.format(reason=reason.removeprefix("not captured: ")) for reason in sorted(apart)))
+        return (*told, *map(uncaptured, sorted(apart)))
 
     def _keep_environment(self, last: bool = False) -> None:
         known = {**self._environment, **self._told(self._executed(last))}
@@ -228,6 +228,11 @@ def _refuse_non_finite(scores: Scores, t: int) -> None:
             f"client {int(scores.clients[bad][0])} has a non-finite test loss before training in round {t}",
             "A smaller --lr usually helps.",
         )
+
+
+def uncaptured(reason: str) -> str:
+    """Why steps are not captured, in a sentence."""
+    return FALLBACK.format(reason=reason.removeprefix("not captured: "))
 
 
 def in_words(shortages: Sequence[Shortage]) -> str:

@@ -21,6 +21,7 @@ except ImportError:  # Windows: no advisory locks there
     fcntl = None  # type: ignore[assignment]
 
 UNDER_WAY = ("queued", "running")
+OVER = ("finished", "diverged", "failed")
 PATIENCE = 0.5  # seconds: `presence` holds a lock for a moment, and a process that is at the run holds it for long
 
 
@@ -39,21 +40,23 @@ Hold = Callable[[], None]
 def presence(engine: Engine) -> Callable[[str, str], str]:
     """Says of a run, by its key and the status that was written, what it is now: asks once for all that are asked for.
 
-    A run under way that no process is at was interrupted, and could not write that down. Where nothing tells who is at a run,
-    the status is what was written.
+    A run under way that no process is at was interrupted, and could not write that down. One that waits, and that a process is
+    at, is running: it loads its data. Where nothing tells who is at a run, the status is what was written.
     """
     if engine.dialect.name == "postgresql":
         keys = claims.held(engine)
-        return lambda key, status: "interrupted" if status in UNDER_WAY and key not in keys else status
+        return lambda key, status: _present(status, key in keys)
     database = sqlite_path(engine.url)
     if database is None or fcntl is None:
         return lambda key, status: status
     where = folder(database)
+    return lambda key, status: _present(status, status not in OVER and _held(where / f"{key}.lock"))
 
-    def present(key: str, status: str) -> str:
-        return "interrupted" if status in UNDER_WAY and not _held(where / f"{key}.lock") else status
 
-    return present
+def _present(status: str, held: bool) -> str:
+    if status in OVER:
+        return status
+    return "running" if held else "interrupted" if status in UNDER_WAY else status
 
 
 @contextmanager

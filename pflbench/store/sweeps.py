@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, delete, insert, select, update
+from sqlalchemy import Engine, insert, select, update
 
 from pflbench.errors import UserError
 from pflbench.spec import RunSpec
@@ -16,6 +16,7 @@ from pflbench.store.database import again_if_there, inserted, reading, writing
 from pflbench.store.locks import presence
 from pflbench.store.runs import Run, attempts
 from pflbench.store.schema import SweepRow, now
+from pflbench.store.write import update_run
 
 MISSING = "missing"  # of a run that was never begun
 
@@ -33,8 +34,8 @@ class StoredSweep:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a sweep's runs are: each one's newest attempt, None where there is none, and what it is now."""
+class SweepState:
+    """How a sweep's runs are now: each one's newest attempt, None if it was never begun, and its state."""
 
     runs: Mapping[str, Run | None]  # by key
     states: Mapping[str, str]
@@ -43,6 +44,10 @@ class Standing:
     def counts(self) -> Counter[str]:
         """State -> runs."""
         return Counter(self.states.values())
+
+    def keys(self, *states: str) -> list[str]:
+        """The runs in one of these states, in the order of the sweep."""
+        return [key for key, state in self.states.items() if state in states]
 
 
 def save(engine: Engine, name: str, specs: Sequence[RunSpec], environment: Mapping[str, Any]) -> StoredSweep:
@@ -89,27 +94,34 @@ def reopen(engine: Engine, name: str) -> StoredSweep:
     return find(engine, name)
 
 
-def remove(engine: Engine, name: str) -> None:
-    """Forgets a sweep; its runs stay. Raises UserError if there is none of that name."""
-    sweep = find(engine, name)
-    with writing(engine) as connection:
-        connection.execute(delete(SweepRow).where(SweepRow.id == sweep.id))
-
-
 def cancelled(engine: Engine, sweep_id: int) -> bool:
-    """Also where it was removed."""
     with reading(engine) as connection:
-        row = connection.execute(select(SweepRow.cancelled_at).where(SweepRow.id == sweep_id)).one_or_none()
-    return row is None or row[0] is not None
+        return connection.execute(select(SweepRow.cancelled_at).where(SweepRow.id == sweep_id)).scalar() is not None
 
 
-def standing(engine: Engine, specs: Sequence[RunSpec]) -> Standing:
-    """How runs are. A run that counts as finished stays so when a later attempt was broken off."""
+def sweep_state(engine: Engine, specs: Sequence[RunSpec], repeated: Mapping[str, int] = {}) -> SweepState:
+    """How runs are. A run that counts as finished stays so when a later attempt was broken off.
+
+    repeated: of runs that are made anew, the number up to which attempts do not count.
+    """
     found = attempts(engine, [spec.key for spec in specs])
-    runs = {spec.key: _counting(found.get(spec.key, [])) for spec in specs}
+    counting = {key: [run for run in own if run.id > repeated.get(key, 0)] for key, own in found.items()}
+    runs = {spec.key: _counting(counting.get(spec.key, [])) for spec in specs}
     present = presence(engine)
-    states = {key: MISSING if run is None else present(key, run.status) for key, run in runs.items()}
-    return Standing(runs, states)
+    return SweepState(runs, {key: present(key, run.status if run else MISSING) for key, run in runs.items()})
+
+
+def last_ended(engine: Engine, keys: Collection[str]) -> dict[str, int]:
+    """The number of each run's last attempt that is over, 0 where there is none."""
+    found = attempts(engine, keys)
+    return {key: max((run.id for run in found.get(key, []) if run.ended), default=0) for key in keys}
+
+
+def requeue(engine: Engine, specs: Sequence[RunSpec]) -> None:
+    """Lets workers take runs that failed once more."""
+    for run in sweep_state(engine, specs).runs.values():
+        if run is not None and run.status == "failed":
+            update_run(engine, run.id, status="queued")
 
 
 def located(row: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

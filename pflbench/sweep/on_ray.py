@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster: a task for each job. Ray finds a place for it; what a node takes with it is made again elsewhere."""
+"""Workers of a Ray cluster: tasks that take runs from the database. Ray finds a place for each."""
 
 from __future__ import annotations
 
@@ -9,48 +9,46 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pflbench.engine import memory
 from pflbench.errors import UserError
 from pflbench.run.execution import find_device
-from pflbench.sweep.jobs import Job, RunOutcome, State, make_away
-from pflbench.sweep.room import ITSELF
+from pflbench.sweep.capacity import ITSELF
+from pflbench.sweep.run_queue import RunQueue, work_alone
 
-TRIES = 4  # of a job whose worker is killed
-LOST = f"Its worker was killed {TRIES} times, with its node or by the system when memory runs out."
-MOST = 1024  # tasks at a time: each has a thread here that waits for it
 LOOK = 2.0  # seconds between two looks at the nodes
 ANSWER = 5.0  # seconds in which an address should answer
 VARIABLE = "RAY_ADDRESS"
-# What a job does not say itself. Others may hold passwords, and Ray writes these into its logs.
-TOLD = ("PFLBENCH_DB_WAIT", "PFLBENCH_PLUGINS")
+# What a queue does not say itself. Others may hold passwords, and Ray writes these into its logs.
+PASSED = ("PFLBENCH_DB_WAIT", "PFLBENCH_PLUGINS")
 
 
 class RayTasks:
     """address: of the cluster; None: the one that Ray finds, or else one that is started here and ends with `close`."""
 
     def __init__(self, address: str | None) -> None:
+        self.lost = 0
         self._ray = _connected(address)
-        self._watchers = ThreadPoolExecutor(MOST)
-        self._tasks: set[Any] = set()  # under way, as Ray's references to what they will give
-        self._lock = threading.Lock()
-        self._stopped = False
+        self._tasks: list[Any] = []  # as Ray's references to what they will return
         self._looked = float("-inf")
         self._found: list[Mapping[str, float]] = []
         self.take()
 
-    def take(self, cores: int = 1, gpus: float = 0, bytes: int = 0, places: int | None = None) -> None:
-        """What each job takes: cores, a share of a GPU.
+    def take(self, cores: int = 1, gpus: float = 0, bytes: int = 0, places: int | None = None, runs: int = 1) -> None:
+        """What each worker takes: cores, a share of a GPU.
 
-        bytes: memory of a job of one run, with its process. places: jobs at a time; None: all that fit.
+        bytes: memory of one run, with its process. places: workers at a time; None: all that fit. runs: at a time in each.
 
-        Raises UserError where no node has so much.
+        Raises UserError if no node has so much.
         """
-        self._cores, self._gpus, self._bytes, self._most = cores, gpus, bytes, places
+        self._cores, self._gpus, self._most = cores, gpus, places
+        # Never more than a node has: Ray would wait for one for ever.
+        able = [node for node in self._nodes() if node.get("CPU", 0) >= cores and node.get("GPU", 0) >= gpus]
+        most = int(max((node.get("memory", 0) for node in able), default=0))
+        self._bytes = min(most, ITSELF + runs * (bytes - ITSELF) if bytes else 0)
         if not self._fitting():
             asked = f"{cores} core{'s' * (cores > 1)}" + (f" and {gpus:g} GPU" if gpus else "")
             raise UserError(f"No node of the Ray cluster has {asked} for a job.", "--cpus-per-job and --gpus-per-job say less.")
@@ -67,71 +65,54 @@ class RayTasks:
 
     @property
     def places(self) -> int:
-        return min(MOST, self._most or max(1, self._fitting()))
+        return self._most or max(1, self._fitting())
 
-    def submit(self, job: Job) -> Future[list[RunOutcome]]:
-        return self._watchers.submit(self._watched, job)
+    def start(self, queue: RunQueue) -> None:
+        share = {"num_cpus": self._cores, "num_gpus": self._gpus, "memory": self._bytes}
+        ours = {name: os.environ[name] for name in PASSED if name in os.environ}
+        if not self._gpus and queue.how.device == "auto":
+            queue = queue.on("cpu", self._cores)
+        # `run_jobs` replaces those that are killed: Ray itself would try for ever where memory runs out.
+        worker = self._ray.remote(max_retries=0, max_calls=1, runtime_env={"env_vars": ours}, **share)(_worker)
+        self._tasks.append(worker.remote(queue, Path.cwd(), self._cores, len(self._tasks)))
+
+    def alive(self) -> int:
+        if self._tasks:
+            ended, self._tasks = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
+            for task in ended:
+                self._see_end(task)
+        return len(self._tasks)
 
     def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            under_way = list(self._tasks)
-        for task in under_way:
+        for task in self._tasks:
             self._ray.cancel(task, force=False)  # KeyboardInterrupt there
+        if self._tasks:
+            self._ray.wait(self._tasks, num_returns=len(self._tasks))
 
     def close(self) -> None:
-        self._watchers.shutdown(wait=False, cancel_futures=True)
         self._ray.shutdown()
 
-    def _watched(self, job: Job) -> list[RunOutcome]:
+    def _see_end(self, task: Any) -> None:
         from ray import exceptions
 
-        killed = (exceptions.NodeDiedError, exceptions.WorkerCrashedError, exceptions.OutOfMemoryError)
-        for tried in range(TRIES):
-            task = self._begun(job, again=tried > 0)
-            if task is None:
-                return _all(job, "interrupted")
-            try:
-                outcomes: list[RunOutcome] = self._ray.get(task)
-                return outcomes
-            except exceptions.TaskCancelledError:
-                return _all(job, "interrupted")
-            except killed:
-                continue
-            except exceptions.RayError as error:
-                if "No module named 'pflbench'" in str(error):
-                    raise UserError(
-                        "The nodes of the Ray cluster cannot import pflbench.", "Install it there, in the same version as here."
-                    ) from None
-                return _all(job, "failed", f"Ray: {str(error).strip().splitlines()[-1]}")
-            finally:
-                self._tasks.discard(task)
-        return _all(job, "failed", LOST)
-
-    def _begun(self, job: Job, again: bool) -> Any:
-        share = {"num_cpus": self._cores, "num_gpus": self._gpus, "memory": self._memory(len(job.specs))}
-        ours = {name: os.environ[name] for name in TOLD if name in os.environ}
-        if not self._gpus and job.how.device == "auto":
-            job = replace(job, how=replace(job.how, device="cpu"))
-        make = self._ray.remote(_made).options(max_retries=0, runtime_env={"env_vars": ours}, **share)
-        with self._lock:
-            if self._stopped:
-                return None
-            task = make.remote(job, Path.cwd(), self._cores, again)
-            self._tasks.add(task)
-            return task
+        try:
+            self._ray.get(task)
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise error.cause from None
+            if "No module named 'pflbench'" in str(error):
+                raise UserError(
+                    "The nodes of the Ray cluster cannot import pflbench.", "Install it there, in the same version as here."
+                ) from None
+            raise UserError(f"Ray: {str(error).strip().splitlines()[-1]}") from None
+        except exceptions.RayError:  # its process or node was killed
+            self.lost += 1
 
     def _fitting(self) -> int:
-        """Jobs of one run that all nodes together have room for."""
-        share = {"CPU": self._cores, "GPU": self._gpus, "memory": self._memory(1)}
+        """Workers that all nodes together have room for."""
+        share = {"CPU": self._cores, "GPU": self._gpus, "memory": self._bytes}
         wanted = {name: asked for name, asked in share.items() if asked}
         return sum(min(int(node.get(name, 0) / asked) for name, asked in wanted.items()) for node in self._nodes())
-
-    def _memory(self, runs: int) -> int:
-        """Bytes for a job of so many runs, which share a process. Never more than a node has: Ray would wait for one for ever."""
-        able = (node for node in self._nodes() if node.get("CPU", 0) >= self._cores and node.get("GPU", 0) >= self._gpus)
-        most = int(max((node.get("memory", 0) for node in able), default=0))
-        return min(most, ITSELF + runs * (self._bytes - ITSELF) if self._bytes else 0)
 
     def _nodes(self) -> list[Mapping[str, float]]:
         """What each node has that is alive now."""
@@ -179,15 +160,15 @@ def _answers(address: str) -> bool:
     return True
 
 
-def _all(job: Job, state: State, message: str = "") -> list[RunOutcome]:
-    return [RunOutcome(spec.key, state, message) for spec in job.specs]
-
-
 # -- on the nodes -----------------------------------------------------------------------------------------------------------
 
 
-def _made(job: Job, folder: Path, cores: int, again: bool) -> list[RunOutcome]:
-    return make_away(job, folder, cores, again=again)
+def _worker(queue: RunQueue, folder: Path, cores: int, place: int) -> None:
+    """In the command's folder, if there is one here."""
+    with suppress(OSError):
+        os.chdir(folder)
+    with suppress(KeyboardInterrupt):
+        work_alone(queue, None, cores, place)
 
 
 def _gpu_memory() -> int:

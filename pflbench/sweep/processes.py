@@ -1,147 +1,81 @@
-"""Workers on this machine: processes that each make one job after another."""
+"""Workers on this machine: processes that take runs from the database."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from multiprocessing import get_context, parent_process, resource_tracker
-from queue import SimpleQueue
-from types import FrameType
+from multiprocessing.context import SpawnProcess
 
 from pflbench import environment, interrupts
-from pflbench.sweep.jobs import Job, RunOutcome, make, placed
-
-KILLED = "Its process was killed, as by the system when memory runs out; fewer jobs at a time may help (--jobs)."
+from pflbench.errors import Unreachable, UserError, Vanished
+from pflbench.sweep.run_queue import RunQueue, work_alone
 
 
 class Processes:
     """places: processes. devices: they are given to them in turn, such as "cuda:0" and "cuda:1".
 
     cores: of each process; None: all of them share those that there are.
-
-    A process that dies takes its own job with it, and no other.
     """
 
     def __init__(self, places: int, devices: tuple[str, ...], cores: int | None = None) -> None:
-        self.places = places
-        self._share = cores or max(1, environment.cores() // places)
-        self._free: SimpleQueue[_Process] = SimpleQueue()
-        self._all = [_Process(devices[i % len(devices)]) for i in range(places)]
-        for process in self._all:
-            self._free.put(process)
+        self.places, self.lost = places, 0
+        self._devices, self._cores = devices, cores or max(1, environment.cores() // places)
+        self._at_work: dict[int, SpawnProcess] = {}  # by place
 
-    def submit(self, job: Job) -> Future[list[RunOutcome]]:
-        process = self._free.get()
-        return process.submit(placed(job, process.device, self._share), lambda: self._free.put(process))
+    def start(self, queue: RunQueue) -> None:
+        place = next(place for place in range(self.places) if place not in self._at_work)
+        device = self._devices[place % len(self._devices)]
+        process = get_context("spawn").Process(target=_worker, args=(queue, device, self._cores, place))
+        resource_tracker.ensure_running()  # else it is started with the process, and unblocks signals
+        # Until it can tell what it is asked, a signal waits for it instead of ending it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS)
+        try:
+            process.start()
+            self._at_work[place] = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def alive(self) -> int:
+        for place, process in list(self._at_work.items()):
+            if process.exitcode is not None:
+                self.lost += process.exitcode != 0
+                del self._at_work[place]
+        return len(self._at_work)
 
     def stop(self) -> None:
-        for process in self._all:
-            process.interrupt()
+        for process in self._at_work.values():
+            process.terminate()
+        for process in self._at_work.values():
+            process.join()
 
     def close(self) -> None:
-        for process in self._all:
-            process.close()
-
-
-class _Process:
-    """One process, started with the first job, and anew where it died."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self._pool: ProcessPoolExecutor | None = None
-        self._number: Future[int]  # of the process, once it is up
-
-    def submit(self, job: Job, then: Callable[[], None]) -> Future[list[RunOutcome]]:
-        answer: Future[list[RunOutcome]] = Future()
-        answer.set_running_or_notify_cancel()
-
-        def done(made: Future[list[RunOutcome]]) -> None:
-            try:
-                outcomes = made.result()
-            except BrokenProcessPool:
-                self._pool = None
-                outcomes = [RunOutcome(spec.key, "failed", KILLED) for spec in job.specs]
-            except BaseException as error:
-                outcomes = [RunOutcome(spec.key, "failed", f"{type(error).__name__}: {error}") for spec in job.specs]
-            if any(outcome.state == "interrupted" for outcome in outcomes):
-                self._pool = None  # it ends by itself, and takes no other job
-            then()
-            answer.set_result(outcomes)
-
-        try:
-            self._started().submit(_worked, job).add_done_callback(done)
-        except BrokenProcessPool:  # it died between two jobs
-            self._pool = None
-            self._started().submit(_worked, job).add_done_callback(done)
-        return answer
-
-    def interrupt(self) -> None:
-        if self._pool is not None:
-            with suppress(ProcessLookupError, BrokenProcessPool):
-                os.kill(self._number.result(), signal.SIGINT)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-
-    def _started(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(1, get_context("spawn"), _begin)
-            resource_tracker.ensure_running()  # else it is started with the process, and unblocks signals
-            # Until it can tell what it is asked, a Ctrl-C in the terminal waits for it instead of ending it.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS)
-            try:
-                self._number = self._pool.submit(os.getpid)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return self._pool
+        """They hold nothing."""
 
 
 # -- in the process of a worker -------------------------------------------------------------------------------------------
 
-_busy = threading.Event()
-_asked = threading.Event()  # to stop
+
+def _worker(queue: RunQueue, device: str, cores: int, place: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the command passes it on
+    threading.Thread(target=_end_with_command, daemon=True).start()
+    with interrupts.caught(last=True):
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.SIGNALS)
+            work_alone(queue, device, cores, place)
+        except KeyboardInterrupt:
+            sys.exit(interrupts.exit_code())
+        except (Unreachable, Vanished):
+            sys.exit(2)  # the command finds the same, and says so
+        except UserError as error:
+            sys.exit(f"Error: {error}")
 
 
-def _begin() -> None:
-    """Ctrl-C reaches all processes of a terminal, SIGTERM all of a job: each is interrupted, once, and begins nothing else."""
-    for number in interrupts.SIGNALS:
-        signal.signal(number, _interrupted)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.SIGNALS)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    first = not _asked.is_set()
-    _asked.set()
-    if first and _busy.is_set():
-        interrupts.arrive(number, frame)
-
-
-def _follow_parent() -> None:
-    """A worker whose command was killed stops as after Ctrl-C, and ends."""
+def _end_with_command() -> None:
+    """A worker whose command was killed ends as after SIGTERM."""
     parent = parent_process()
     assert parent is not None
     parent.join()
-    while _busy.is_set():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.2)
-    os._exit(1)
-
-
-def _worked(job: Job) -> list[RunOutcome]:
-    _busy.set()
-    try:
-        if not _asked.is_set():
-            return make(job)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        _busy.clear()
-    return [RunOutcome(spec.key, "interrupted") for spec in job.specs]
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -22,7 +22,7 @@ from support.report_database import spec as measured
 from pflbench import data
 from pflbench.cli.console import duration
 from pflbench.cli.options import wish
-from pflbench.cli.progress import Series
+from pflbench.cli.reproduce import series_title
 from pflbench.cli.run import run as run_command
 from pflbench.errors import UserError
 from pflbench.partition import make
@@ -174,17 +174,9 @@ def test_the_estimate_by_hand(engine: Engine) -> None:
     assert left("fedavg", partition={"scheme": "dirichlet", "beta": 0.1, "clients": 50}) is None
 
 
-def test_the_time_left_of_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    series = Series([10, 30])
-    series.begin(0)
-    assert (series.title, series.left) == ("run 1 of 2", "")
-    series.begin(1)
-    series.reach(1 / 3)
-    now[0] += 60
-    assert series.done == 0.5
-    assert series.left == "60 s left"
+def test_the_time_left_of_a_series() -> None:
+    assert series_title(0, 1, [10, 30, 40], [10, 30, 40], 0.0) == "Run 1 of 3"
+    assert series_title(1, 2, [10, 30, 40], [30, 40], 10.0) == "Runs 2 to 3 of 3, about 70 s left"
 
 
 # -- what is there, and what is shown ------------------------------------------------------------------------------------

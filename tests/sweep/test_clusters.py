@@ -9,10 +9,9 @@ from support.command import ROOT
 from support.runs import by_key, run, spec
 
 from pflbench.run.execution import Execution
-from pflbench.store import runs
 from pflbench.store.database import connect, to_url
-from pflbench.sweep.conduct import conduct, course
-from pflbench.sweep.jobs import jobs_of
+from pflbench.sweep.run_jobs import run_jobs
+from pflbench.sweep.run_queue import RunQueue
 
 pytestmark = pytest.mark.slow
 SPECS = [spec(name, seed=seed, rounds=40, clients=3) for seed in range(3) for name in ("fedavg", "local")]
@@ -26,37 +25,7 @@ def store(tmp_path):
     engine.dispose()
 
 
-@pytest.fixture
-def alone(tmp_path):
-    """Rows of the same runs, made here."""
-
-    def made(specs):
-        engine = connect(to_url(str(tmp_path / "alone.db")))
-        for one in specs:
-            run(one, engine)
-        found = by_key(engine)
-        engine.dispose()
-        return found
-
-    return made
-
-
-def conducted(store, workers, specs, then=lambda: None):
-    """The sweep's course at its end. then: called once when some run has a few rounds."""
-    found, called = course(store, specs), False
-    try:
-        for _ in conduct(found, workers, jobs_of(found.ahead, store, Path("data"), HOW)):
-            newest = [runs.newest(store, one.key) for one in specs]
-            if not called and any(one and one.status == "running" and (one.last_round or 0) >= 5 for one in newest):
-                called = True
-                then()
-    finally:
-        workers.close()
-    assert called
-    return found
-
-
-def test_ray_with_three_nodes_of_which_one_is_killed(store, alone, monkeypatch):
+def test_ray_with_three_nodes_of_which_one_is_killed(store, tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -64,13 +33,25 @@ def test_ray_with_three_nodes_of_which_one_is_killed(store, alone, monkeypatch):
 
     from pflbench.sweep.on_ray import RayTasks
 
-    cluster = Cluster()
+    cluster, killed = Cluster(), []
+
+    def kill_a_node(state):
+        if not killed and any((state.runs[key].last_round or 0) >= 5 for key in state.keys("running") if state.runs[key]):
+            killed.append(nodes.pop())
+            cluster.remove_node(killed[0], allow_graceful=False)
+
     try:
         nodes = [cluster.add_node(num_cpus=1, include_dashboard=False) for _ in range(3)]
         workers = RayTasks(cluster.address)
         assert workers.places == 3
-        found = conducted(store, workers, SPECS, lambda: cluster.remove_node(nodes[-1], allow_graceful=False))
+        assert (
+            run_jobs(RunQueue(tuple(SPECS), store.url.render_as_string(), Path("data"), HOW), store, workers, kill_a_node) == ""
+        )
     finally:
         cluster.shutdown()
-    assert {outcome.state for outcome in found.ended.values()} == {"finished"}
-    assert by_key(store) == alone(SPECS)
+    assert (len(killed), workers.lost) == (1, 1)
+    alone = connect(to_url(str(tmp_path / "alone.db")))
+    for one in SPECS:
+        run(one, alone)
+    assert by_key(store) == by_key(alone)
+    alone.dispose()

@@ -15,15 +15,17 @@ from pflbench.run.execution import Execution
 from pflbench.spec import RunSpec
 from pflbench.store.failures import sqlite_path
 from pflbench.sweep import slurm
-from pflbench.sweep.jobs import Workers
-from pflbench.sweep.room import GpuShare, devices_for, needed, places, together_on_gpu
+from pflbench.sweep.capacity import GpuShare, capacity, devices_for, needed, together_on_gpu
+from pflbench.sweep.processes import Processes
+from pflbench.sweep.run_jobs import Workers
+from pflbench.sweep.run_queue import RunQueue
 
 Place = Literal["local", "ray", "slurm"]
 PLACES: tuple[Place, ...] = typing.get_args(Place)
 
 
 @dataclass(frozen=True)
-class Hiring:
+class ExecutorOptions:
     """What was asked for. jobs: at a time, None: all that there is room for; slurm: what sbatch is told, "partition=gpu"."""
 
     executor: Place = "local"
@@ -56,38 +58,36 @@ class Hiring:
         return {name: value for name, value in asdict(replace(self, jobs=None)).items() if value not in (None, ())}
 
 
-def asked_for(given: typing.Mapping[str, Any], before: typing.Mapping[str, Any] | None = None) -> Hiring:
+def executor_options(given: typing.Mapping[str, Any], before: typing.Mapping[str, Any] | None = None) -> ExecutorOptions:
     """From the options as they were given, None or empty where they were not. before: what was kept, which holds as long as no
     other executor is named.
     """
-    said = {field.name: given[field.name] for field in fields(Hiring) if given.get(field.name) not in (None, [], ())}
+    said = {field.name: given[field.name] for field in fields(ExecutorOptions) if given.get(field.name) not in (None, [], ())}
     kept = dict(before or {})
     if said.get("executor", kept.get("executor", "local")) != kept.get("executor", "local"):
         kept = {}
     both = {**kept, **said}
-    return Hiring(**{**both, "slurm": tuple(both.get("slurm", ()))})
+    return ExecutorOptions(**{**both, "slurm": tuple(both.get("slurm", ()))})
 
 
-def at_a_time(asked: Hiring, specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int | None:
-    """How many of these runs, if each is a job. None where a cluster says so."""
-    if asked.jobs:
-        return min(asked.jobs, len(specs))
-    return places(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job) if asked.executor == "local" else None
+def at_a_time(asked: ExecutorOptions, specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int | None:
+    """How many of these runs are made at a time. None if a cluster decides."""
+    if asked.jobs or len(specs) < 2:
+        return max(1, min(asked.jobs or 1, len(specs)))
+    return capacity(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job) if asked.executor == "local" else None
 
 
-def hire(asked: Hiring, specs: Sequence[RunSpec], store: Engine, data_dir: Path, how: Execution) -> Workers:
-    """Workers for these runs, which `close` sends home: processes, or those of Ray. Raises UserError where there are none."""
+def choose_executor(asked: ExecutorOptions, queue: RunQueue, store: Engine) -> Workers:
+    """Workers for the runs of a queue: processes, or tasks of Ray. Raises UserError if there can be none."""
+    places = at_a_time(asked, queue.specs, queue.data_dir, queue.how)
     if asked.executor == "local":
-        from pflbench.sweep.processes import Processes
-
-        most = asked.jobs or places(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job)
-        return Processes(most, devices_for(how), asked.cpus_per_job)
-    _require_shared(store, how)
-    return _ray(asked, specs, data_dir, how, asked.cpus_per_job or 1)
+        return Processes(places or 1, devices_for(queue.how), asked.cpus_per_job)
+    _require_shared(store, queue.how)
+    return _ray(asked, queue, asked.cpus_per_job or 1)
 
 
-def queue(
-    asked: Hiring,
+def submit_to_slurm(
+    asked: ExecutorOptions,
     name: str,
     specs: Sequence[RunSpec],
     store: Engine,
@@ -120,9 +120,10 @@ def queue(
     )
 
 
-def _ray(asked: Hiring, specs: Sequence[RunSpec], data_dir: Path, how: Execution, cores: int) -> Workers:
+def _ray(asked: ExecutorOptions, queue: RunQueue, cores: int) -> Workers:
     from pflbench.sweep.on_ray import RayTasks
 
+    specs, data_dir, how = queue.specs, queue.data_dir, queue.how
     workers = RayTasks(asked.ray_address)
     try:
         share = asked.gpus_per_job
@@ -132,7 +133,7 @@ def _ray(asked: Hiring, specs: Sequence[RunSpec], data_dir: Path, how: Execution
             share = 1 / together_on_gpu(specs, data_dir, how, workers.gpu_memory())
         elif share is None:
             share = 1
-        workers.take(cores, float(share), 0 if share else needed(specs, data_dir, how), asked.jobs)
+        workers.take(cores, float(share), 0 if share else needed(specs, data_dir, how), asked.jobs, how.pack or 1)
     except BaseException:
         workers.close()
         raise

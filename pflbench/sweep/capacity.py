@@ -31,7 +31,7 @@ def devices_for(how: Execution) -> tuple[str, ...]:
     return tuple(f"{device.type}:{i}" for i in range(devices.of(device).device_count()))
 
 
-def places(specs: Sequence[RunSpec], data_dir: Path, how: Execution, cores: int | None = None, share: GpuShare = None) -> int:
+def capacity(specs: Sequence[RunSpec], data_dir: Path, how: Execution, cores: int | None = None, share: GpuShare = None) -> int:
     """Jobs at a time on this machine, never more than there are runs.
 
     On a CPU one for each core, or each `cores` of them, as far as memory goes. On GPUs one for each, or several where a share of

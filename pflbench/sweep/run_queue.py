@@ -1,0 +1,198 @@
+"""The runs of a command as a queue, which is the database: any number of workers take runs from it until none is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from pflbench import environment, interrupts, plain
+from pflbench.engine.memory import Shortage
+from pflbench.errors import Occupied, Unreachable, UserError, Vanished
+from pflbench.plugins.methods import plugged_in
+from pflbench.run.execution import Execution, find_device
+from pflbench.run.pack import Told, execute_pack, packs
+from pflbench.run.record import in_words, uncaptured
+from pflbench.spec import RunSpec
+from pflbench.store import locks, runs, sweeps, write
+from pflbench.store.database import connect
+from pflbench.store.failures import patiently
+from pflbench.store.runs import Run
+from pflbench.store.sweeps import MISSING, SweepState
+
+LOOK = 1.0  # seconds between two looks at whether a sweep was cancelled
+
+Steps = Generator[tuple[int, Told], None, None]
+"""What the runs of a pack report, each with its number in the pack."""
+Follow = Callable[[Sequence[RunSpec], Steps], Steps]
+
+
+@dataclass(frozen=True)
+class RunQueue:
+    """Runs to be made, and how: all that a worker is given. What has become of them is in the database.
+
+    url: of the database, with its password. own: how a run is made if not by `how`. repeated: runs that are made anew, as in
+    `sweeps.sweep_state`. sweep: the number of the stored sweep, which may be cancelled.
+    """
+
+    specs: tuple[RunSpec, ...]
+    url: str
+    data_dir: Path
+    how: Execution
+    plugins: tuple[Path, ...] = ()
+    own: Mapping[str, Execution] = field(default_factory=dict)
+    repeated: Mapping[str, int] = field(default_factory=dict)
+    keep_going: bool = False
+    sweep: int | None = None
+
+    def execution(self, spec: RunSpec) -> Execution:
+        return self.own.get(spec.key, self.how)
+
+    def state(self, engine: Engine) -> SweepState:
+        return sweeps.sweep_state(engine, self.specs, self.repeated)
+
+    def ahead(self, state: SweepState) -> list[RunSpec]:
+        """Runs that are not over and that nobody is at."""
+        return [spec for spec in self.specs if state.states[spec.key] in (MISSING, "interrupted")]
+
+    def stopped(self, engine: Engine, state: SweepState) -> str:
+        """Why no further run is begun; "" if runs are."""
+        if state.counts["failed"] and not self.keep_going:
+            return "a run failed; --keep-going makes the others all the same"
+        return "it was cancelled" if self.cancelled(engine) else ""
+
+    def cancelled(self, engine: Engine) -> bool:
+        """A server that does not answer for a while cancels nothing."""
+        with suppress(Unreachable):
+            return self.sweep is not None and sweeps.cancelled(engine, self.sweep)
+        return False
+
+    def packs(self, specs: Sequence[RunSpec], engine: Engine) -> Iterator[list[RunSpec]]:
+        """The runs that train together. Memory is looked at when a pack is asked for."""
+        return packs(
+            specs,
+            engine,
+            self.data_dir,
+            self.how,
+            force=bool(self.repeated),  # else what is over takes no place in a pack
+            also_alike=lambda spec: (self.execution(spec), spec.key in self.repeated),
+        )
+
+    def execute(self, specs: Sequence[RunSpec], engine: Engine) -> Steps:
+        """Makes the runs of a pack."""
+        anew = specs[0].key in self.repeated
+        return execute_pack(specs, engine, self.data_dir, self.execution(specs[0]), force=anew)
+
+    def on(self, device: str, cores: int) -> RunQueue:
+        """The queue for a worker on a device, such as "cpu" or "cuda:1". cores: its share, on which clients go side by side."""
+
+        def placed(how: Execution) -> Execution:
+            alone = device == "cpu" and how.engine_on(device) == "loop"
+            return replace(how, device=device, workers=how.workers or (cores if alone else None))
+
+        return replace(self, how=placed(self.how), own={key: placed(how) for key, how in self.own.items()})
+
+
+def news(run: Run | None) -> list[str]:
+    """What the user should know of a run: what it has noted, shortages of memory, and why steps were not captured."""
+    known = run.environment if run else {}
+    shortages = [Shortage(one["work"], one["clients"], one["then"]) for one in known.get("chunk", {}).get("out_of_memory", [])]
+    return [
+        *known.get("notes", {}).values(),
+        *([in_words(shortages)] if shortages else []),
+        *(uncaptured(reason) for reason in sorted(known.get("steps", {}).get("apart", {}))),
+    ]
+
+
+def unclaimed(queue: RunQueue, engine: Engine, place: int = 0) -> Iterator[list[RunSpec]]:
+    """Packs of runs that nobody has finished or is at when one is asked for. Each run is given once.
+
+    A run whose worker was killed comes last: it may need more memory than there is, and would take one worker after the other
+    with it. place: of the worker among those that begin at the same time; each begins with another pack.
+    """
+    given: set[str] = set()
+    while True:
+        state = patiently(lambda: queue.state(engine))
+        left = [spec for spec in queue.ahead(state) if spec.key not in given]
+        if not left or queue.stopped(engine, state):
+            return
+        killed = {key for key, run in state.runs.items() if run is not None and run.status == "running"}
+        left.sort(key=lambda spec: spec.key in killed)
+        specs = next(islice(queue.packs(left, engine), place, None), None) or next(queue.packs(left, engine))
+        place = 0
+        given |= {spec.key for spec in specs}
+        yield specs
+
+
+def work(
+    queue: RunQueue,
+    engine: Engine,
+    place: int = 0,
+    *,
+    limit: int | None = None,
+    follow: Follow = lambda specs, steps: steps,
+    failed: Callable[[str], None] = lambda message: None,
+) -> list[str]:
+    """Makes runs of the queue, one pack after another, until none is left. The keys of those that this worker was at.
+
+    follow: sees the steps of a pack as they come, and passes them on. failed: is told why a run failed; that is also stored.
+    Raises KeyboardInterrupt after a signal, Unreachable and Vanished: each run keeps its checkpoint.
+    """
+    made: list[str] = []
+    for specs in islice(unclaimed(queue, engine, place), limit):
+        try:
+            with closing(follow(specs, queue.execute(specs, engine))) as steps:
+                made += [spec.key for spec in specs]
+                _until_cancelled(queue, engine, steps)
+        except Occupied:  # another worker was quicker
+            made.remove(specs[0].key)
+        except (Unreachable, Vanished):
+            raise
+        except Exception as error:
+            if interrupts.arrived():  # what a library makes of KeyboardInterrupt
+                raise KeyboardInterrupt from error
+            failed(_store_failure(queue, engine, specs, error))
+    return made
+
+
+def work_alone(queue: RunQueue, device: str | None, cores: int, place: int = 0) -> None:
+    """As `work`, in a process that does nothing else. device None: the one that `queue.how` finds here."""
+    with plugged_in(queue.plugins):
+        engine = patiently(lambda: connect(queue.url))
+        try:
+            work(queue.on(device or str(find_device(queue.how.device)), cores), engine, place)
+        finally:
+            engine.dispose()
+
+
+def _until_cancelled(queue: RunQueue, engine: Engine, steps: Steps) -> None:
+    """Goes through the steps. Once the sweep is cancelled it leaves them: runs that are left keep a checkpoint."""
+    looked = time.monotonic()
+    for _ in steps:
+        if time.monotonic() > looked + LOOK:
+            looked = time.monotonic()
+            if queue.cancelled(engine):
+                return
+
+
+def _store_failure(queue: RunQueue, engine: Engine, specs: Sequence[RunSpec], error: Exception) -> str:
+    """Why runs failed, which is also stored of a run that could not begin: other workers would try it again."""
+    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    queue = replace(queue, specs=tuple(specs))
+    state = patiently(lambda: queue.state(engine))
+    if state.counts["failed"]:  # the others of the pack were interrupted, and may go on
+        return told
+    for spec in queue.ahead(state):
+        with suppress(Occupied), locks.locked(engine, spec.key):
+            host = queue.how.record_host
+            if state.runs[spec.key] is None:
+                write.create_run(engine, spec, environment.describe(host), whole=host)
+            run = runs.newest(engine, spec.key)
+            assert run is not None
+            write.update_run(engine, run.id, status="failed", message=told if host else plain.privately(told))
+    return told
