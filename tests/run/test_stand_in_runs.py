@@ -86,15 +86,6 @@ def test_a_run_on_a_gpu_gives_the_numbers_of_one_on_a_cpu(store, gpu):
     assert steps["apart"] == {}
 
 
-def test_a_run_on_the_second_gpu_touches_no_other(store):
-    with plugged_in(trains_on=1) as world:
-        ours = run(brief(), store, f"{NAME}:1")
-        assert world.gpus[1].memory.peak > 0
-        assert world.gpus[0].memory.peak == 0
-        assert not world.seen.races
-    assert_same_numbers(store, ours, run(brief(), store, "cpu", workers=1))
-
-
 def test_the_loop_executor_on_a_gpu(store, gpu):
     assert_same_numbers(store, run(brief(), store, engine="loop"), run(brief(), store, "cpu", workers=1))
 
