@@ -19,8 +19,9 @@ from typing import Any
 from pflbench import methods
 from pflbench.bench.floor import UNTIMED
 from pflbench.report.paper import seconds_per_iteration
-from pflbench.run.execution import Execution, federation, find_device
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.plan import Wish, plan
+from pflbench.run.prepared import prepare
 from pflbench.run.round import RECEPTION, UPDATE, rounds
 from pflbench.run.setting import load_setting
 
@@ -34,7 +35,7 @@ def ratios(name: str, options: argparse.Namespace, how: Execution) -> tuple[list
         )
         (spec,) = plan(request)
         setting = load_setting(spec, options.data_dir).cut(options.share, spec.train.batch_size)
-        feds.append(federation(spec, setting, find_device(options.device), how))
+        feds.append(prepare(spec, setting, find_device(options.device), how).federation())
         made.append(rounds(methods.make(spec.method), feds[-1]))
     base, own = made
     seconds = [(seconds_of(base), seconds_of(own)) for _ in range(UNTIMED + options.rounds)][UNTIMED:]

@@ -27,8 +27,10 @@ from pflbench.bench import ceilings, floor
 from pflbench.bench.ceilings import Ceilings
 from pflbench.bench.counting import Work
 from pflbench.bench.floor import UNTIMED
-from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
+from pflbench.run.arithmetic import exact_arithmetic
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.plan import Wish, plan
+from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
@@ -62,7 +64,7 @@ def seconds(name: str, options: argparse.Namespace, setting: Setting) -> list[tu
     how = Execution(engine=options.engine)
     device = find_device(options.device)
     specs = [specification(method, options) for method in (BASE, name)]
-    feds = [federation(spec, setting, device, how) for spec in specs]
+    feds = [prepare(spec, setting, device, how).federation() for spec in specs]
     made = [rounds(methods.make(spec.method), fed) for spec, fed in zip(specs, feds, strict=True)]
     try:
         with exact_arithmetic(device):

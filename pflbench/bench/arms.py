@@ -7,11 +7,11 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
-from pflbench import methods
 from pflbench.engine.batched import convolutions
 from pflbench.engine.packed.executor import Pack
 from pflbench.errors import unknown
-from pflbench.run.execution import Execution, checked, clients, executor, federation, initial_model
+from pflbench.run.execution import Execution, checked
+from pflbench.run.prepared import prepare
 from pflbench.run.round import PHASES, rounds
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
@@ -61,8 +61,9 @@ class Alone:
     """One run."""
 
     def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> None:
-        self.fed = federation(spec, setting, device, how)
-        self._rounds = rounds(methods.make(spec.method), self.fed)
+        run = prepare(spec, setting, device, how)
+        self.fed = run.federation()
+        self._rounds = rounds(run.method, self.fed)
 
     def round(self) -> dict[str, float]:
         """Seconds of each phase of the next round."""
@@ -81,14 +82,11 @@ class Packed:
     """As many runs as SEEDS, each with a seed of its own, as one program. The seconds are those of all together."""
 
     def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, how: Execution) -> None:
-        flat = initial_model(spec, setting)
-        made = executor(spec, setting, flat, device, how, SEEDS)
+        seeds = [prepare(spec.model_copy(update={"seed": seed}), setting, device, how) for seed in range(SEEDS)]
+        made = seeds[0].executor(seeds[0].initial_model(), SEEDS)
         self.inner, self.pack = made, Pack(made, SEEDS)
-        specs = [spec.model_copy(update={"seed": seed}) for seed in range(SEEDS)]
-        feds = [
-            clients(one, setting, initial_model(one, setting), own) for one, own in zip(specs, self.pack.executors, strict=True)
-        ]
-        self._rounds = self.pack.together([(seconds for seconds, _ in rounds(methods.make(spec.method), fed)) for fed in feds])
+        feds = [run.clients(run.initial_model(), own) for run, own in zip(seeds, self.pack.executors, strict=True)]
+        self._rounds = self.pack.together([(seconds for seconds, _ in rounds(seeds[0].method, fed)) for fed in feds])
 
     def round(self) -> dict[str, float]:
         """Seconds of each phase, of the next round of every run."""

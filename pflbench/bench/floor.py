@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pflbench import methods
 from pflbench.bench.ceilings import Ceilings
 from pflbench.bench.counting import Counter, Work
 from pflbench.engine.federation import Federation
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
-from pflbench.run.execution import Execution, federation
+from pflbench.run.execution import Execution
+from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
@@ -45,9 +45,10 @@ def work(spec: RunSpec, setting: Setting, t: int = STEADY) -> dict[str, Work]:
     In ALA's initial stage (t = 2) it is that of the fewest epochs after which the stage can end.
     """
     device = torch.device("cpu")
-    fed = federation(spec, setting, device, Execution(engine="batched"))
+    run = prepare(spec, setting, device, Execution(engine="batched"))
+    fed = run.federation()
     samples = Samples(setting.arrays.x, setting.arrays.y, fed.dtype, device)
-    return count(methods.make(spec.method), fed, samples, t)
+    return count(run.method, fed, samples, t)
 
 
 def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) -> dict[str, Work]:

@@ -15,7 +15,7 @@ from pflbench.bench import ceilings, floor
 from pflbench.bench.arms import Way, arm
 from pflbench.engine import devices, memory
 from pflbench.errors import UserError
-from pflbench.run.execution import exact_arithmetic
+from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 from pflbench.store.measurements import Arm, Measurement

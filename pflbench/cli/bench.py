@@ -70,7 +70,8 @@ def bench(
     from pflbench.bench.arms import way
     from pflbench.bench.floor import UNTIMED
     from pflbench.bench.measure import measure
-    from pflbench.run.execution import find_device, require_arithmetic
+    from pflbench.run.arithmetic import require_arithmetic
+    from pflbench.run.execution import find_device
     from pflbench.run.plan import plan
     from pflbench.run.setting import load_setting
     from pflbench.store import measurements

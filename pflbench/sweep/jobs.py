@@ -107,7 +107,7 @@ def jobs_of(
     force: bool = False,
     own: Callable[[RunSpec], tuple[Execution, bool]] | None = None,
 ) -> Iterator[Job]:
-    """Jobs of these runs, packed as `how` says. Memory is looked at when one is asked for.
+    """Jobs of these runs, packed as `how` says.
 
     force: also what is finished takes a place in a pack, and is made anew. own: how a run is made and whether anew, where that
     is not the same for all. The jobs mean the same from any folder.
@@ -116,7 +116,7 @@ def jobs_of(
     url = store.url if file is None else store.url.set(database=str(file.absolute()))
     place = url.render_as_string(hide_password=False)
     each = own or (lambda _: (how, force))
-    for together in packs(specs, store, data_dir, how, force=force, also_alike=each):
+    for together in packs(specs, store, how, force=force, also_alike=each):
         execution, anew = each(together[0])
         yield Job(tuple(together), place, data_dir.absolute(), execution, plugins, anew)
 

@@ -15,7 +15,7 @@ from support.command import Shell
 from pflbench import methods
 from pflbench.bench import ceilings
 from pflbench.run.execution import Execution
-from pflbench.run.execution import federation as made
+from pflbench.run.prepared import prepare
 from pflbench.run.round import PHASES, rounds
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
@@ -70,7 +70,7 @@ def test_measured_rounds_are_those_of_a_run(shell: Shell, tmp_path: Path) -> Non
     shell("run", "-m", "fedavg", "-d", "digits", "--clients", "3", "--rounds", "2", "-q")
     ((stored, accuracy),) = rows(tmp_path, "SELECT spec, accuracy FROM run JOIN round ON run.id = run_id WHERE round = 2")
     one = RunSpec.model_validate_json(str(stored))
-    fed = made(one, load_setting(one, Path("data")), torch.device("cpu"), Execution(engine="batched"))
+    fed = prepare(one, load_setting(one, Path("data")), torch.device("cpu"), Execution(engine="batched")).federation()
     seconds, states = zip(*islice(rounds(methods.make(one.method), fed), 2), strict=True)
     assert fed.evaluate(states[-1].w, fed.cohort(3)).accuracy == accuracy
     assert all(list(found) == list(PHASES) and min(found.values()) > 0 for found in seconds)

@@ -271,7 +271,7 @@ def test_a_step_whose_warm_up_fails_is_made_without_capture_and_said():
 
 
 def test_a_run_says_once_that_steps_are_not_captured_and_why(shell, monkeypatch):
-    monkeypatch.setattr("pflbench.run.execution.capture", lambda name, device: Failing(RuntimeError("no such luck\nat all")))
+    monkeypatch.setattr("pflbench.run.prepared.capture", lambda name, device: Failing(RuntimeError("no such luck\nat all")))
     done = shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
     assert done.err.count("without a CUDA graph") == 1
     assert "with the same results: RuntimeError: no such luck. Python launches each" in " ".join(done.err.split())

@@ -10,7 +10,7 @@ import torch
 from support.gpu import NAME, NotPermitted, plugged_in
 
 from pflbench.engine import devices
-from pflbench.run.execution import exact_arithmetic
+from pflbench.run.arithmetic import exact_arithmetic
 
 HERE = torch.device(NAME, 0)
 

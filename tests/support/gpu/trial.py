@@ -18,7 +18,7 @@ from pflbench.contract.small import federation, tensors, unequal
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluated, Executor, Trained, Walked
 from pflbench.methods.base import Method
-from pflbench.run.execution import exact_arithmetic
+from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.round import CommunicationRound
 
 Numbers = dict[str, np.ndarray]
