@@ -25,7 +25,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, cast
@@ -34,15 +34,17 @@ import floor
 import numpy as np
 import torch
 
-from pflbench import environment, methods
+from pflbench import environment
 from pflbench.engine import devices
 from pflbench.engine.batched import convolutions
 from pflbench.engine.packed.executor import Pack
 from pflbench.errors import UserError, unknown
 from pflbench.report.paper import seconds_per_iteration
+from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.counting import STEADY, Work, work
-from pflbench.run.execution import Execution, checked, clients, exact_arithmetic, executor, federation, find_device, initial_model
+from pflbench.run.execution import Execution, checked, find_device
 from pflbench.run.plan import Wish, plan
+from pflbench.run.prepared import prepare
 from pflbench.run.round import PHASES, RECEPTION, UPDATE, rounds
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
@@ -66,21 +68,19 @@ class Arm:
         self.method, self.name, self.device, self.runs = spec.method.name, name, device, 1
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.peak = 0
-        how = execution(name, device)
+        run = prepare(spec, setting, device, execution(name, device))
         if name.startswith("packed"):
             self.runs = SEEDS
-            self.executor = executor(spec, setting, initial_model(spec, setting), device, how, SEEDS)
+            seeds = [replace(run, spec=spec.model_copy(update={"seed": seed})) for seed in range(SEEDS)]
+            self.executor = run.executor(run.initial_model(), SEEDS)
             pack = Pack(self.executor, SEEDS)
-            specs = [spec.model_copy(update={"seed": seed}) for seed in range(SEEDS)]
-            feds = [
-                clients(one, setting, initial_model(one, setting), own) for one, own in zip(specs, pack.executors, strict=True)
-            ]
-            made = pack.together([(found for found, _ in rounds(methods.make(spec.method), fed)) for fed in feds])
+            feds = [one.clients(one.initial_model(), own) for one, own in zip(seeds, pack.executors, strict=True)]
+            made = pack.together([(found for found, _ in rounds(run.method, fed)) for fed in feds])
             self._rounds: Generator[dict[str, float]] = (found for _, found in made)
         else:
-            fed = federation(spec, setting, device, how)
+            fed = run.federation()
             self.executor = fed.executor
-            self._rounds = (found for found, _ in rounds(methods.make(spec.method), fed))
+            self._rounds = (found for found, _ in rounds(run.method, fed))
 
     def round(self, timed: bool) -> None:
         """The next round, of a pack that of every run."""

@@ -71,7 +71,6 @@ cpu ||
   bench tiny-tf32 40 -m fedala -d "$tiny" --model cnn --beta "$beta" --rounds 3 --engine $graph --dtype tf32
 bench texts 30 -m fedavg -d "$texts" --model fasttext --beta "$beta" --rounds 3 --engine $graph
 bench packed 40 -m fedavg -d "$cifar" --model cnn --beta "$beta" --rounds 3 --engine $graph --engine packed
-step "tests" 120 env OMP_NUM_THREADS=4 "$python" -m pytest -q -ra -p no:cacheprovider tests/engine/test_gpu.py
 
 printf '\n[%d s] tables\n' $((SECONDS - begun))
 "$python" benchmarks/gpu_table.py "$out" | tee "$out/gpu.md"

@@ -27,9 +27,11 @@ from pflbench import methods
 from pflbench.engine import devices
 from pflbench.engine.batched.convolutions import convolve_by, convolving, fastest, seconds
 from pflbench.engine.batched.program import capture
+from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.counting import STEADY, work
-from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.plan import Wish, plan
+from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
 from pflbench.run.setting import load_setting
 
@@ -52,7 +54,7 @@ def profiled(options: argparse.Namespace, device: torch.device) -> dict[str, Any
     setting = load_setting(spec, Path("data")).cut(options.share, spec.train.batch_size)
     on = ProfilerActivity.CPU if device.type == "cpu" else ProfilerActivity.CUDA
     with exact_arithmetic(device):
-        fed = federation(spec, setting, device, Execution(str(device), "batched"))
+        fed = prepare(spec, setting, device, Execution(str(device), "batched")).federation()
         made = rounds(methods.make(spec.method), fed)
         for _ in range(STEADY - 1):
             next(made)

@@ -32,8 +32,9 @@ from pflbench.engine.batched.convolutions import CONVOLUTIONS
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import Call
 from pflbench.errors import UserError
-from pflbench.run.execution import Execution, federation, find_device
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.plan import Wish, plan
+from pflbench.run.prepared import prepare
 from pflbench.run.setting import load_setting
 
 SCATTERS = {"index_put_", "_index_put_impl_"}
@@ -104,7 +105,7 @@ def steps(method: str, options: argparse.Namespace) -> list[list[Operation]]:
     request = Wish((method,), (options.dataset,), options.data_dir, model=options.model, partition="iid")
     (spec,) = plan(request)
     setting = load_setting(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
-    fed, noted = federation(spec, setting, find_device("cpu"), Execution(engine="batched")), Noted()
+    fed, noted = prepare(spec, setting, find_device("cpu"), Execution(engine="batched")).federation(), Noted()
     fed.executor.close()
     fed.executor = BatchedExecutor(  # type: ignore[attr-defined]
         fed.flat, fed.executor.samples, capture=noted, convolution=options.convolution

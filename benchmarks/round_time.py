@@ -38,8 +38,9 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.partition import Partition
 from pflbench.run.evaluation import HEADLINE
-from pflbench.run.execution import Execution, federation, find_device
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.plan import Wish, plan
+from pflbench.run.prepared import prepare
 from pflbench.run.round import CommunicationRound
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
@@ -102,7 +103,7 @@ class Ours:
     """pflbench's rounds, each from local training to the next evaluation."""
 
     def __init__(self, spec: RunSpec, setting: Setting) -> None:
-        self.fed = federation(spec, setting, find_device("cpu"), Execution("cpu", "loop"))
+        self.fed = prepare(spec, setting, find_device("cpu"), Execution("cpu", "loop")).federation()
         self.method = methods.make(spec.method)
         self.now = CommunicationRound(self.method, self.fed, 1)
         self.state = self.now.receive(self.method.init(self.fed))

@@ -94,12 +94,6 @@ def _clients_at_a_time(text: str) -> int | None:
     return int(text)
 
 
-def _runs_at_a_time(text: str) -> str:
-    if text != "auto" and (not text.isdecimal() or int(text) < 1):
-        raise typer.BadParameter(f"'{text}' is neither auto nor a number of runs, at least 1")
-    return text
-
-
 def _plug_in(context: typer.Context, files: list[Path]) -> list[Path]:
     if files:
         from pflbench.plugins.methods import plugged_in
@@ -334,12 +328,10 @@ EXECUTION = group(
         parser=_clients_at_a_time,
         help="batched: clients at a time; auto (default): as many as there is memory for.",
     ),
-    pack=_paper(
-        str,
-        **among("auto", shown="auto|N"),
-        parser=_runs_at_a_time,
-        help="batched: runs that differ in the seed alone train together, up to N. auto: on a CPU as many as there is memory "
-        "for; on a GPU 1, as long as nobody has measured more there. Default: 1.",
+    pack=(
+        int,
+        1,
+        typer.Option(metavar="N", min=1, help="batched: up to N runs that differ in the seed alone train together."),
     ),
     capture=(
         str,

@@ -62,7 +62,8 @@ def run(
         return
 
     from pflbench.run import trusted
-    from pflbench.run.execution import find_device, require_arithmetic
+    from pflbench.run.arithmetic import require_arithmetic
+    from pflbench.run.execution import find_device
     from pflbench.store.failures import patiently
     from pflbench.store.sweeps import last_ended
     from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
@@ -138,13 +139,12 @@ def _tell_ahead(
 def execution(given: o.Given) -> Execution:
     """What the options of the panel "Execution" say. Raises UserError for what does not go together."""
     from pflbench.run.execution import Execution, checked
-    from pflbench.run.pack import packing
 
-    fields = {name: kind for name, kind in get_type_hints(Execution).items() if name in given and name != "pack"}
+    fields = {name: kind for name, kind in get_type_hints(Execution).items() if given.get(name) is not None}
     for name, kind in fields.items():
         if get_origin(kind) is Literal and given[name] not in get_args(kind):
             raise unknown(name, given[name], get_args(kind))
-    return packing(checked(Execution(**{name: given[name] for name in fields})), given["pack"])
+    return checked(Execution(**{name: given[name] for name in fields}))
 
 
 def _remarks(specs: Sequence[RunSpec], data_dir: Path) -> list[str]:
@@ -156,7 +156,7 @@ def _remarks(specs: Sequence[RunSpec], data_dir: Path) -> list[str]:
 
 def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:
     """What each run will need of memory; None where data are missing. Says what will not fit."""
-    from pflbench.run.footprint import footprint
+    from pflbench.run.memory_estimate import footprint
     from pflbench.run.setting import load_setting
 
     found: dict[str, dict[str, Any] | None] = {}  # by all but the seed
@@ -181,7 +181,7 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
 
 def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
-    from pflbench.run.estimate import require_possible
+    from pflbench.run.memory_estimate import require_possible
     from pflbench.run.setting import load_setting
 
     notes: dict[str, None] = {}  # in order, each once
@@ -215,12 +215,13 @@ def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow
 
 
 def _require_global_model(spec: RunSpec, setting: Setting) -> None:
-    from pflbench import methods
     from pflbench.run.evaluation import require_global_model
-    from pflbench.run.execution import Execution, federation, find_device
+    from pflbench.run.execution import Execution, find_device
+    from pflbench.run.prepared import prepare
 
-    fed = federation(spec, setting, find_device("cpu"), Execution(engine="batched"))
-    require_global_model(spec.method.name, methods.make(spec.method), fed)
+    run = prepare(spec, setting, find_device("cpu"), Execution(engine="batched"))
+    fed = run.federation()
+    require_global_model(spec.method.name, run.method, fed)
     fed.executor.close()
 
 

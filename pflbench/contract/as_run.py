@@ -19,8 +19,8 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Executor
 from pflbench.methods.base import Method
 from pflbench.partition import Partition
-from pflbench.run import execution
 from pflbench.run.execution import Execution
+from pflbench.run.prepared import Prepared, prepare
 from pflbench.run.round import CommunicationRound
 from pflbench.run.setting import Setting
 from pflbench.spec import IID, DataSpec, RunSpec, TrainSpec
@@ -45,15 +45,15 @@ def federations(what: str, way: Way, floats: Floats, device: torch.device) -> di
     """By method. what: a model, in a run's federations on one executor; or a method, on the smallest model with BatchNorm."""
     if what not in small.SHAPES and what not in IMAGES:
         return {what: federation("batchnorm", way, device, dtype=floats, **CLIENTS)}
-    spec, setting, _, how = run(what, way, floats, device)
-    flat = execution.initial_model(spec, setting)
-    made = execution.executor(spec, setting, flat, device, how)
+    of = run(what, way, floats, device)
+    flat = of.initial_model()
+    made = of.executor(flat)
     names = WITH_EVERY_MODEL[:1] if what.startswith("resnet") else WITH_EVERY_MODEL
-    return {name: execution.clients(spec, setting, flat, made) for name in names}
+    return {name: of.clients(flat, made) for name in names}
 
 
-def run(what: str, way: Way, floats: Floats, device: torch.device) -> tuple[RunSpec, Setting, torch.device, Execution]:
-    """A run of FedAvg with a model, as `execution.federation` takes it."""
+def run(what: str, way: Way, floats: Floats, device: torch.device) -> Prepared:
+    """A run of FedAvg with a model."""
     model = what.partition(",")[0]
     train = dict(FEWER_STEPS if model.startswith("resnet") else CLIENTS)
     n = train.pop("n")
@@ -67,7 +67,7 @@ def run(what: str, way: Way, floats: Floats, device: torch.device) -> tuple[RunS
     how = Execution(str(device), "loop" if way == "loop" else "batched", deterministic=way == "deterministic")
     if way != "loop":
         how = replace(how, capture="none" if way == "batched" else "graph")
-    return spec, _setting(what, n), device, how
+    return prepare(spec, _setting(what, n), device, how)
 
 
 def _setting(what: str, n: tuple[int, ...]) -> Setting:

@@ -43,10 +43,9 @@ from pflbench.engine.packed.executor import Pack
 from pflbench.engine.requests import Executor
 from pflbench.errors import UserError
 from pflbench.run import round as one_round
+from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.checkpoint import Checkpoints, Snapshot
-from pflbench.run.execution import exact_arithmetic
-from pflbench.run.execution import federation as of_run
-from pflbench.run.footprint import footprint, readable
+from pflbench.run.memory_estimate import footprint, readable
 from pflbench.run.places import Folder
 
 CPU = torch.device("cpu")
@@ -132,7 +131,7 @@ def pace(device: torch.device) -> Pace:
 
 
 def _steps_per_second(way: Way, device: torch.device) -> float:
-    with exact_arithmetic(device), closed(fed := of_run(*run("cnn, 3 channels", way, "float32", device))):
+    with exact_arithmetic(device), closed(fed := run("cnn, 3 channels", way, "float32", device).federation()):
         play = one_round.rounds(method("fedavg"), fed)
         seconds = min([next(play)[0][one_round.UPDATE] for _ in range(4)][1:])
         return int(fed.batches(fed.nobody_left_out()).steps().sum()) / seconds
@@ -301,10 +300,10 @@ def _estimate(one: Check, device: torch.device) -> CheckResult:
     """What a run takes, beside what it was thought to need: by that it is decided how many clients are computed at a time."""
     if device.type == "cpu":
         return CheckResult("not supported", why="a CPU keeps no captured steps")
-    spec, setting, _, how = of = run(LARGE, one.way, one.floats, device)
-    needed = footprint(spec, setting, how)
+    of = run(LARGE, one.way, one.floats, device)
+    needed = footprint(of.spec, of.data, of.how)
     assert needed is not None
-    with exact_arithmetic(device, one.floats), closed(fed := of_run(*of)):
+    with exact_arithmetic(device, one.floats), closed(fed := of.federation()):
         _forget_peak(device)
         played(method("fedavg"), fed, 2)
         taken = devices.of(device).max_memory_reserved(device)

@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 from sqlalchemy import Engine
 
-from pflbench import methods
 from pflbench.partition import Partition
 from pflbench.reproduce.goal import Keeps, Wanted
 from pflbench.reproduce.progress import Clock, progress_of
-from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
-from pflbench.run.footprint import footprint
+from pflbench.run.arithmetic import exact_arithmetic
+from pflbench.run.execution import Execution, find_device
+from pflbench.run.memory_estimate import footprint
+from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
 from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
@@ -107,9 +108,10 @@ def _timed(spec: RunSpec, setting: Setting, how: Execution, batches: int) -> tup
     cut = Partition(tuple(part[:size] for part in sides.train), tuple(part[: max(1, size // 3)] for part in sides.test))
     begun, seconds = time.monotonic(), 0.0
     with exact_arithmetic(device, spec.train.dtype, how.deterministic):
-        fed = federation(spec, replace(setting, partition=cut), device, replace(how, observe_every=0, follow=None))
+        run = prepare(spec, replace(setting, partition=cut), device, replace(how, observe_every=0, follow=None))
+        fed = run.federation()
         try:
-            for of_phases, _ in islice(rounds(methods.make(spec.method), fed), ROUNDS):
+            for of_phases, _ in islice(rounds(run.method, fed), ROUNDS):
                 seconds = sum(of_phases.values())
                 if time.monotonic() - begun > PATIENCE:
                     break

@@ -27,14 +27,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from pflbench import methods
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat, Span
 from pflbench.engine.requests import ALL, Direct, Evaluate, Evaluated, Head, HeadAlone, Sgd, Shared, Trained, Walk, Walked, unwrap
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
-from pflbench.run.execution import Execution, federation
+from pflbench.run.execution import Execution
+from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
@@ -59,9 +59,9 @@ def work(spec: RunSpec, setting: Setting, t: int = STEADY) -> dict[str, Work]:
     In ALA's initial stage (t = 2) it is that of the fewest epochs after which the stage can end.
     """
     device = torch.device("cpu")
-    fed = federation(spec, setting, device, Execution(engine="batched"))
-    samples = Samples(setting.arrays.x, setting.arrays.y, fed.dtype, device)
-    return count(methods.make(spec.method), fed, samples, t)
+    run = prepare(spec, setting, device, Execution(engine="batched"))
+    fed = run.federation()
+    return count(run.method, fed, Samples(setting.arrays.x, setting.arrays.y, fed.dtype, device), t)
 
 
 def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) -> dict[str, Work]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import sqlalchemy
+import torch
 
 from pflbench import environment, interrupts, methods
 from pflbench.engine import devices, memory
@@ -17,10 +18,12 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Executor
 from pflbench.errors import Diverged, Occupied, Unreachable, UserError, Vanished
 from pflbench.run import record
+from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
 from pflbench.run.evaluation import require_global_model
-from pflbench.run.execution import Execution, clients, exact_arithmetic, federation, find_device, initial_model, memory_errors
+from pflbench.run.execution import Execution, find_device
 from pflbench.run.places import name_of, place_of
+from pflbench.run.prepared import Prepared, prepare
 from pflbench.run.record import Account, as_begun
 from pflbench.run.round import RECEPTION, CommunicationRound
 from pflbench.run.setting import Setting, load_setting
@@ -57,11 +60,18 @@ def execute(
     """
     device = find_device(how.device)
     with exact_arithmetic(device, spec.train.dtype, how.deterministic), memory_errors(how, device):
-        yield from execute_on(None, spec, store, data_root, how, force=force)
+        yield from execute_on(None, spec, store, data_root, how, device, force=force)
 
 
 def execute_on(
-    own: Executor | None, spec: RunSpec, store: sqlalchemy.Engine, data_root: Path, how: Execution, *, force: bool
+    own: Executor | None,
+    spec: RunSpec,
+    store: sqlalchemy.Engine,
+    data_root: Path,
+    how: Execution,
+    device: torch.device,
+    *,
+    force: bool,
 ) -> Generator[Progress, None, None]:
     """As `execute`, on an executor that is there, or else one of its own. Arithmetic and memory errors are the caller's."""
     with locks.locked(store, spec.key) as hold:
@@ -77,14 +87,12 @@ def execute_on(
         environment.reset_peak_memory()
         setting = load_setting(spec, data_root)
         _require_test_samples(spec, setting)
-        if own is None:
-            fed = federation(spec, setting, find_device(how.device), as_begun(how, found))
-        else:
-            fed = clients(spec, setting, initial_model(spec, setting), own)
+        run = prepare(spec, setting, device, as_begun(how, found, device))
+        fed = run.federation() if own is None else run.clients(run.initial_model(), own)
         try:
             if setting.central is not None:
-                require_global_model(spec.method.name, methods.make(spec.method), fed)
-            row = found or _created(spec, store, fed, how, {"forced": _kept(how)} if force else {})
+                require_global_model(spec.method.name, run.method, fed)
+            row = found or _created(run, store, fed, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
             account = Account(store, row, fed, hold)
@@ -93,7 +101,7 @@ def execute_on(
                 memory.release(fed.device)
                 devices.reset_peak(fed.device)
             with _marked(spec, account, checkpoints):
-                yield from _Loop(spec, fed, how, setting.central, account, checkpoints).run()
+                yield from _Loop(run, fed, account, checkpoints).run()
         finally:
             fed.executor.close()
 
@@ -104,17 +112,9 @@ class _Loop:
     So a row begins with the update of round t, whose reception is over, and ends with the reception of round t + 1 and its E1.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        fed: Federation,
-        how: Execution,
-        central: np.ndarray | None,
-        account: Account,
-        checkpoints: Checkpoints,
-    ) -> None:
-        self.method, self.train = methods.make(spec.method), spec.train
-        self.fed, self.how, self.central = fed, how, central
+    def __init__(self, run: Prepared, fed: Federation, account: Account, checkpoints: Checkpoints) -> None:
+        self.method, self.train = run.method, run.spec.train
+        self.fed, self.how, self.central = fed, run.how, run.data.central
         self.account, self.checkpoints = account, checkpoints
         self.state = self.method.init(fed.at(0))
         self.best: float | None = None
@@ -223,15 +223,16 @@ def _kept(how: Execution) -> dict[str, Any]:
     return {"observe_every": how.observe_every, "follow": None if how.follow is None else list(vars(how.follow).values())}
 
 
-def _created(spec: RunSpec, store: sqlalchemy.Engine, fed: Federation, how: Execution, more: dict[str, Any]) -> Run:
+def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dict[str, Any]) -> Run:
     """The row of a new run. What does not go with the model is refused before there is one. more: of its record."""
-    methods.make(spec.method).init(fed.at(0))
+    run.method.init(fed.at(0))
+    spec, whole = run.spec, run.how.record_host
     before = patiently(lambda: runs.newest(store, spec.key))
 
     def create() -> Run:
         row = runs.newest(store, spec.key)
         if row is None or row == before:  # else it was made, and only the server's answer was lost
-            write.create_run(store, spec, environment.describe(how.record_host) | more, whole=how.record_host)
+            write.create_run(store, spec, environment.describe(whole) | more, whole=whole)
             row = runs.newest(store, spec.key)
         assert row is not None
         return row

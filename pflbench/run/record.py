@@ -19,7 +19,7 @@ from pflbench.engine.memory import Shortage
 from pflbench.errors import Diverged
 from pflbench.run import gpu_check
 from pflbench.run.evaluation import HEADLINE
-from pflbench.run.execution import Execution, find_device
+from pflbench.run.execution import Execution
 from pflbench.run.round import EVALUATION, RECEPTION, UPDATE, CommunicationRound
 from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
@@ -167,12 +167,12 @@ class Account:
         return told
 
 
-def as_begun(how: Execution, begun: Run | None) -> Execution:
+def as_begun(how: Execution, begun: Run | None, device: torch.device) -> Execution:
     """With what was measured when the run was begun on a device of the same name, where the command leaves it open.
 
     An interrupted run that goes on in other ways would end with other last digits.
     """
-    if begun is None or how.deterministic or begun.device != devices.name(find_device(how.device)):
+    if begun is None or how.deterministic or begun.device != devices.name(device):
         return how
     record = begun.environment
     convolution = record.get("steps", {}).get("convolution")

@@ -16,7 +16,9 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluate
 from pflbench.errors import UserError
 from pflbench.run import trusted
-from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
+from pflbench.run.arithmetic import exact_arithmetic
+from pflbench.run.execution import Execution, find_device
+from pflbench.run.prepared import prepare
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import paths, runs
@@ -38,7 +40,7 @@ def losses(
     spec, place = RunSpec.model_validate(stored), find_device(device)
     trusted.require_typed(f"Run {run}", trusted.python_files([spec]), hint="Draw it where the run was made.")
     with exact_arithmetic(place, spec.train.dtype):
-        fed = federation(spec, load_setting(spec, data_root), place, Execution())
+        fed = prepare(spec, load_setting(spec, data_root), place, Execution()).federation()
         try:
             if fed.flat.buffer_size:
                 raise UserError(

@@ -12,7 +12,7 @@ from pflbench import environment
 from pflbench.engine import devices, memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.footprint import footprint
+from pflbench.run.memory_estimate import footprint
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 

@@ -73,11 +73,10 @@ class RunQueue:
         return False
 
     def packs(self, specs: Sequence[RunSpec], engine: Engine) -> Iterator[list[RunSpec]]:
-        """The runs that train together. Memory is looked at when a pack is asked for."""
+        """The runs that train together."""
         return packs(
             specs,
             engine,
-            self.data_dir,
             self.how,
             force=bool(self.repeated),  # else what is over takes no place in a pack
             also_alike=lambda spec: (self.execution(spec), spec.key in self.repeated),

@@ -22,7 +22,7 @@ from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import bucket
 from pflbench.models import MODELS
-from pflbench.run import execution, footprint
+from pflbench.run import memory_estimate, prepared
 from pflbench.run.checkpoint import Checkpoints
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def gpu(monkeypatch):
 @pytest.fixture
 def recorded(monkeypatch):
     """What a run would capture on a GPU is recorded on a CPU."""
-    monkeypatch.setattr(execution, "capture", lambda name, device: None if name == "none" else Recorded())
+    monkeypatch.setattr(prepared, "capture", lambda name, device: None if name == "none" else Recorded())
 
 
 class Rounded(TorchDispatchMode):
@@ -209,7 +209,7 @@ def test_a_halving_that_leaves_clients_out_is_found(gpu, monkeypatch):
     assert said.off > 1e-6
 
 
-FORGOTTEN = (footprint, "estimate", "if captured else 0", "if not captured else 0")
+FORGOTTEN = (memory_estimate, "estimate", "if captured else 0", "if not captured else 0")
 FAULTS = {
     "a learning rate that stays the first round's": (planted.FROZEN_RATE, ("mlp", "captured", "float64"), ""),
     "one step more": (planted.ONE_STEP_MORE, ("fedavg", "captured", "float64"), ""),
@@ -235,7 +235,7 @@ def test_bits_that_are_others_the_second_time_are_found(gpu, monkeypatch):
 
 
 def test_convolutions_are_made_as_a_run_chooses(gpu, monkeypatch):
-    monkeypatch.setattr(execution, "convolution", lambda *_: "the chosen one")
+    monkeypatch.setattr(prepared.Prepared, "convolution", lambda *_: "the chosen one")
     fed = as_run.federations("cnn, 3 channels", "captured", "float32", GPU)["fedavg"]
     assert fed.executor.record()["steps"]["convolution"] == "the chosen one"
 

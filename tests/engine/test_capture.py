@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,9 +14,8 @@ import torch
 from pflbench import methods
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation, tensors, train
-from pflbench.engine.batched import program
 from pflbench.engine.batched.executor import LARGE, BatchedExecutor
-from pflbench.engine.batched.program import MIXED, Graph, bucket, capture
+from pflbench.engine.batched.program import MIXED, bucket, capture
 from pflbench.engine.batched.programs import KINDS, Programs, frozen
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
@@ -146,96 +142,6 @@ def test_memory_is_given_back():
     train(make("fedavg"), fed, 1)
     fed.executor.close()
     assert fed.executor.programs.record()["programs"] == 0
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """A stand-in for CUDA: from which pools graphs take their memory, and on which streams work is done."""
-    pools, streams, end = [], [], Mock()
-
-    class Drawn:
-        def replay(self):
-            pass
-
-        def pool(self):
-            return 7
-
-    @contextmanager
-    def graph(drawn, pool, stream):
-        pools.append(pool)
-        try:
-            yield
-        finally:
-            end()
-
-    @contextmanager
-    def on(stream):
-        streams.append(stream)
-        yield
-
-    stands_in = {
-        "Stream": lambda device: Mock(),
-        "current_stream": lambda device=None, stream=Mock(): stream,
-        "CUDAGraph": Drawn,
-        "graph": graph,
-        "stream": on,
-    }
-    for name, value in stands_in.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    return SimpleNamespace(pools=pools, streams=streams, end=end)
-
-
-def test_graphs_share_memory_as_long_as_there_is_one(cuda):
-    pools, streams = cuda.pools, cuda.streams
-    taken, record = Graph(torch.device("cuda")), Mock()
-    calls = []
-    for _ in range(2):
-        taken.warm_up(record)
-        calls.append(taken(record))
-    assert pools == [None, 7]
-    assert record.call_count == 4
-    calls.clear()
-    taken(record)
-    assert pools[-1] is None, "the memory of graphs that are gone is gone"
-    assert streams[0] is streams[2], "one stream for warming up"
-    assert streams[1] is streams[3] is torch.cuda.current_stream(), "to which a failed capture returns, too"
-
-
-def test_after_a_failed_capture_there_is_a_new_pool(cuda):
-    taken, step = Graph(torch.device("cuda")), Mock()
-    kept = taken(step)
-    step.side_effect = ValueError("the step's own")
-    with pytest.raises(ValueError, match="the step's own"):
-        taken(step)
-    step.side_effect = None
-    taken(step)
-    assert cuda.pools == [None, 7, None]
-    assert kept is not None
-
-
-@pytest.mark.parametrize("recovers", [True, False])
-def test_a_capture_that_fails_is_the_last_one_where_the_allocator_keeps_its_state(cuda, monkeypatch, recovers):
-    """And what went wrong first is told, not what the end of the capture says then."""
-    monkeypatch.setattr(program, "RECOVERS", (2, 0) if recovers else (9, 0))
-    monkeypatch.setattr(Graph, "refused", "")
-    taken, step = Graph(torch.device("cuda")), Mock(side_effect=ValueError("the step's own"))
-    cuda.end.side_effect = RuntimeError("operation failed due to a previous error during capture")
-    with pytest.raises(ValueError, match="the step's own"):
-        taken(step)
-    fed = captured(how=Graph(CPU))
-    assert (fed.executor.programs.capture.refused == "") is recovers
-    cuda.end.side_effect = None
-    if not recovers:
-        assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
-        assert list(fed.executor.programs.apart) == [program.AFTERWARDS]
-
-
-def test_a_graph_that_finds_no_memory_is_not_a_capture_that_failed(cuda, monkeypatch):
-    monkeypatch.setattr(program, "RECOVERS", (9, 0))
-    cuda.end.side_effect = torch.AcceleratorError("CUDA error: out of memory")
-    with pytest.raises(torch.AcceleratorError, match="out of memory"):
-        Graph(torch.device("cuda"))(Mock())
-    assert Graph.refused == ""
 
 
 def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
@@ -365,7 +271,7 @@ def test_a_step_whose_warm_up_fails_is_made_without_capture_and_said():
 
 
 def test_a_run_says_once_that_steps_are_not_captured_and_why(shell, monkeypatch):
-    monkeypatch.setattr("pflbench.run.execution.capture", lambda name, device: Failing(RuntimeError("no such luck\nat all")))
+    monkeypatch.setattr("pflbench.run.prepared.capture", lambda name, device: Failing(RuntimeError("no such luck\nat all")))
     done = shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
     assert done.err.count("without a CUDA graph") == 1
     assert "with the same results: RuntimeError: no such luck. Python launches each" in " ".join(done.err.split())

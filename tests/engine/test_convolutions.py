@@ -23,10 +23,10 @@ from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.layers import Together
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
-from pflbench.run import execution
-from pflbench.run.execution import Execution
-from pflbench.run.peak import Peak
+from pflbench.run.execution import Execution, checked, find_device
+from pflbench.run.memory_estimate import Peak, footprint
 from pflbench.run.plan import Wish, plan
+from pflbench.run.prepared import prepare
 from pflbench.run.setting import load_setting
 
 CPU = torch.device("cpu")
@@ -198,7 +198,7 @@ def test_the_run_s_own_steps_are_timed(images, join_ratio, chunk, clients, monke
     monkeypatch.setattr(BatchedExecutor, "_sgd", noted)
     monkeypatch.setattr(Together, "backward", staticmethod(lambda *a: threads.append(threading.current_thread()) or backward(*a)))
     with faultless():
-        fed = execution.federation(spec, setting, execution.find_device("auto"), Execution(chunk=chunk))
+        fed = prepare(spec, setting, find_device("auto"), Execution(chunk=chunk)).federation()
         gpu = devices.of(fed.device)
         assert gpu.memory_reserved(fed.device) < 1.1 * gpu.memory_allocated(fed.device), "what timing took is given back"
     by_way = {way: {one[1:] for one in seen if one[0] == way} for way in CONVOLUTIONS}
@@ -229,30 +229,30 @@ def test_there_is_a_choice_for_convolutions_on_a_gpu_alone(device, model, asked,
     spec, setting = images(model)
     samples = Samples(setting.arrays.x, setting.arrays.y, torch.float32, torch.device(device))
     monkeypatch.setattr(convolutions, "fastest", lambda _: "measured")
-    how = Execution(device, "batched", convolution=asked)
-    assert execution.convolution(spec, setting, execution.initial_model(spec, setting), samples, how, 4) == chosen
+    run = prepare(spec, setting, torch.device(device), Execution(device, "batched", convolution=asked))
+    assert run.convolution(run.initial_model(), samples, 4) == chosen
 
 
 def test_on_a_cpu_there_is_no_choice(images):
     spec, setting = images()
-    fed = execution.federation(spec, setting, CPU, Execution("cpu", "batched"))
+    fed = prepare(spec, setting, CPU, Execution("cpu", "batched")).federation()
     assert "convolution" not in fed.executor.record()["steps"]
     assert {type(layer) for layer in fed.executor.module.modules() if isinstance(layer, nn.Conv2d)} == {nn.Conv2d}
     with pytest.raises(UserError, match="on a CPU there is one way"):
-        execution.checked(Execution("cpu", "batched", convolution="unfold"))
+        checked(Execution("cpu", "batched", convolution="unfold"))
 
 
 def test_memory_for_columns_is_in_the_estimate(images):
     spec, setting = images("resnet20", batch_size=11)
     taken, said = [], []
     for way in ("groups", "unfold"):
-        fed = execution.federation(spec, setting, CPU, Execution("cpu", "batched"))
+        fed = prepare(spec, setting, CPU, Execution("cpu", "batched")).federation()
         fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution=way)
         with Peak() as peak:
             fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out())
         taken.append(peak.most)
-        found = execution.estimate(spec, setting, captured=False, unfolded=Execution("cuda:7", convolution=way).unfolds("cuda:7"))
-        said.append(4 * (found.copies + found.activations))
+        found = footprint(spec, setting, Execution("cuda:7", "batched", convolution=way, capture="none"))
+        said.append(found.copies + found.activations)
     columns = 4 * 11 * 16 * 16 * (9 * 16)
     assert said[1] - said[0] == 2 * 4 * columns, "of the first blocks, and their gradient: four clients"
     assert 0.4 < (taken[1] - taken[0]) / (said[1] - said[0]) <= 1

@@ -13,7 +13,7 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.loop import Worker
 from pflbench.engine.packed.join import joinable, joined, split
 from pflbench.engine.requests import Evaluate
-from pflbench.run.peak import Peak
+from pflbench.run.memory_estimate import Peak
 
 SIZES = (16, 8, 21, 14, 11)
 engines = pytest.mark.parametrize("engine", EXECUTORS[:3])

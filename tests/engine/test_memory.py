@@ -20,8 +20,7 @@ from pflbench.engine.batched.program import _near
 from pflbench.engine.requests import Sgd, Walk
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS
-from pflbench.run.footprint import readable
-from pflbench.run.peak import Peak
+from pflbench.run.memory_estimate import Peak, readable
 from pflbench.run.record import in_words
 
 CPU = torch.device("cpu")

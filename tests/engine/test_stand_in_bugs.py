@@ -30,9 +30,9 @@ from pflbench.methods.apple import APPLE
 CLOSE = 1e-9
 
 
-def rounds(world: World, name: str = "fedavg", index: int = 0, **settings: Any) -> str:
+def rounds(world: World, name: str = "fedavg", **settings: Any) -> str:
     """Of a method: what the guard says of the numbers; nothing where all is well."""
-    found = compare(world, name, index=index, **settings)
+    found = compare(world, name, **settings)
     return _apart(found.apart) + f"off in {found.where}" * (not found.off <= CLOSE)
 
 
@@ -85,11 +85,11 @@ def squeezed(world: World, **_: Any) -> str:
     return f"apart {record['steps']['apart']} " * bool(record["steps"]["apart"]) + f"off in {where}" * (not off <= CLOSE)
 
 
-def verdict(work: Callable[..., str], index: int = 0, **settings: Any) -> str:
+def verdict(work: Callable[..., str], **settings: Any) -> str:
     """What the guard says; nothing where all is well."""
-    with plugged_in(trains_on=index) as world:
+    with plugged_in() as world:
         try:
-            found = work(world, index=index, **settings)
+            found = work(world, **settings)
         except (RuntimeError, IndexError, Diverged) as error:
             return f"refused: {error}"
         said = f"races {dict(world.seen.races)}" * bool(world.seen.races), f"odd {dict(world.seen.odd)}" * bool(world.seen.odd)
@@ -98,7 +98,7 @@ def verdict(work: Callable[..., str], index: int = 0, **settings: Any) -> str:
 
 @pytest.mark.parametrize(
     ("work", "settings"),
-    [(rounds, {"name": "fedrep"}), (rounds, {"name": "fedala", "index": 1}), (failing, {}), (fewer, {}), (squeezed, {})],
+    [(rounds, {"name": "fedrep"}), (rounds, {"name": "fedala"}), (failing, {}), (fewer, {}), (squeezed, {})],
 )
 def test_without_a_fault_nothing_is_found(work, settings):
     assert verdict(work, **settings) == ""
@@ -137,9 +137,6 @@ BUGS = {
         [(local.InnerLoop, "take", "positions.to(self.clients.device)", "positions")],
         rounds,
         {"name": "fedala"},
-    ),
-    "a device without its index": Bug(
-        f"{NAME}:0 and {NAME}:1", [(Federation, "cohort", ".to(self.device)", ".to(self.device.type)")], rounds, {"index": 1}
     ),
     # -- steps that cannot be captured
     "a step that reads a number": Bug("apart", [(executor, "_of", "return loss if", "float(loss.sum())\n    return loss if")]),

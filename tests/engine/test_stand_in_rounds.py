@@ -6,11 +6,10 @@ Compared are states, losses, scores, buffers, arrays, traffic, and every answer 
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 import pytest
 import torch
-from support.gpu import faultless, plugged_in
+from support.gpu import faultless
 from support.gpu.trial import TWENTY, Found, compare, farthest, make, played, small
 
 from pflbench import methods
@@ -128,27 +127,10 @@ def test_without_captures_and_in_chunks(gpu):
     assert_same(compare(gpu, "fedala", engine="batched in chunks"), replays=False)
 
 
-def test_on_the_second_device():
-    with plugged_in(trains_on=1) as world:
-        assert_same(compare(world, "ditto", index=1))
-        assert not world.seen.races
-        assert world.gpus[0].memory.peak == 0
-
-
 def test_in_float32(gpu):
     found = compare(gpu, "fedala", dtype="float32")
     assert found.off < 1e-3, found.where
     assert found.replays
-
-
-def test_each_device_has_captures_of_its_own(gpu):
-    """PyTorch's own stream for captures is made once, on the device of the first."""
-    for index in (0, 1):
-        x = torch.zeros(3, device=f"pygpu:{index}")
-        replay = Graph(x.device)(partial(x.add_, 1))
-        assert x.tolist() == [0, 0, 0]
-        replay()
-        assert x.tolist() == [1, 1, 1]
 
 
 def test_a_warm_up_finds_no_memory_idle_and_leaves_none(gpu):

@@ -21,11 +21,13 @@ from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
-from pflbench.run import execution
-from pflbench.run.execution import Execution, exact_arithmetic
+from pflbench.run import arithmetic
+from pflbench.run.arithmetic import exact_arithmetic
+from pflbench.run.execution import Execution, checked
 from pflbench.run.loop import execute
 from pflbench.run.pack import execute_pack
 from pflbench.run.plan import Wish, plan
+from pflbench.run.prepared import Prepared
 from pflbench.run.record import as_begun
 from pflbench.store import runs
 
@@ -120,8 +122,8 @@ def test_the_convolution_that_was_measured_is_taken_again(store, asked, recorded
     begin(store)
     found = runs.newest(store, spec().key)
     found = replace(found, environment={"steps": {"convolution": recorded}}, device=device or found.device)
-    assert as_begun(replace(BATCHED, convolution=asked), found).convolution == expected
-    assert as_begun(BATCHED, None) == BATCHED
+    assert as_begun(replace(BATCHED, convolution=asked), found, CPU).convolution == expected
+    assert as_begun(BATCHED, None, CPU) == BATCHED
 
 
 def test_on_a_gpu_nothing_is_measured_twice(store, tmp_path, monkeypatch):
@@ -207,9 +209,9 @@ def test_runs_that_share_an_executor_remember_as_the_one_that_got_furthest():
 @pytest.fixture
 def cublas(monkeypatch):
     """Its setting, which stays as it was."""
-    monkeypatch.delenv(execution.CUBLAS, raising=False)
-    yield lambda: os.environ.get(execution.CUBLAS)
-    os.environ.pop(execution.CUBLAS, None)
+    monkeypatch.delenv(arithmetic.CUBLAS, raising=False)
+    yield lambda: os.environ.get(arithmetic.CUBLAS)
+    os.environ.pop(arithmetic.CUBLAS, None)
 
 
 @pytest.mark.parametrize("outside", [False, True])
@@ -323,10 +325,10 @@ def test_nothing_is_measured(monkeypatch):
     class Flat:
         module = nn.Conv2d(1, 1, 3)
 
-    assert execution.convolution(None, None, Flat, samples, how, 4) == "groups"
+    assert Prepared(None, None, None, None, how).convolution(Flat, samples, 4) == "groups"
     assert not how.unfolds("cuda")
     with pytest.raises(UserError, match="nothing measured"):
-        execution.checked(replace(how, convolution="search"))
+        checked(replace(how, convolution="search"))
 
 
 def test_clients_at_a_time_do_not_depend_on_what_is_free(monkeypatch):

@@ -14,11 +14,10 @@ from pflbench.contract.small import train
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.program import Capture
-from pflbench.run.execution import Execution, executor, initial_model
-from pflbench.run.execution import federation as made
-from pflbench.run.footprint import footprint
-from pflbench.run.peak import Peak
+from pflbench.run.execution import Execution
+from pflbench.run.memory_estimate import Peak, footprint
 from pflbench.run.plan import Wish, plan
+from pflbench.run.prepared import prepare
 from pflbench.run.setting import load_setting
 
 CPU = torch.device("cpu")
@@ -77,9 +76,13 @@ def test_a_run_begins_with_as_many_clients_at_a_time_as_were_said(runs, monkeypa
     fixed = whole.data + runs * (whole.models + whole.batch_norm)
     each = (whole.copies + whole.activations) / whole.clients
     monkeypatch.setattr(memory, "room", lambda device, **_: fixed + 5.5 * each / SHARE)
-    flat = initial_model(spec, setting)
-    assert executor(spec, setting, flat, CPU, how, runs).chunks.estimate == 5
-    assert executor(spec, setting, flat, CPU, Execution(engine="batched", chunk=3), runs).chunks.estimate is None
+
+    def estimated(how):
+        run = prepare(spec, setting, CPU, how)
+        return run.executor(run.initial_model(), runs).chunks.estimate
+
+    assert estimated(how) == 5
+    assert estimated(Execution(engine="batched", chunk=3)) is None
     if runs == 1:
         assert footprint(spec, setting, how).clients == 5
 
@@ -90,7 +93,7 @@ def test_where_nothing_is_known_all_are_tried(monkeypatch):
     looks = Mock(side_effect=RuntimeError("Tensor.item() cannot be called on meta tensors"))
     monkeypatch.setattr(methods, "make", lambda spec: Mock(init=looks))
     assert footprint(spec, setting, how) is None
-    assert executor(spec, setting, initial_model(spec, setting), CPU, how).chunks.estimate is None
+    assert prepare(spec, setting, CPU, how).federation().executor.chunks.estimate is None
     assert looks.call_count == 2
 
 
@@ -127,7 +130,7 @@ def test_the_estimate_is_close_to_what_a_round_takes(name, more):
     (spec,) = specs(name, clients=12, **more)
     setting = load_setting(spec, Path("data"))
     said = footprint(spec, setting, Execution(engine="batched"))
-    fed = made(spec, setting, CPU, Execution(engine="batched"))
+    fed = prepare(spec, setting, CPU, Execution(engine="batched")).federation()
     method = methods.make(spec.method)
     with Peak() as peak:
         state = train(method, fed, 1)
@@ -157,7 +160,7 @@ def test_what_captured_steps_keep_is_in_the_estimate(name):
     (spec,) = specs(name, clients=12)
     setting = load_setting(spec, Path("data"))
     said = footprint(spec, setting, Execution(device="cuda:7"))
-    fed = made(spec, setting, CPU, Execution(engine="batched"))
+    fed = prepare(spec, setting, CPU, Execution(engine="batched")).federation()
     fed.executor.programs.capture = Pooled()
     with Peak() as peak:
         train(methods.make(spec.method), fed, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,19 @@ from pflbench import methods
 from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.requests import Evaluate, Request, Sgd
 from pflbench.errors import UserError
-from pflbench.run import execution, loop
 from pflbench.run import pack as packing
-from pflbench.run.execution import Execution
-from pflbench.run.footprint import Footprint
+from pflbench.run.execution import Execution, checked
 from pflbench.run.loop import execute
 from pflbench.run.pack import Told, execute_pack, packs
+from pflbench.run.prepared import Prepared
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 from pflbench.store import database as db
 from pflbench.store.run_writer import RunWriter
 
 # Methods that go different ways: plain, inner loops, features of the head, matrices of all clients, initial stages.
 TOGETHER = ("fedavg", "fedala", "fedrep", "apple", "pfedme", "fedphp", "partialfed", "ditto+ala")
-BATCHED = Execution(engine="batched", pack=None)
-ASKED = Execution(engine="batched", pack=None, chunk=100)  # without a look at the memory, which takes longer than these runs
+BATCHED = Execution(engine="batched", pack=10)
+ASKED = Execution(engine="batched", pack=10, chunk=100)  # without a look at the memory, which takes longer than these runs
 QUERIES = (
     "SELECT round, accuracy, accuracy_std, test_loss, train_loss, participants, bytes_up, bytes_down FROM round "
     "JOIN run ON run.id = run_id WHERE seed = {} AND attempt = {} ORDER BY 1",
@@ -168,16 +166,16 @@ def test_what_cannot_be_joined_is_counted(store: Engine) -> None:
 
 def test_one_diverges_and_the_others_go_on(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its numbers are not finite in the very tensors that the others' are in."""
-    whole = execution.initial_model
+    whole = Prepared.initial_model
 
-    def huge(of: RunSpec, setting: Any) -> Any:
-        made = whole(of, setting)
-        if of.seed == 1:
+    def huge(run: Prepared) -> Any:
+        made = whole(run)
+        if run.spec.seed == 1:
             for parameter in made.module.parameters():
                 parameter.data *= 1e150
         return made
 
-    monkeypatch.setattr(loop, "initial_model", huge)
+    monkeypatch.setattr(Prepared, "initial_model", huge)
     steps = packed(seeds(), store)
     assert statuses(store) == ["finished", "diverged", "finished"]
     assert [number for number, step in steps if isinstance(step, packing.Diverged)] == [1]
@@ -190,9 +188,9 @@ def test_what_is_finished_takes_no_place(store: Engine) -> None:
     list(execute(spec(seed=1), store, Path("data"), BATCHED))
     two = Execution(engine="batched", pack=2)
     specs = [*seeds(count=4), spec("local")]
-    found = [[(one.method.name, one.seed) for one in pack] for pack in packs(specs, store, Path("data"), two)]
+    found = [[(one.method.name, one.seed) for one in pack] for pack in packs(specs, store, two)]
     assert found == [[("fedavg", 1)], [("fedavg", 0), ("fedavg", 2)], [("fedavg", 3)], [("local", 0)]]
-    anew = packs(specs, store, Path("data"), two, force=True)
+    anew = packs(specs, store, two, force=True)
     assert [[one.seed for one in pack] for pack in anew] == [[0, 1], [2, 3], [0]]
     kinds = {number: step.kind for number, step in packed(seeds(), store) if not isinstance(step, packing.Diverged)}
     assert kinds == {0: "finished", 1: "exists", 2: "finished"}, "should another process have been faster"
@@ -323,51 +321,16 @@ def test_seconds_of_all_runs_are_those_on_the_wall(store: Engine, monkeypatch: p
 # -- how many, and what is asked for --------------------------------------------------------------------------------------
 
 
-def test_how_many_fit() -> None:
-    """Free 1,000, of which 800 are used, 100 for the data; a run takes 60 + 10 + 20 + max(20 + 30, 40) = 140: five."""
-    sizes = {"data": 100, "models": 60, "batch_norm": 10, "copies": 20, "activations": 30, "evaluation": 40}
-    one = partial(Footprint, device="cuda:0", engine="batched", clients=4, **sizes)
-    assert packing.fitting(one(free=1000), 8) == 5
-    assert packing.fitting(one(free=1000), 3) == 3
-    assert packing.fitting(one(free=120), 3) == 1
-    assert packing.fitting(one(free=None), 3) == 3
-    assert packing.fitting(None, 3) == 1
-
-
-@pytest.mark.parametrize(
-    ("device", "engine", "asked", "expected"),
-    [
-        ("cpu", "auto", None, 1),
-        ("cpu", "batched", None, 1),
-        ("cpu", "batched", "auto", None),
-        ("cpu", "batched", "3", 3),
-        ("cpu", "loop", "1", 1),
-        ("cuda", "auto", None, 1),
-        ("cuda", "batched", "auto", 1),
-        ("cuda", "loop", None, 1),
-        ("cuda", "auto", "2", 2),
-    ],
-)
-def test_what_is_packed_unasked(device: str, engine: Any, asked: str | None, expected: int | None) -> None:
-    assert packing.packing(Execution(device, engine), asked).pack == expected
-
-
 @pytest.mark.parametrize("engine", ["loop", "auto"])
 def test_the_loop_executor_makes_one_after_another(engine: Any) -> None:
     with pytest.raises(UserError, match="--pack 4 is not possible") as caught:
-        packing.packing(Execution("cpu", engine), "4")
+        checked(Execution("cpu", engine, pack=4))
     assert "--engine batched" in caught.value.hint
 
 
 def test_a_database_in_memory() -> None:
     engine = db.connect("sqlite://")
-    assert [len(pack) for pack in packs(seeds(), engine, Path("data"), BATCHED)] == [3]
+    assert [len(pack) for pack in packs(seeds(), engine, BATCHED)] == [3]
     packed(seeds(), engine)
     assert statuses(engine) == ["finished"] * 3
     engine.dispose()
-
-
-def test_memory_decides_how_many(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three where room for three is said to be left: five seeds are three and two."""
-    monkeypatch.setattr(packing, "fitting", lambda one, runs: 3)
-    assert [len(pack) for pack in packs(seeds(count=5), store, Path("data"), BATCHED)] == [3, 2]

@@ -94,7 +94,8 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from support.runs import short
-from pflbench.run.execution import Execution, federation
+from pflbench.run.execution import Execution
+from pflbench.run.prepared import prepare
 from pflbench.run.loop import execute
 from pflbench.store import database as db
 store = db.connect(sys.argv[1])

@@ -17,7 +17,8 @@ from pflbench.contract import small, toy
 from pflbench.engine.federation import Federation
 from pflbench.methods.ditto import Ditto
 from pflbench.run.checkpoint import tensors
-from pflbench.run.execution import Execution, federation
+from pflbench.run.execution import Execution
+from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
 from pflbench.run.setting import Setting, load_setting
 
@@ -109,7 +110,7 @@ def test_there_is_one_round(rule: str, evaluate: str, store: Engine, events: lis
     setting = load_setting(this, Path("data"))
 
     def made() -> Federation:
-        return federation(this, setting, CPU, Execution(workers=1))
+        return prepare(this, setting, CPU, Execution(workers=1)).federation()
 
     def taken() -> list[Event]:
         """Without the reception that follows the last round."""

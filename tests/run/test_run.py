@@ -12,8 +12,9 @@ from support.runs import COLUMNS, numbers, rows, run, short, spec
 from pflbench import methods
 from pflbench.errors import Diverged, UserError
 from pflbench.methods import METHODS
-from pflbench.run.execution import Execution, federation
+from pflbench.run.execution import Execution
 from pflbench.run.loop import execute
+from pflbench.run.prepared import prepare
 from pflbench.run.setting import load_setting
 
 
@@ -37,7 +38,8 @@ def test_what_is_evaluated_is_what_was_received(store, name):
     """Row 0 is the initial model, as the reception of round 1 leaves it with each client (methods.md 0.2)."""
     this = short(name, rounds=1)
     run(this, store)
-    fed = federation(this, load_setting(this, Path("data")), torch.device("cpu"), Execution(workers=1)).at(1)
+    prepared = prepare(this, load_setting(this, Path("data")), torch.device("cpu"), Execution(workers=1))
+    fed = prepared.federation().at(1)
     method = methods.make(this.method)
     received = method.receive(fed, method.init(fed), fed.cohort(1))
     expected = fed.evaluate(method.deployed(received), torch.arange(fed.size), method.slot)

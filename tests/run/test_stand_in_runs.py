@@ -12,13 +12,14 @@ from support.gpu import NAME, faultless, plugged_in
 from support.planted import plant
 from support.runs import rows, short
 
+from pflbench import methods
 from pflbench.engine import devices, memory
 from pflbench.errors import UserError
-from pflbench.run import doctor, execution
+from pflbench.run import doctor, prepared
 from pflbench.run.checkpoint import Checkpoints
-from pflbench.run.estimate import estimate
 from pflbench.run.execution import Execution, checked, find_device
 from pflbench.run.loop import execute
+from pflbench.run.memory_estimate import estimate
 from pflbench.run.pack import execute_pack
 from pflbench.run.setting import load_setting
 
@@ -86,15 +87,6 @@ def test_a_run_on_a_gpu_gives_the_numbers_of_one_on_a_cpu(store, gpu):
     assert steps["apart"] == {}
 
 
-def test_a_run_on_the_second_gpu_touches_no_other(store):
-    with plugged_in(trains_on=1) as world:
-        ours = run(brief(), store, f"{NAME}:1")
-        assert world.gpus[1].memory.peak > 0
-        assert world.gpus[0].memory.peak == 0
-        assert not world.seen.races
-    assert_same_numbers(store, ours, run(brief(), store, "cpu", workers=1))
-
-
 def test_the_loop_executor_on_a_gpu(store, gpu):
     assert_same_numbers(store, run(brief(), store, engine="loop"), run(brief(), store, "cpu", workers=1))
 
@@ -151,8 +143,8 @@ def test_where_memory_runs_out_clients_are_halved(store, monkeypatch, capture):
 
 def room_for(clients, spec):
     """Bytes of a device that by the estimate can compute so many clients at a time, if their steps are not captured."""
-    needed = estimate(spec, load_setting(spec, DATA), captured=False)
-    return next(size for size in range(1 << 20, 1 << 30, 1 << 14) if needed.clients(size) == clients)
+    needed = estimate(spec, methods.make(spec.method), load_setting(spec, DATA), captured=False)
+    return next(size for size in range(1 << 20, 1 << 30, 1 << 14) if needed.fitting(size) == clients)
 
 
 @pytest.mark.parametrize(("capture", "clients"), [("graph", 8), ("none", 3)])
@@ -166,7 +158,7 @@ def test_by_its_estimate_a_run_keeps_within_the_memory(store, capture, clients):
 
 def test_an_estimate_that_forgets_captured_steps_is_found(store, monkeypatch):
     spec = brief(clients=8)
-    plant(monkeypatch, execution, "estimate", "if captured else 0", "if not captured else 0")
+    plant(monkeypatch, prepared, "estimate", "if captured else 0", "if not captured else 0")
     with plugged_in(memory=room_for(8, spec)):
         assert shortages(store, run(spec, store))
 

@@ -18,8 +18,10 @@ from pflbench import methods
 from pflbench.data import Arrays
 from pflbench.engine.federation import Federation
 from pflbench.partition import Partition
-from pflbench.run.execution import Execution, exact_arithmetic, federation, find_device
-from pflbench.run.footprint import footprint
+from pflbench.run.arithmetic import exact_arithmetic
+from pflbench.run.execution import Execution, find_device
+from pflbench.run.memory_estimate import footprint
+from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
 from pflbench.run.setting import Setting
 from pflbench.spec import IID, DataSpec, RunSpec, TrainSpec
@@ -97,7 +99,7 @@ def prepared(method: str, model: str, device: str, clients: int, **how: Any) -> 
     assert estimate is not None
     torch.cuda.reset_peak_memory_stats(place)
     with exact_arithmetic(place, spec.train.dtype, execution.deterministic):
-        fed = federation(spec, of, place, execution)
+        fed = prepare(spec, of, place, execution).federation()
         try:
             yield fed, estimate.total
         finally:

@@ -29,15 +29,14 @@ class OnGpu(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, raw: torch.Tensor, block: Block, index: int, number: int) -> OnGpu:
-        """index: of the device; number: that PyTorch knows it by (World.number)."""
+    def __new__(cls, raw: torch.Tensor, block: Block, index: int) -> OnGpu:
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             raw.size(),
             strides=raw.stride(),
             storage_offset=raw.storage_offset(),
             dtype=raw.dtype,
-            device=torch.device(NAME, number),
+            device=torch.device(NAME, index),
         )
         made.raw, made.block, made.index = raw, block, index
         return made
@@ -45,10 +44,6 @@ class OnGpu(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device(NAME, self.index)
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
@@ -114,7 +109,7 @@ class _Call:
         if self.to is not None:
             if self.to.type != NAME:
                 return None
-            return world.named(self.to.index)
+            return int(world.here.device) if self.to.index is None else self.to.index
         if self.name in ("aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize"):
             target = self.args[0 if self.name == "aten::copy_" else 1]
             return target.index if isinstance(target, OnGpu) else None
@@ -184,7 +179,7 @@ def _anything(world: World, call: _Call) -> Any:
         if not isinstance(value, torch.Tensor) or id(value) in same:
             return same.get(id(value), value)
         block = Block(Memory(0), 0, world.gpus[0].default, None)
-        return OnGpu(torch.zeros(value.shape, dtype=value.dtype), block, world.trains_on, 0)
+        return OnGpu(torch.zeros(value.shape, dtype=value.dtype), block, 0)
 
     kwargs = {**mapped(shape, call.kwargs), **({} if call.to is None else {"device": "meta"})}
     return mapped(real, call.func(*mapped(shape, call.args), **kwargs))
@@ -263,7 +258,7 @@ def _wrapped(world: World, call: _Call, made: Any, blocks: dict[int, Block]) -> 
         where = value.untyped_storage()._cdata
         if where not in blocks:
             blocks[where] = world.allocate(index, value.untyped_storage().nbytes())
-        return OnGpu(value, blocks[where], index, world.number(index))
+        return OnGpu(value, blocks[where], index)
 
     return mapped(wrap, made)
 
@@ -276,5 +271,4 @@ def _launched(world: World, call: _Call, index: int, written: Tensors, out: Any)
     for other in {t.index for t in call.ours} - {index}:  # PyTorch makes both streams wait for a copy between two devices
         world.stream(index).wait_stream(world.stream(other))
         world.stream(other).wait_stream(world.stream(index))
-    world.seen.kernels[call.name] += 1
     world.launch(index, read, write, call.func.name())

@@ -161,22 +161,19 @@ _device_constructors()  # kept from now on: those of PyTorch, which `torch.devic
 
 
 @contextmanager
-def plugged_in(devices: int = 2, memory: int = 8 << 30, torch_before_2_13: bool = False, trains_on: int = 0) -> Iterator[World]:
+def plugged_in(devices: int = 2, memory: int = 8 << 30, torch_before_2_13: bool = False) -> Iterator[World]:
     """Inside, PyTorch sees so many devices "pygpu", with so many bytes of memory each.
 
-    torch_before_2_13: a capture that fails leaves the allocator unusable for `empty_cache`, as there. trains_on: the index of the
-    device that backward passes are made on. If that is not 0, a new tensor of device 0 is asked for as "pygpu" alone.
+    torch_before_2_13: a capture that fails leaves the allocator unusable for `empty_cache`, as there.
     """
     whole = torch.tensor, torch.as_tensor, torch.load, torch.autograd._engine_run_backward
-    with world.in_use(World(devices, memory, torch_before_2_13, trains_on)) as made:
+    with world.in_use(World(devices, memory, torch_before_2_13)) as made:
         torch.tensor, torch.as_tensor, torch.load = _made_here(whole[0]), _made_here(whole[1]), _loaded_here(whole[2])
         torch.autograd._engine_run_backward = _told_here(whole[3])
-        torch.Tensor.to = _to  # type: ignore[method-assign]
         try:
             yield made
         finally:
             torch.tensor, torch.as_tensor, torch.load, torch.autograd._engine_run_backward = whole
-            del torch.Tensor.to  # that of its parent is there again
 
 
 @contextmanager
@@ -212,21 +209,6 @@ def _told_here(run_backward: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return told
-
-
-def _to(self: torch.Tensor, *args: Any, **how: Any) -> torch.Tensor:
-    """As Tensor.to: PyTorch itself would ask its backend for the current device, and one in Python always says 0."""
-
-    def numbered(value: Any) -> Any:
-        if not isinstance(value, (str, torch.device)) or not is_ours(value):
-            return value
-        return torch.device(NAME, plugged().number(_index(value)))
-
-    found: torch.Tensor = _TO(self, *map(numbered, args), **{name: numbered(value) for name, value in how.items()})
-    return found
-
-
-_TO = torch.Tensor.to
 
 
 def _loaded_here(load: Callable[..., Any]) -> Callable[..., Any]:

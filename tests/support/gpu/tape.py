@@ -86,8 +86,8 @@ class Tape:
         self._before.clear()
         self._poison()
 
-    def replay(self, launch: Callable[[list[Block], list[Block]], None]) -> int:
-        """Makes the kernels; returns their number. launch: what this looks like from outside, one kernel with these blocks."""
+    def replay(self, launch: Callable[[list[Block], list[Block]], None]) -> None:
+        """Makes the kernels. launch: what this looks like from outside, one kernel with these blocks."""
 
         def now(value: Any) -> Any:
             return value.now() if isinstance(value, _Outside) else value
@@ -103,7 +103,6 @@ class Tape:
                     if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
                         old.copy_(new)
         self._poison()
-        return len(self.kernels)
 
     def _poison(self) -> None:
         for raw in self._own.values():

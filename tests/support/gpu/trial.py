@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -19,7 +18,7 @@ from pflbench.contract.small import federation, tensors, unequal
 from pflbench.engine.federation import Federation
 from pflbench.engine.requests import Evaluated, Executor, Trained, Walked
 from pflbench.methods.base import Method
-from pflbench.run.execution import exact_arithmetic
+from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.round import CommunicationRound
 
 Numbers = dict[str, np.ndarray]
@@ -36,17 +35,11 @@ MODELS: dict[str, dict[str, Any]] = {
 class Found:
     """What rounds of a method on the stand-in were like. Counted are those of the last one, when all is captured."""
 
-    name: str
-    model: str
     off: float  # the largest difference from the loop executor's numbers
     where: str  # that is
     waits: Counter[tuple[str, str]]
-    kernels: int  # launched by themselves
     replays: int
-    replayed: int  # kernels in these
-    programs: int
     apart: dict[str, int]  # steps of all rounds without a capture, by the reason
-    seconds: float
 
     @property
     def waited(self) -> int:
@@ -72,13 +65,11 @@ def compare(
     engine: str = "captured",
     rounds: int = 2,
     observing: bool = False,
-    index: int = 0,
     **settings: Any,
 ) -> Found:
-    """observing: whether the method keeps its large arrays. index: of the device. The rest: as contract.small takes it."""
+    """observing: whether the method keeps its large arrays. The rest: as contract.small takes it."""
     expected = on_the_cpu(name, model, rounds, observing, tuple(settings.items()))
-    begun = time.perf_counter()
-    fed = small(model, engine, f"{NAME}:{index}", **settings)
+    fed = small(model, engine, f"{NAME}:0", **settings)
     numbers: Numbers = {}
     counts = [_counted(world)]
     try:
@@ -90,14 +81,12 @@ def compare(
     finally:
         fed.executor.close()
     off, where = farthest(expected, numbers)
-    waits, kernels, replays, replayed = (now - then for now, then in zip(counts[-1], counts[-2], strict=True))
-    seconds = time.perf_counter() - begun
-    return Found(name, model, off, where, waits, kernels, replays, replayed, steps["programs"], steps["apart"], seconds)
+    (waits, replays), (waits_before, replays_before) = counts[-1], counts[-2]
+    return Found(off, where, waits - waits_before, replays - replays_before, steps["apart"])
 
 
-def _counted(world: World) -> tuple[Any, ...]:
-    seen = world.seen
-    return seen.waits.copy(), sum(seen.kernels.values()), seen.replays, seen.replayed
+def _counted(world: World) -> tuple[Counter[tuple[str, str]], int]:
+    return world.seen.waits.copy(), world.seen.replays
 
 
 @lru_cache(maxsize=256)

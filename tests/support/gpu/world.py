@@ -28,9 +28,7 @@ class Seen:
     """Operations are named as PyTorch names them, places by file and line of the package."""
 
     waits: Counter[tuple[str, str]] = field(default_factory=Counter)  # of the host for the device: (operation, place)
-    kernels: Counter[str] = field(default_factory=Counter)  # that were launched by themselves, by operation
     replays: int = 0
-    replayed: int = 0  # kernels in replays
     races: Counter[str] = field(default_factory=Counter)  # of streams
     odd: Counter[tuple[str, str]] = field(default_factory=Counter)  # that CUDA permits, and nobody means: (what, place)
     threads: set[int] = field(default_factory=set)  # that launched something
@@ -53,15 +51,14 @@ class _Here(threading.local):
 
 
 class World:
-    """devices: how many; memory: bytes of each; torch_before_2_13: what a failed capture leaves behind (see captures).
+    """devices: how many, of which the first can train; memory: bytes of each.
 
-    trains_on: the one that can make backward passes. PyTorch has a thread for one device of a backend in Python, number 0: so
-    that is how PyTorch's own code knows this one, whatever its index is here.
+    torch_before_2_13: what a failed capture leaves behind (see captures).
     """
 
-    def __init__(self, devices: int, memory: int, torch_before_2_13: bool, trains_on: int) -> None:
+    def __init__(self, devices: int, memory: int, torch_before_2_13: bool) -> None:
         self.gpus = [Gpu(index, memory) for index in range(devices)]
-        self.torch_before_2_13, self.trains_on = torch_before_2_13, trains_on
+        self.torch_before_2_13 = torch_before_2_13
         self.seen = Seen()
         self.tape: Tape | None = None  # of the capture under way
         self.pools: WeakValueDictionary[int, Pool] = WeakValueDictionary()
@@ -76,16 +73,6 @@ class World:
     @property
     def here(self) -> Any:
         return self._here
-
-    def number(self, index: int) -> int:
-        """By which PyTorch knows a device."""
-        return {self.trains_on: 0, 0: 0 if self.trains_on == 0 else len(self.gpus)}.get(index, index)
-
-    def named(self, number: int | None) -> int:
-        """The device that a call means: it names the index where it comes from Python, the number where from PyTorch itself."""
-        if number is None:
-            return int(self.here.device)
-        return {0: self.trains_on, len(self.gpus): 0 if self.trains_on else len(self.gpus)}.get(number, number)
 
     def gpu(self, index: int | None) -> Gpu:
         index = self.here.device if index is None else index
@@ -143,7 +130,7 @@ class World:
         def launch(read: list[Block], written: list[Block]) -> None:
             self.launch(tape.stream.index, read, written, "a replay")
 
-        self.seen.replayed += tape.replay(launch)
+        tape.replay(launch)
         self.seen.replays += 1
 
     # -- the host -----------------------------------------------------------------------------------------------------

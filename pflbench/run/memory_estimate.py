@@ -1,0 +1,253 @@
+"""What a run takes of memory, found on tensors without data: how many of its clients are computed at a time depends on it."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pflbench import environment, methods
+from pflbench.engine import memory
+from pflbench.engine.batched.chunks import SHARE
+from pflbench.engine.batched.executor import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT, BatchedExecutor
+from pflbench.engine.batched.program import COPIES
+from pflbench.engine.evaluation import EVALUATION_BATCH
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
+from pflbench.engine.optimizers import WORKSPACE
+from pflbench.engine.samples import Samples
+from pflbench.errors import UserError
+from pflbench.methods.base import Method
+from pflbench.run.checkpoint import tensors
+from pflbench.run.execution import Execution, find_device
+from pflbench.run.setting import Setting
+from pflbench.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Bytes: the first three of the whole run, the others for each client that is computed at a time."""
+
+    data: int  # the samples and labels
+    models: int  # of method and optimizer, as many copies as exist at a time; the cohort's before and after training
+    batch_norm: int  # buffers, as many copies
+    copies: int  # the client's model and its gradient, and the optimizer's temporary tensors
+    activations: int  # of a training step
+    programs: int  # what captured steps keep: copies of the model, and the activations in the memory of their graphs
+
+    def fitting(self, room: int, runs: int = 1) -> int:
+        """How many clients at a time fit a device with so much room, at least 1; runs: that share the data."""
+        taken = self.data + runs * (self.models + self.batch_norm)
+        return max(1, int(SHARE * (room - taken) / (self.copies + self.activations + self.programs)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint(Needs):
+    """Bytes of all tensors, of all clients that are computed at a time.
+
+    PyTorch itself, a GPU's context and the workspaces of kernels come on top: about a gigabyte. The method's own inner loops may
+    hold more for each client than plain SGD, which is what `activations` is of.
+    """
+
+    device: str
+    engine: str
+    clients: int  # computed at a time
+    evaluation: int  # a batch of all of them
+    free: int | None  # for new tensors; None where the system does not say
+
+    @property
+    def total(self) -> int:
+        kept = self.data + self.models + self.batch_norm + self.programs
+        return kept + max(self.copies + self.activations, self.evaluation)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON types, with the total."""
+        return {**asdict(self), "total": self.total}
+
+    def problem(self) -> str:
+        """In words, if it does not fit."""
+        if self.free is None or self.total <= self.free:
+            return ""
+        needed, there_is = readable(self.total), readable(self.free)
+        return f"needs about {needed} of memory with {self.clients} clients at a time, but {there_is} are free on {self.device}"
+
+
+def estimate(spec: RunSpec, method: Method, setting: Setting, *, captured: bool, unfolded: bool = False) -> Needs | None:
+    """The run's. None for a method of one's own whose `init` looks at values, and for such a model.
+
+    unfolded: convolutions may be (engine.batched.convolutions).
+    Raises UserError where the method does not go with the model or the protocol.
+    """
+    fed, samples = _without_data(spec, setting)
+    kept = _kept(method, fed)
+    if kept is None:
+        return None
+    try:
+        row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples, unfolded)
+    except Exception:  # of a model that looks at values, or makes tensors on a device of its own choice
+        if spec.own_model is None:
+            raise
+        return None
+    optimizer = 0 if fed.optimizer is None else fed.optimizer.kept * row  # what a client has of it
+    workspace = 0 if fed.optimizer is None else WORKSPACE * row + optimizer
+    # Of how many models of a client the optimizer lasts from round to round: of those that it may train.
+    lasting = 0 if spec.train.optimizer_state == "fresh" else len({"model", method.slot})
+    # Of this round and of the last one, and the states in which clients outside the cohort are tested.
+    states = 3 if spec.train.tests_outsiders else 2
+    return Needs(
+        data=samples.x.nbytes + samples.y.nbytes,
+        models=states * (kept + lasting * fed.size * optimizer) + 2 * len(fed.cohort(1)) * (row + optimizer),
+        batch_norm=states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size,
+        copies=2 * row + optimizer + workspace,
+        activations=step - row,
+        # A step in the graph's memory, with the weights as convolutions take them and the gradients side by side.
+        programs=(COPIES + 2) * row + COPIES * optimizer + workspace + step if captured else 0,
+    )
+
+
+def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | None:
+    """The run's, on a device that need not be here. None where `estimate` has none."""
+    try:
+        device: torch.device | None = find_device(how.device)
+    except UserError:
+        device = None
+    place = how.device if device is None else str(device)
+    engine = how.engine_on(place)
+    each = estimate(spec, methods.make(spec.method), setting, captured=how.captures(place), unfolded=how.unfolds(place))
+    if each is None:
+        return None
+    fed, samples = _without_data(spec, setting)
+    cohort, room = len(fed.cohort(1)), None if device is None else memory.room(device, fixed=how.deterministic)
+    if engine == "loop":
+        clients = min(cohort, (how.workers or environment.cores()) if place == "cpu" else 1)
+    else:
+        clients = min(cohort, how.chunk or (cohort if room is None else each.fitting(room)))
+    return Footprint(
+        device=place,
+        engine=engine,
+        clients=clients,
+        data=each.data,
+        models=each.models,
+        batch_norm=each.batch_norm,
+        copies=each.copies * clients,
+        activations=each.activations * clients,
+        programs=each.programs * clients,
+        evaluation=fed.dtype.itemsize * fed.flat.size * clients + _forward(fed, samples, _tested(fed, engine, clients)),
+        free=None if device is None else memory.free(device),
+    )
+
+
+def require_possible(spec: RunSpec, setting: Setting) -> None:
+    """Raises UserError where the method does not go with the model or the protocol, or no memory here holds the model."""
+    fed = _without_data(spec, setting)[0]
+    half = memory.room(torch.device("cpu"))
+    if half is not None and fed.flat.size * fed.dtype.itemsize > half:
+        raise UserError(
+            f"The model has {fed.flat.size:,} parameters: with their gradient more than this machine's {2 * half / 1e9:,.0f} GB.",
+            f"At most {half // fed.dtype.itemsize:,} fit: a smaller model has fewer, and of texts a smaller vocabulary.",
+        )
+    _kept(methods.make(spec.method), fed)
+
+
+def readable(size: float) -> str:
+    """In decimal units: "3.2 GB"."""
+    power = min(4, (len(str(int(size))) - 1) // 3)
+    return f"{size / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _without_data(spec: RunSpec, setting: Setting) -> tuple[Federation, Samples]:
+    """The federation with its samples, all on the device "meta"."""
+    with torch.device("meta"):
+        module = setting.model(spec)
+    dtype, partition = getattr(torch, spec.train.floats), setting.partition
+    flat, samples = Flat(module), Samples(setting.arrays.x, setting.arrays.y, dtype, torch.device("meta"))
+    return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed), samples
+
+
+def _batch(samples: Samples, size: int) -> tuple[Tensor, Tensor]:
+    return samples.batch(torch.zeros(size, dtype=torch.int64, device="meta"))
+
+
+def _kept(method: Method, fed: Federation) -> int | None:
+    """Bytes of the method's state."""
+    try:
+        state = method.init(fed)
+    except UserError:
+        raise
+    except Exception:
+        return None
+    return sum(value.nbytes for value in tensors(state).values())
+
+
+def _step(fed: Federation, samples: Samples, unfolded: bool) -> int:
+    """Bytes that forward and backward of one client's batch take, the gradient included."""
+    largest, columns = max(map(len, fed.train_indices)), [0]
+    module = fed.flat.module.to(fed.dtype).train()
+    for layer in module.modules():
+        if unfolded and isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(lambda layer, _, out: columns.append(out[:, 0].nbytes * layer.weight[0].numel()))
+    with Peak() as peak, torch.enable_grad():
+        x, y = _batch(samples, max(2, min(fed.train.batch_size, largest)))
+        torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
+    # Of one layer at a time there are columns and their gradient.
+    return int(peak.most) + 2 * max(columns)
+
+
+def _forward(fed: Federation, samples: Samples, count: int) -> int:
+    """Bytes that evaluation of so many samples at once takes."""
+    module = fed.flat.module.to(fed.dtype).eval()
+    with Peak() as peak, torch.no_grad():
+        module(_batch(samples, count)[0])
+    return int(peak.most)
+
+
+def _tested(fed: Federation, engine: str, clients: int) -> int:
+    """Samples in a batch of evaluation, of all clients computed at a time."""
+    of_one = min(EVALUATION_BATCH if engine == "loop" else EVALUATED_PER_CLIENT, max(map(len, fed.test_indices)))
+    return max(1, clients * of_one if engine == "loop" else min(EVALUATED_AT_ONCE, clients * of_one))
+
+
+class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the memory of the tensors that are made inside, in bytes. On the device "meta" they have none, and cost nothing.
+
+    now: of those that still live; most: of those that lived at once; largest: of a single one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = self.largest = 0
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._note((args, kwargs), new=False)
+        result = func(*args, **(kwargs or {}))
+        self._note(result, new=True)
+        return result
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._seen.clear()  # what ends its life later no longer counts
+
+    def _note(self, tensors: Any, new: bool) -> None:
+        for tensor in tree_leaves(tensors):
+            # Views share their memory: it counts once, and not at all where it was there before.
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._seen:
+                self._begin(tensor.untyped_storage(), new)
+
+    def _begin(self, storage: torch.UntypedStorage, new: bool) -> None:
+        where, size = storage._cdata, storage.nbytes() if new else 0
+
+        def end(_: object) -> None:
+            self.now -= size
+            del self._seen[where]
+
+        self._seen[where] = weakref.ref(storage, end)
+        self.now += size
+        self.most, self.largest = max(self.most, self.now), max(self.largest, size)

@@ -1,0 +1,152 @@
+"""A run with all that it needs to begin: its method, data and device, and from these its executor and its clients."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflbench import methods
+from pflbench.engine import memory, rng
+from pflbench.engine.batched import convolutions
+from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.program import capture
+from pflbench.engine.batches import Plan
+from pflbench.engine.federation import Federation
+from pflbench.engine.flat import Flat
+from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.requests import Evaluate, Executor, Sgd
+from pflbench.engine.samples import Samples
+from pflbench.errors import UserError
+from pflbench.methods.base import Method
+from pflbench.plugins import in_a_line
+from pflbench.run.execution import Execution
+from pflbench.run.memory_estimate import estimate
+from pflbench.run.setting import Setting
+from pflbench.spec import RunSpec
+
+STEPS = 4  # with which ways of convolving are compared
+
+
+@dataclass(frozen=True)
+class Prepared:
+    spec: RunSpec
+    method: Method
+    data: Setting
+    device: torch.device
+    how: Execution
+
+    def initial_model(self) -> Flat:
+        """The model of the run's seed, with its layout, which does not depend on the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.torch_seed(self.spec.seed, "model"))
+            return Flat(self.data.model(self.spec))
+
+    def federation(self) -> Federation:
+        """The clients on the device, with the initial model, on an executor of their own."""
+        flat = self.initial_model()
+        return self.clients(flat, self.executor(flat))
+
+    def clients(self, flat: Flat, executor: Executor) -> Federation:
+        """Closes the executor and raises UserError where no client can train."""
+        train, partition = self.spec.train, self.data.partition
+        fed = Federation(flat, executor, train, partition.train, partition.test, self.spec.seed)
+        if not fed.batches(fed.nobody_left_out(), 1).steps().any():
+            executor.close()
+            raise UserError(
+                f"No client has a single batch to train on (batch size {train.batch_size}, drop-last {train.drop_last}).",
+                "Choose another --batch-size or --drop-last, or fewer clients; BatchNorm needs batches of at least 2.",
+            )
+        return fed
+
+    def executor(self, flat: Flat, runs: int = 1) -> Executor:
+        """Computes the clients of the run, or of several runs that differ in the seed, with the samples on the device."""
+        spec, how, arrays = self.spec, self.how, self.data.arrays
+        chunks = Chunks(how.chunk, self._clients_at_a_time(runs), firm=how.deterministic)
+        samples = Samples(arrays.x, arrays.y, getattr(torch, spec.train.floats), self.device)
+        if how.engine_on(str(self.device)) == "loop":
+            return LoopExecutor(flat, samples, how.workers)
+        if spec.own_model is not None:
+            self._require_together(flat, samples)
+        together = int(spec.train.join_ratio * len(self.data.partition.train)) * runs
+        chosen = self.convolution(flat, samples, min(together, chunks.most or chunks.estimate or together))
+        return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, self.device), convolution=chosen)
+
+    def convolution(self, flat: Flat, samples: Samples, clients: int) -> str | None:
+        """One of convolutions.CONVOLUTIONS, or None where there is nothing to choose: on a CPU, without convolutions.
+
+        clients: computed at a time.
+        """
+        if samples.device.type == "cpu" or not convolutions.convolutions(flat.module):
+            return None
+        if self.how.convolution != "auto":
+            return self.how.convolution
+        if self.how.deterministic:
+            return convolutions.CONVOLUTIONS[0]
+
+        def timed(way: str) -> float:
+            found = self._seconds_of_steps(way, flat, samples, clients)
+            memory.release(samples.device)
+            return found
+
+        return convolutions.fastest(timed)
+
+    def _clients_at_a_time(self, runs: int) -> int | None:
+        """As many as memory should be enough for, before anything is on the device; None where nothing says."""
+        how, where = self.how, str(self.device)
+        if how.chunk or how.engine_on(where) == "loop" or how.estimate:
+            return None if how.chunk else how.estimate
+        room = memory.room(self.device, fixed=how.deterministic)
+        if room is None:
+            return None
+        needed = estimate(self.spec, self.method, self.data, captured=how.captures(where), unfolded=how.unfolds(where))
+        return None if needed is None else needed.fitting(room, runs)
+
+    def _require_together(self, flat: Flat, samples: Samples) -> None:
+        """Raises UserError where a user's own model cannot be trained or tested for two clients at once."""
+        batch = np.concatenate(self.data.partition.train)[:2]
+        plan = Plan((batch, batch), (np.full(1, len(batch)),) * 2)
+        made = BatchedExecutor(flat, samples)
+        # An operation that PyTorch cannot make for all clients at once is made for one after another, within the one program.
+        warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+        try:
+            trained = made.do(Sgd(plan, *_copies(flat, samples, 2), self.spec.train.lr))
+            made.do(Evaluate(plan, trained.rows, trained.buffers))
+        except Exception as error:
+            if memory.ran_out(error):
+                raise
+            reason = in_a_line(error).partition(". ")[0]
+            raise UserError(
+                f"Model '{self.spec.model}' cannot be computed for all clients at once: {reason}.",
+                "Add --engine loop, or write it without changing tensors in place and without deciding by their values.",
+            ) from error
+        finally:
+            made.close()
+
+    def _seconds_of_steps(self, way: str, flat: Flat, samples: Samples, clients: int) -> float:
+        """Of local training with the run's own model and batches, captured as in the run."""
+        batch = np.concatenate(self.data.partition.train)[: self.spec.train.batch_size]
+        plan = Plan((np.tile(batch, STEPS),) * clients, (np.full(STEPS, len(batch)),) * clients)
+        rows, buffers = _copies(flat, samples, clients)
+        made = BatchedExecutor(flat, samples, capture=capture(self.how.capture, samples.device), convolution=way)
+        try:
+            return convolutions.seconds(samples.device, lambda: made.do(Sgd(plan, rows, buffers, 1e-4)))
+        finally:
+            made.close()
+
+
+def prepare(spec: RunSpec, data: Setting, device: torch.device, how: Execution) -> Prepared:
+    return Prepared(spec, methods.make(spec.method), data, device, how)
+
+
+def _copies(flat: Flat, samples: Samples, clients: int) -> tuple[Tensor, Tensor]:
+    """Initial models and buffers of so many clients, on the samples' device."""
+    rows, buffers = flat.row(), flat.buffer_row(samples.dtype)
+    return (
+        rows.to(samples.device, samples.dtype).repeat(clients, 1),
+        buffers.to(samples.device, samples.dtype).repeat(clients, 1),
+    )
