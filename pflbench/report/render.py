@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 FEW = 8  # entries of a legend, above which it would hide data inside a panel
 LEAST = 0.45  # of a panel
+FLAT = 0.45  # height by width of a wide panel
 HIGHEST = 2.9  # of a panel that is high because it is wide
 WHOLE = 3.6  # of a square one
 BESIDE = 0.28  # of the figure's width, for a legend beside the panels
+MARKER = 5  # points, at most, in a legend
 LINES = 6  # of a title or label: names may be very long
 
 
@@ -62,7 +64,7 @@ def drawing(
     cells = [(at // columns * measures + which, at % columns) for k in range(len(panels)) for which, at in [divmod(k, across)]]
     rows = 1 + max(row for row, _ in cells)
     with style.context():
-        figure = Figure(figsize=(wide, rows * (height + 1.2)), dpi=DPI, layout="constrained")
+        figure = Figure(figsize=(wide, rows * (height + 1.2 * style.scale())), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(rows, columns)
         axes = {place: figure.add_subplot(grid[place]) for place in cells}
@@ -77,14 +79,13 @@ def drawing(
         for ax, title in zip(axes.values(), with_letters(titles if page.titles else [""] * len(titles)), strict=False):
             ax.set_title(title)
         legend = _legend(figure, [trace for panel in panels for trace in panel.traces], order)
-        _fit(figure, rows, legend, lambda each: min(each, WHOLE) if square else _height(height, each, fixed))
+        if square:
+            _fit(figure, rows, legend, 1, 0, WHOLE)
+        else:
+            _fit(figure, rows, legend, FLAT, height, height if fixed else max(height, HIGHEST))
         runs = tuple(sorted({run for panel in panels for run in panel.runs}))
         settings = [setting for panel in panels for setting in panel.settings]
         return style.Drawing(figure, caption, tuple(notes), runs, protocol(settings) if settings else "")
-
-
-def _height(asked: float, width: float, fixed: bool) -> float:
-    return asked if fixed else max(asked, min(0.45 * width, HIGHEST))
 
 
 def _draw_panel(ax: Axes, panel: Panel) -> None:
@@ -159,7 +160,11 @@ def _legend(figure: Figure, traces: Sequence[Trace], order: Sequence[str]) -> Le
         )
     size = style.page().font_size
     room = (BESIDE if where == "right" else 0.9) * wide - 4 * size / 72
-    handles = [Line2D([], [], label=_wrapped(label, room, size), **properties(entries[label])) for label in labels]
+    looks = [properties(entries[label]) for label in labels]
+    handles = [
+        Line2D([], [], label=_wrapped(label, room, size), **look | {"markersize": min(look["markersize"], MARKER)})
+        for label, look in zip(labels, looks, strict=True)
+    ]
     if where == "inside":
         figure.axes[0].legend(handles=handles, loc="best", frameon=True, framealpha=0.85)
         return None
@@ -171,28 +176,39 @@ def _legend(figure: Figure, traces: Sequence[Trace], order: Sequence[str]) -> Le
     return figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(fit, len(labels))), borderaxespad=0.3)
 
 
-def _fit(figure: Figure, rows: int, legend: Legend | None, height: Any) -> None:
-    """Titles and labels in lines that fit their panels, and the figure as high as the panels then need."""
-    _place(figure)
-    each, _ = _panel_size(figure)
-    for ax in figure.axes:
-        for text in (ax.title, ax.xaxis.label):
-            text.set_text(_wrapped(text.get_text(), 1.1 * each, float(text.get_fontsize())))
+def _fit(figure: Figure, rows: int, legend: Legend | None, shape: float, lowest: float, highest: float) -> None:
+    """Titles and labels in lines that fit their panels, and the figure as high as the panels then need.
+
+    shape: height of a panel by its width, within lowest and highest.
+    """
+    if legend is not None:
+        figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / DPI)
     _place(figure)
     each, high = _panel_size(figure)
-    total = figure.get_figheight() + rows * (height(each) - high)
+    texts = [text for ax in figure.axes for text in (ax.title, ax.xaxis.label)]
+    wrapped = [_wrapped(text.get_text(), 1.1 * each, float(text.get_fontsize())) for text in texts]
+    if wrapped != [text.get_text() for text in texts]:
+        for text, lines in zip(texts, wrapped, strict=True):
+            text.set_text(lines)
+        _place(figure)
+        each, high = _panel_size(figure)
+    total = figure.get_figheight() + rows * (min(max(shape * each, lowest), highest) - high)
     if legend is not None:
         total = max(total, legend.get_window_extent().height / DPI + 0.1)
     figure.set_figheight(total)
     _place(figure)
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)  # it has done its work, and is not asked again where the figure is written
 
 
 def _place(figure: Figure) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="constrained_layout not applied")
-        figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
-    if _panel_size(figure)[0] < LEAST:
+        warnings.filterwarnings("error", message="constrained_layout not applied")
+        try:
+            figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+            fits = _panel_size(figure)[0] >= LEAST
+        except UserWarning:
+            fits = False
+    if not fits:
         raise UserError(
             f"This figure does not fit {figure.get_figwidth():g} inches with a text of {style.page().font_size:g} pt.",
             "Give a larger --width or a smaller --font-size, or put the legend --legend below.",

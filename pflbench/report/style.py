@@ -38,6 +38,7 @@ _RC: dict[Any, Any] = {
     "axes.linewidth": 0.6,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.ymargin": 0.08,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.4,
     "xtick.major.width": 0.6,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sqlalchemy import Engine
-from support.report_database import add_partition, add_run, spec
+from support.report_database import add_run, spec
 from support.store_samples import write_round
 from support.swept import SENT, add_clients, clients, sent
 
 from pflbench.errors import UserError
 from pflbench.report import looks
 from pflbench.report.figures import elastic, fairness, heterogeneity, overhead, scalability
+from pflbench.report.parameter_curve import sweeps
 from pflbench.report.selection import Filters
-from pflbench.report.sweep import sweeps
 from pflbench.store.write import RoundRecord
 
 
@@ -168,25 +168,3 @@ def test_runs_without_client_results_are_named(engine: Engine) -> None:
     add_run(engine, spec("fedavg"), [0.1, 0.2])
     with pytest.raises(UserError, match="Run 1 has no client results"):
         fairness.plot(engine)
-
-
-def test_all_texts_stay_inside(engine: Engine) -> None:
-    for seed in range(2):
-        for method in ("fedavg", "ditto", "fedala", "heurfedamp+ala"):
-            long = {"a_long_name": 0.25 + seed} if method == "fedala" else {}
-            for number in (20, 100):
-                of = spec(method, seed, partition=clients(number), hyperparameters=long)
-                tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
-                partition = add_partition(engine)
-                add_run(engine, of, [0.99871, 0.99872], seconds=0.01, partition=partition, **SENT, **tested)
-    for report in (overhead, scalability, fairness):
-        figure = report.plot(engine, Filters(datasets=["mnist"])).figure
-        figure.canvas.draw()
-        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-        legend = figure.legends[0].get_window_extent(renderer)
-        assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
-        for ax in figure.axes:
-            around = ax.get_tightbbox(renderer)
-            assert figure.bbox.x0 <= around.x0 < around.x1 <= figure.bbox.x1, report.__name__
-            assert figure.bbox.y0 <= around.y0 < around.y1 <= figure.bbox.y1, report.__name__
-            assert not legend.overlaps(around), report.__name__

@@ -15,7 +15,6 @@ from sqlalchemy import Engine
 from support.command import ROOT
 from support.report_database import add_partition, add_run, spec
 
-from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import looks
 from pflbench.report.declared import PLOTS
@@ -81,29 +80,6 @@ def test_there_is_a_panel_per_setting_and_one_legend(engine: Engine) -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "Ditto"]
     assert "1 to 2 runs per method" in drawing.caption
     assert "(b) MNIST, Dir(0.1), 2000 rounds; (c) Cifar10" in drawing.caption
-
-
-def test_texts_stay_inside_the_figure_and_clear_of_each_other(engine: Engine) -> None:
-    """All methods at once, one, two and three panels, and narrow ranges, whose tick labels are long."""
-    for panels, fields in enumerate(({}, {"rounds": 20}, {"rounds": 30}), start=1):
-        for method in methods.METHODS:
-            hyperparameters = {"a_long_name": 0.25} if panels > 1 and method == "fedala" else {}
-            of = spec(method, hyperparameters=hyperparameters, **fields)  # type: ignore[arg-type]
-            add_run(engine, of, [0.99871, 0.99872, 0.99874])
-        figure = curves.plot(engine).figure
-        assert len(figure.axes) == panels
-        figure.canvas.draw()
-        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-        (legend,) = figure.legends
-        box, outer = legend.get_window_extent(renderer), figure.bbox
-        for ax in figure.axes:
-            around = ax.get_tightbbox(renderer)
-            assert outer.x0 <= around.x0 < around.x1 <= outer.x1
-            assert around.y1 <= outer.y1
-            assert not box.overlaps(around)
-        assert outer.x0 <= box.x0 < box.x1 <= outer.x1
-        assert outer.y0 <= box.y0 < box.y1 <= outer.y1
-        assert not any(a.get_tightbbox(renderer).overlaps(b.get_tightbbox(renderer)) for a, b in pairs(figure.axes))
 
 
 def test_the_mean_ends_where_the_shortest_run_ends(engine: Engine) -> None:
@@ -201,14 +177,6 @@ def test_a_figure_that_cannot_be_written_is_a_user_error(engine: Engine, tmp_pat
         drawing.save(tmp_path / "missing" / "figure.png")
 
 
-def test_a_method_looks_the_same_in_every_figure(engine: Engine) -> None:
-    alone = curves.plot(engine, Filters(methods=["ditto"])).figure.axes[0].lines[0]
-    among = curves.plot(engine).figure.axes[0].lines[1]
-    assert (alone.get_color(), alone.get_marker(), alone.get_linestyle()) == (
-        among.get_color(), among.get_marker(), among.get_linestyle(),
-    )  # fmt: skip
-
-
 def test_variants_of_a_method_differ_in_the_line_only(engine: Engine) -> None:
     add_run(engine, spec("ditto", hyperparameters={"lam": 1.0, "personal_epochs": 2, "aggregation": "weighted"}), [0.1, 0.2])
     _, first, second = curves.plot(engine).figure.axes[0].lines
@@ -236,11 +204,6 @@ def test_matplotlib_keeps_its_own_settings(engine: Engine) -> None:
     before = matplotlib.rcParams["font.size"]
     curves.plot(engine)
     assert matplotlib.rcParams["font.size"] == before
-
-
-def test_the_plots_are_in_the_table_of_contents() -> None:
-    assert PLOTS["curves"].load() is curves.plot
-    assert PLOTS["distribution"].load() is distribution.plot
 
 
 def test_tables_import_neither_torch_nor_pandas_nor_matplotlib() -> None:
