@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -162,12 +162,14 @@ def context() -> Iterator[None]:
         yield
 
 
-def shades(count: int, start: float = 0.0, stop: float = 0.85) -> list[str]:
-    """Colours for a sequence, as that of rounds: from dark to light, ordered in grey print and for colour-blind eyes too.
+def shades(rounds: Iterable[int], start: float = 0.0, stop: float = 0.85) -> dict[int, str]:
+    """A colour for each round, from dark to light: ordered in grey print and for colour-blind eyes too.
 
     start, stop: which part of the scale, of 0 to 1.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return [to_hex(colormaps["viridis"](start + (stop - start) * k / max(1, count - 1))) for k in range(count)]
+    different = sorted(set(rounds))
+    step = (stop - start) / max(1, len(different) - 1)
+    return {t: to_hex(colormaps["viridis"](start + k * step)) for k, t in enumerate(different)}

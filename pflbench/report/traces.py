@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pflbench.report import scales
 from pflbench.report.arrangement import Arranged, SharedSetting
 from pflbench.report.looks import Look
 
@@ -20,6 +20,8 @@ Draws = Literal["lines", "markers", "lines+markers"]
 
 GREY = "#888888"
 PALE = 0.18  # opacity of a band
+DECADE = 10  # of the largest to the smallest loss: from here on a logarithmic axis tells more
+MOST = 7  # its ticks
 
 
 @dataclass(frozen=True)
@@ -87,23 +89,44 @@ class Panel:
 
 def at_values(label: str, values: Iterable[float]) -> Axis:
     """A logarithmic axis with ticks at these values and nowhere else."""
-    return Axis(label, log=True, ticks={value: f"{value:g}" for value in sorted(values)})
+    return Axis(label, log=True, ticks=_texts(sorted(values)))
 
 
 def of_losses(label: str, losses: Sequence[float], *, zero: bool = False) -> Axis:
-    """An axis for losses: logarithmic where they span decades. zero: whether a linear one begins at 0."""
-    if (scale := scales.of_losses(losses)) is None:
+    """An axis for losses: logarithmic where they span a decade and none is 0. zero: whether a linear one begins at 0."""
+    if min(losses, default=0) <= 0 or max(losses) < DECADE * min(losses):
         return Axis(label, zero=zero)
-    return Axis(label, log=True, limits=(scale.low, scale.end), ticks={tick: f"{tick:g}" for tick in scale.ticks})
+    limits = min(losses) / 1.3, max(losses) * 1.3
+    ticks = _round_numbers(*limits, 3)
+    return Axis(label, log=True, limits=limits, ticks=_texts(ticks[:: -(-len(ticks) // MOST)]))
 
 
 def of_costs(label: str, costs: Sequence[float]) -> Axis:
     """An axis for costs: logarithmic with round numbers, and with a place for 0 where something costs nothing."""
-    if (scale := scales.of_costs(costs)) is None:
+    some = [cost for cost in costs if cost > 0]
+    if not some:
         return Axis(label, limits=(-0.05, 1))
-    ticks = ({} if scale.nothing is None else {0.0: "0"}) | {tick: f"{tick:g}" for tick in scale.ticks}
-    begin = scale.low if scale.nothing is None else scale.nothing
-    return Axis(label, log=True, limits=(begin / 1.5, scale.end), ticks=ticks, nothing=scale.nothing)
+    low, end, free = min(some), 1.5 * max(some), min(costs) == 0
+    ticks = _texts(_round_numbers(low / 1.5, end, 3 - free))
+    if not free:
+        return Axis(label, log=True, limits=(low / 1.5, end), ticks=ticks)
+    # As far below the smallest cost as in print, whose axis is linear for half a decade.
+    nothing = low / 2 / math.sqrt(10)
+    return Axis(label, log=True, limits=(nothing / 1.5, end), ticks={0.0: "0"} | ticks, nothing=nothing)
+
+
+def _texts(ticks: Iterable[float]) -> dict[float, str]:
+    return {tick: f"{tick:g}" for tick in ticks}
+
+
+def _round_numbers(low: float, high: float, fewest: int) -> tuple[float, ...]:
+    """Ticks of a logarithmic axis: powers of ten, or more of them where these are few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        ticks = tuple(tick for decade in decades for step in steps if low <= (tick := step * 10.0**decade) <= high)
+        if len(ticks) >= fewest:
+            break
+    return ticks
 
 
 def lettered(titles: Sequence[str]) -> str:

@@ -40,6 +40,7 @@ SYMBOLS = {
     "|": "line-ns-open",
     "*": "star",
 }
+OPEN = 1.5  # pixels, of the edge of a marker that is not filled
 FILLS = ("", "-dot", "-open", "-open-dot")  # as those of `looks`
 SHADES = (0.33, 0.72)  # the part of the scale that is neither too dark for a dark page nor too light for a light one
 
@@ -135,7 +136,7 @@ def _trace(trace: Trace, across: Axis) -> Json:
         made["line"] = {"color": drawn, "width": PIXELS * trace.width} | ({"shape": "hv"} if trace.steps else {"dash": dash})
     if "markers" in trace.draws:
         few = {} if trace.every is None else {"maxdisplayed": 8}
-        made["marker"] = {"color": colour, "symbol": symbol, "size": size} | few
+        made["marker"] = {"color": colour, "symbol": symbol, "size": size, "line": {"width": OPEN * ("open" in symbol)}} | few
     if trace.bars and trace.low is not None and trace.high is not None:
         made["error_y"] = {
             "type": "data",

@@ -76,14 +76,6 @@ def test_without_arrays_the_command_that_keeps_them_is_named(engine: Engine, plo
         plot(engine)
 
 
-def test_of_several_seeds_the_first_is_drawn(engine: Engine) -> None:
-    for seed in (3, 1, 2):
-        add(engine, "fedala", [{"ala_epoch_losses": [[float(seed)]] * 3}], seed=seed)
-    drawing = ala_convergence.plot(engine, client=0)
-    assert drawing.figure.axes[0].lines[0].get_ydata().tolist() == [1]
-    assert drawing.runs == (2,)
-
-
 @pytest.mark.slow
 def test_all_of_it_from_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The losses that ALA reports agree with what the figures' captions say of them."""

@@ -89,16 +89,6 @@ def test_without_two_numbers_of_clients_the_command_is_named(engine: Engine) -> 
         heterogeneity.plot(engine)
 
 
-def test_heterogeneity_is_over_beta(engine: Engine) -> None:
-    for beta, accuracy in ((1.0, 0.4), (0.1, 0.9), (0.5, 0.6)):
-        add_run(engine, spec("fedavg", partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, accuracy])
-    add_run(engine, spec("fedavg", partition={"scheme": "iid", "clients": 20}), [0.1, 0.2])
-    (ax,) = heterogeneity.plot(engine).figure.axes
-    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[0.1, 90], [0.5, 60], [1, 40]])
-    assert ax.get_xscale() == "log"
-    assert ax.get_title() == "MNIST"
-
-
 def test_elastic_is_around_one_setting_and_on_the_central_test_set(engine: Engine) -> None:
     """The clients' accuracy is 0.9 everywhere: it must not be drawn. Where everybody joins, the specification says "all"."""
     held = {"scheme": "pathological", "clients": 20, "central_test": True}

@@ -240,7 +240,7 @@ def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:
         printed = row.look.colour
         assert web.legible(printed) == printed or contrast(printed, PAGES[1]) < 2
     assert len({(web.legible(row.look.colour), row.look.marker) for row in rows}) == len(rows)
-    for shade in (*style.shades(6, *web.SHADES), GREY):
+    for shade in (*style.shades(range(6), *web.SHADES).values(), GREY):
         assert min(contrast(shade, page) for page in PAGES) > 2
 
 

@@ -96,9 +96,8 @@ def _first_that_learned(engine: Engine, of: Observed) -> Learning:
 
 def looks_of(rounds: Iterable[int], *part: float) -> dict[int, Look]:
     """A look for each round, from dark to light. part: of the scale, for `style.shades`."""
-    different = sorted(set(rounds))
-    shades = style.shades(len(different), *part)
-    return {t: Look(shade, MARKERS[k % len(MARKERS)], 0, 0) for k, (t, shade) in enumerate(zip(different, shades, strict=True))}
+    shades = style.shades(rounds, *part)
+    return {t: Look(shade, MARKERS[k % len(MARKERS)], 0, 0) for k, (t, shade) in enumerate(shades.items())}
 
 
 def panel(learned: Learning, drawn: dict[int, Look], y: str) -> Panel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,7 +41,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND)), filters)
     drawn = [layer for one in seen for layer in layers(engine, one)]
-    shades = shades_of(t for layer in drawn for t in layer.shares)
+    shades = style.shades(t for layer in drawn for t in layer.shares)
     titles = [layer.name for layer in drawn]
     if len(seen) > 1:
         titles = [f"{of}: {layer.name}" for of, layer in zip(observed_titles([one.of for one in drawn]), drawn, strict=True)]
@@ -64,7 +64,7 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
     made, left_out = web.possible(seen[:most], partial(layers, engine))
     return [
         web.figure(
-            "ala-weights", panel(layer, shades_of(layer.shares, *web.SHADES)), caption([layer.of]), (*found.notes, *left_out)
+            "ala-weights", panel(layer, style.shades(layer.shares, *web.SHADES)), caption([layer.of]), (*found.notes, *left_out)
         )
         for of_run in made
         for layer in of_run
@@ -102,12 +102,6 @@ def _shares(weights: Floats) -> Floats:
     counts, _ = np.histogram(weights[~np.isnan(weights)], bins=BINS, range=(0, 1))
     shares: Floats = 100 * counts / counts.sum()
     return shares
-
-
-def shades_of(rounds: Iterable[int], *part: float) -> dict[int, str]:
-    """A colour for each round, from dark to light. part: of the scale, for `style.shades`."""
-    different = sorted(set(rounds))
-    return dict(zip(different, style.shades(len(different), *part), strict=True))
 
 
 def panel(layer: Layer, shades: dict[int, str]) -> Panel:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 SHOWN = 13  # rounds with an arrow: more hide each other
 BOX: dict[str, Any] = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5}
-# Of a label and of the ways to put it, in widths of the paths.
-LABEL = np.array([0.4, 0.08])
-SIDES = tuple(np.array([x, y]) for x in (0.0, 0.28, -0.28) for y in (0.14, -0.14, 0.24, -0.24))
 HEIGHT = 520  # on a page, pixels
 WITHOUT_SURFACE = "Without the loss surface: `pflbench plot trajectory --surface` computes it, once, and keeps it."
 # On a page, darker on a light one and lighter on a dark one where the loss is larger.
@@ -74,13 +70,12 @@ def shown(rounds: Sequence[int], begins: int | None) -> list[int]:
 
 def _panel(found: Paths, flat: Plane, draw: Callable[[Axes], None] | None = None) -> Panel:
     """The paths; thick steps are local training, thin ones what aggregation and local initialisation do after it."""
-    share = ["", ""] if draw else [f" ({100 * part:.0f} % of the variance)" for part in flat.explained]
     first = found.seen[0]
     named = short([one.row for one in found.seen])
     return Panel(
         f"{first.setting.title}: client {found.client}",
-        Axis(f"First principal component{share[0]}", grid=False),
-        Axis(f"Second principal component{share[1]}", grid=False),
+        Axis("First principal component", grid=False),
+        Axis("Second principal component", grid=False),
         [
             *(
                 trace
@@ -140,26 +135,15 @@ def _arrows(ax: Axes, one: Observed, rounds: Sequence[int], at: Matrix) -> None:
 
 
 def _beginning(ax: Axes, one: Observed, rounds: Sequence[int], at: Matrix, flat: Plane) -> None:
-    """A label where ALA begins, if that is in between: on the side where it hides least of the paths."""
+    """A label where ALA begins, if that is in between: towards the middle of the panel."""
     begins = one.row.hyperparameters.get("start_round")
     if begins not in rounds[1:]:
         return
     here = at[rounds.index(begins), 0]
-    span = np.ptp(flat.at.reshape(-1, 2), axis=0)
-    between = np.linspace(0, 1, 9)[:, None]
-    steps = [(a, b) for path in flat.at.reshape(len(flat.at), -1, 2) for a, b in pairwise(path)]
-    drawn = np.concatenate([a + between * (b - a) for a, b in steps])
-    low, high = np.array([ax.get_xlim(), ax.get_ylim()]).T
-
-    def hidden(side: Matrix) -> tuple[bool, float]:
-        """Whether the label leaves the panel, and how much of the paths it hides."""
-        centre = here + side * span
-        outside = bool(((centre - LABEL * span / 2 < low) | (centre + LABEL * span / 2 > high)).any())
-        return outside, float((np.abs(drawn - centre) < LABEL * span / 2).all(axis=1).sum())
-
-    x, y = here + min(SIDES, key=hidden) * span
+    right, up = np.sign(flat.at.reshape(-1, 2).mean(axis=0) - here)
     ax.annotate(
-        f"ALA from round {begins}", here, xytext=(x, y), ha="center", va="center", fontsize=small(), bbox=BOX, zorder=4,
+        f"ALA from round {begins}", here, xytext=(24 * right, 18 * up), textcoords="offset points", va="center",
+        ha="left" if right > 0 else "right", fontsize=small(), bbox=BOX, zorder=4,
         arrowprops={"arrowstyle": "-", "linewidth": 0.5},
     )  # fmt: skip
 
