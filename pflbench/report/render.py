@@ -186,7 +186,7 @@ def _fit(figure: Figure, rows: int, legend: Legend | None, shape: float, lowest:
     _place(figure)
     each, high = _panel_size(figure)
     texts = [text for ax in figure.axes for text in (ax.title, ax.xaxis.label)]
-    wrapped = [_wrapped(text.get_text(), 1.1 * each, float(text.get_fontsize())) for text in texts]
+    wrapped = [_wrapped(text.get_text(), each, float(text.get_fontsize())) for text in texts]
     if wrapped != [text.get_text() for text in texts]:
         for text, lines in zip(texts, wrapped, strict=True):
             text.set_text(lines)

@@ -86,6 +86,12 @@ def test_every_figure_fits_a_column_and_a_page(golden: Engine, name: str, width:
         check(made)
 
 
+def test_titles_of_many_words_are_not_cut(golden: Engine) -> None:
+    """Settings that differ in model, clients, batch size and rounds."""
+    for width in (None, *style.WIDTHS.values()):
+        check(figure("curves", golden, PrintPage(width), Filters(datasets=["digits"], partitions=["Dir(0.1)"])))
+
+
 @pytest.fixture(scope="module")
 def all_methods(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine = db.connect(db.to_url(str(tmp_path_factory.mktemp("all") / "results.db")))
