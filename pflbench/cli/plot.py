@@ -41,13 +41,13 @@ NAMES = f"{', '.join(_FIRST)} or {_LAST}: see docs/tables-and-figures.md; figure
 
 
 def _widths() -> list[str]:
-    from pflbench.report.layout import WIDTHS
+    from pflbench.report.style import WIDTHS
 
     return list(WIDTHS)
 
 
 def _legends() -> list[str]:
-    from pflbench.report.layout import LEGENDS
+    from pflbench.report.style import LEGENDS
 
     return list(LEGENDS)
 
@@ -107,13 +107,13 @@ def plot(
     data_dir: o.DataDir = o.DEFAULT_DATA,
 ) -> None:
     """Draw a figure, write it to a file, with its caption in a text file beside it, and print the file's name."""
-    from pflbench.report import layout, papermap
+    from pflbench.report import papermap, style
     from pflbench.report.selection import Filters
     from pflbench.report.style import SUFFIXES
 
     (asked,) = papermap.of_kind("plot", name)
     name = asked.name
-    page = layout.PrintPage.of(width, font_size, title, legend)
+    page = style.PrintPage.of(width, font_size, title, legend)
     names = {"methods": methods, "datasets": datasets, "partitions": partitions, "status": status}
     options: dict[str, Any] = {
         "x": x,
@@ -131,11 +131,11 @@ def plot(
     given = {**names, **options}
     if asked.printed:
         given |= dict(zip(("models", "clients", "rounds", "run", "where"), (models, clients, rounds, run, where), strict=True))
-        with layout.on(page):
+        with style.on(page):
             write_figure(_printed(asked.printed, given, data_dir), target)
         return
     if name == "distribution" and not filters.words:
-        with layout.on(page):
+        with style.on(page):
             drawn = _of_data(given, db, data_dir)
         if drawn is not None:
             write_figure(drawn, target)
@@ -143,7 +143,7 @@ def plot(
     with leading("plot", name, db, data_dir), opened(db) as engine:
         if surface:
             _compute_surface(name, engine, filters, options, data_dir)
-        with layout.on(page):
+        with style.on(page):
             drawing = call(f"plot {name}", PLOTS[name], engine, filters, options)
     if filters.words:
         drawing = replace(drawing, notes=(*drawing.notes, f"Filtered: {filters.words}."))

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
@@ -15,11 +14,11 @@ from pflbench.errors import UserError
 from pflbench.methods import METHODS
 from pflbench.report import labels, looks
 from pflbench.report.looks import Look
+from pflbench.report.traces import Trace
 from pflbench.store import references as stored
 from pflbench.store.arrays import Floats
 from pflbench.store.references import ReferenceCurve
 
-_DASHES = ((4, 2), (1, 1.5), (6, 2, 1, 2))  # of several lines of one method
 _IMPORT = "`pflbench import FILE.h5` takes in PFLlib's result files."
 
 
@@ -36,17 +35,11 @@ class ReferenceLine:
     own: Look  # the method's
 
     @property
-    def look(self) -> dict[str, Any]:
-        """The method's colour and marker, but thin, dashed and hollow: not one of our runs."""
-        return {
-            "color": self.own.colour,
-            "marker": self.own.marker,
-            "linestyle": (0, _DASHES[self.variant % len(_DASHES)]),
-            "linewidth": 0.7,
-            "markersize": 2.5,
-            "markeredgewidth": 0.6,
-            "markerfacecolor": "white",
-        }
+    def trace(self) -> Trace:
+        """In the method's colour and marker, but thin, dashed and hollow: not one of our runs."""
+        look = replace(self.own, fill=looks.PLUGGED, dash=1 + self.variant)
+        step = max(1, len(self.round) // 6)
+        return Trace(self.round, self.accuracy, look, self.label, width=0.7, size=2.5, every=(step // 2, step))
 
     def until(self, last: float) -> ReferenceLine:
         """The line as far as this round."""

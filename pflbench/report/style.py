@@ -1,35 +1,44 @@
-"""How figures are written, and what their axes have in common."""
+"""The page that figures are printed on, how they look, and how they are written to files."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pflbench.errors import unknown
+from pflbench.errors import UserError, unknown
 from pflbench.plain import printable
-from pflbench.report import layout, scales
-from pflbench.report.layout import PrintPage
 from pflbench.store.files import replacing, write_text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Unasked, a figure has few panels and is quick; what is chosen by name is drawn as long as it fits on a page.
 PANELS_UNASKED, PANELS_CHOSEN = 4, 12
 SUFFIXES = (".png", ".pdf", ".svg")
-FRONT: dict[str, Any] = {"color": "#888888", "linestyle": "-", "linewidth": 0.8}
+COLUMN, PAGE = 3.3, 6.9  # inches
+WIDTHS = {"one-column": COLUMN, "two-column": PAGE}
+WIDEST = 40.0
+FONT, FONTS = 7.0, (4.0, 30.0)  # points
+LEGENDS = ("auto", "inside", "right", "below", "none")
+DPI = 300
 _RC: dict[Any, Any] = {
     "axes.titlepad": 4,
     "axes.titley": 1.0,  # where it would be anyway, without a measurement of all ticks
+    "figure.constrained_layout.h_pad": 0.05,
+    "figure.constrained_layout.w_pad": 0.05,
+    "figure.constrained_layout.hspace": 0.02,
+    "figure.constrained_layout.wspace": 0.02,
+    "lines.solid_capstyle": "butt",
     "axes.linewidth": 0.6,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.ymargin": 0.08,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.4,
     "xtick.major.width": 0.6,
@@ -49,6 +58,65 @@ _RC: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
+class PrintPage:
+    """What was asked of the paper. width: None for a column or a page, as the panels need. font_size: in points."""
+
+    width: float | None = None
+    font_size: float = FONT
+    titles: bool = True
+    legend: str = "auto"
+
+    @staticmethod
+    def of(width: str | None, font_size: float, titles: bool, legend: str) -> PrintPage:
+        """width: one-column, two-column or inches. Raises UserError for what cannot be."""
+        if legend not in LEGENDS:
+            raise unknown("place of a legend", legend, LEGENDS)
+        if not FONTS[0] <= font_size <= FONTS[1]:
+            raise UserError(f"--font-size {font_size:g} is not possible.", f"It is in points, {FONTS[0]:g} to {FONTS[1]:g}.")
+        return PrintPage(None if width is None else _inches(width), font_size, titles, legend)
+
+
+def _inches(text: str) -> float:
+    if text in WIDTHS:
+        return WIDTHS[text]
+    try:
+        inches = float(text)
+    except ValueError:
+        inches = math.nan
+    if not 1 <= inches <= WIDEST:
+        named = ", ".join(f"{name} ({inches:g} in)" for name, inches in WIDTHS.items())
+        raise UserError(f"--width {text} is not possible.", f"Give {named} or inches, 1 to {WIDEST:g}.")
+    return inches
+
+
+_page: ContextVar[PrintPage] = ContextVar("page", default=PrintPage())  # noqa: B039
+
+
+@contextmanager
+def on(page: PrintPage) -> Iterator[None]:
+    """Figures that are drawn in here are for this page."""
+    before = _page.set(page)
+    try:
+        yield
+    finally:
+        _page.reset(before)
+
+
+def page() -> PrintPage:
+    return _page.get()
+
+
+def scale() -> float:
+    """By what everything is larger that goes with the text."""
+    return page().font_size / FONT
+
+
+def small() -> float:
+    """Points of what is less important: still legible in print where the text is."""
+    return page().font_size * 6 / 7
+
+
+@dataclass(frozen=True)
 class Drawing:
     """A figure, what to write under it, and what the person who asked for it should know (not part of the figure)."""
 
@@ -57,7 +125,7 @@ class Drawing:
     notes: tuple[str, ...] = field(default=())
     runs: tuple[int, ...] = ()  # the numbers of the runs it shows
     protocol: str = ""  # what these runs have in common
-    page: PrintPage = field(default_factory=layout.page)
+    page: PrintPage = field(default_factory=page)
 
     def save(self, path: Path, provenance: str = "") -> None:
         """PNG (300 dpi), PDF or SVG by suffix, with the caption and where it comes from in the file's metadata.
@@ -77,7 +145,7 @@ class Drawing:
 
         for text in self.figure.findobj(Text):
             text.set_text(printable(text.get_text()))
-        with layout.on(self.page), context(), replacing(path) as out:
+        with on(self.page), context(), replacing(path) as out:
             self.figure.savefig(out, format=suffix[1:], metadata=metadata, **fast)
         said = (self.caption, self.protocol, *self.notes, provenance)
         write_text(path.with_suffix(".caption.txt"), "".join(f"{line}\n" for line in said if line))
@@ -89,58 +157,19 @@ def context() -> Iterator[None]:
     os.environ.setdefault("MPLBACKEND", "agg")
     import matplotlib
 
-    size = layout.page().font_size
+    size = page().font_size
     with matplotlib.rc_context({**_RC, "font.size": size, "axes.titlesize": size * 8 / 7, "axes.labelsize": size * 8 / 7}):
         yield
 
 
-def shades(count: int, start: float = 0.0, stop: float = 0.85) -> list[str]:
-    """Colours for a sequence, as that of rounds: from dark to light, ordered in grey print and for colour-blind eyes too.
+def shades(rounds: Iterable[int], start: float = 0.0, stop: float = 0.85) -> dict[int, str]:
+    """A colour for each round, from dark to light: ordered in grey print and for colour-blind eyes too.
 
     start, stop: which part of the scale, of 0 to 1.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return [to_hex(colormaps["viridis"](start + (stop - start) * k / max(1, count - 1))) for k in range(count)]
-
-
-def values(ax: Axes, of: Sequence[float]) -> None:
-    """A logarithmic x axis with ticks at these values and nowhere else."""
-    ax.set_xscale("log")
-    ax.set_xticks(sorted(of), [f"{value:g}" for value in sorted(of)])
-    ax.set_xticks([], minor=True)
-    ax.margins(x=0.06)
-
-
-def costs(ax: Axes, of: Sequence[float]) -> None:
-    """An x axis for costs: logarithmic with round numbers, and with a place for 0 where something costs nothing."""
-    scale = scales.of_costs(of)
-    if scale is None:
-        ax.set_xlim(-0.05, 1)
-        return
-    free = scale.nothing is not None
-    if free:
-        ax.set_xscale("symlog", linthresh=scale.low / 2, linscale=0.5)
-    else:
-        ax.set_xscale("log")
-    ax.set_xticks([0.0] * free + [*scale.ticks], ["0"] * free + [f"{tick:g}" for tick in scale.ticks])
-    ax.set_xticks([], minor=True)
-    ax.set_xlim(-scale.low / 8 if free else scale.low / 1.5, scale.end)
-
-
-def losses(ax: Axes, of: Sequence[float]) -> None:
-    """A y axis for losses: logarithmic where they span decades."""
-    if (scale := scales.of_losses(of)) is None:
-        return
-    ax.set_yscale("log")
-    ax.set_yticks(scale.ticks, [f"{tick:g}" for tick in scale.ticks])
-    ax.set_yticks([], minor=True)
-    ax.set_ylim(scale.low, scale.end)
-
-
-def whole(axis: Axis) -> None:
-    """Ticks at whole numbers only, as for rounds, clients and epochs."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    different = sorted(set(rounds))
+    step = (stop - start) / max(1, len(different) - 1)
+    return {t: to_hex(colormaps["viridis"](start + k * step)) for k, t in enumerate(different)}

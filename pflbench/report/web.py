@@ -1,4 +1,4 @@
-"""What interactive figures have in common: plotly.js figures as plain JSON that look alike, and like those in print.
+"""Panels of traces on a page: figures of plotly.js as plain JSON, that look as those in print do.
 
 Colours of text, grid and background are the page's, which knows whether it is light or dark; those here are legible on both.
 """
@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pflbench.errors import UserError
-from pflbench.report import looks, scales
-from pflbench.report.arrangement import Row
+from pflbench.report import looks
+from pflbench.report.arrangement import protocol
+from pflbench.report.traces import PALE, Axis, Panel, Trace
 
 Json = dict[str, Any]
 T = TypeVar("T")
 U = TypeVar("U")
 
 CLEAR = "rgba(0,0,0,0)"
-GREY = "#888888"
-BAND = 0.18  # opacity
 FEW = 12  # whole numbers that all have room on an axis
-HEIGHT = 400  # pixels
 DIGITS = 6  # of a number: more cannot be seen, and makes pages large
+PIXELS = 2  # to a point of print
 # As on paper, but for the black that a dark page would swallow.
 COLOURS = {"#000000": "#767676"}
 SYMBOLS = {
@@ -38,8 +37,10 @@ SYMBOLS = {
     "X": "x",
     "<": "triangle-left",
     ">": "triangle-right",
+    "|": "line-ns-open",
+    "*": "star",
 }
-DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
+OPEN = 1.5  # pixels, of the edge of a marker that is not filled
 FILLS = ("", "-dot", "-open", "-open-dot")  # as those of `looks`
 SHADES = (0.33, 0.72)  # the part of the scale that is neither too dark for a dark page nor too light for a light one
 
@@ -61,19 +62,20 @@ class Interactive:
         return int(self.spec["layout"]["height"])
 
 
-def make(
-    name: str,
-    title: str,
-    caption: str,
-    data: Sequence[Json],
-    layout: Json,
-    *,
-    notes: Iterable[str] = (),
-    runs: Iterable[int] = (),
+def figure(
+    name: str, panel: Panel, caption: str, notes: Iterable[str] = (), *, data: Sequence[Json] = (), **layout: Any
 ) -> Interactive:
-    """name: of the kind of figure; with the title it makes the id."""
-    spec = {"data": list(data), "layout": layout}
-    return Interactive(slug(name, title), title, caption, tuple(notes), tuple(sorted(set(runs))), spec)
+    """A panel as a figure. name: of the kind of figure; with the title it makes the id.
+
+    data: what traces cannot say, as Plotly has it. It lies below the traces. layout: the same.
+    """
+    bands = [_band(trace) for trace in panel.traces if trace.low is not None and not trace.bars]
+    spec = {
+        "data": [*data, *bands, *(_trace(trace, panel.x) for trace in panel.traces)],
+        "layout": _layout(panel) | layout,
+    }
+    said = f"{caption} {protocol(panel.settings)}" if panel.settings else caption
+    return Interactive(slug(name, panel.title), panel.title, said, tuple(notes), tuple(sorted(set(panel.runs))), spec)
 
 
 def slug(*texts: str) -> str:
@@ -112,86 +114,107 @@ def _number(value: float) -> float | None:
 
 def text(label: str) -> str:
     """Plotly reads a part of HTML in every text."""
-    return html.escape(label, quote=False)
+    return html.escape(label, quote=False).replace("\n", "<br>")
 
 
-def without_unit(label: str) -> str:
-    """'Training time (s)' -> 'training time'."""
-    return label.partition(" (")[0].lower()
+def _trace(trace: Trace, across: Axis) -> Json:
+    colour = legible(trace.look.colour)
+    dash = ",".join(f"{PIXELS * length:g}px" for length in looks.dashes(trace.look.dash)) or "solid"
+    symbol, size = SYMBOLS[trace.look.marker] + FILLS[trace.look.fill], PIXELS * trace.size
+    made: Json = {
+        "type": "scatter",
+        "mode": trace.draws,
+        "name": text(trace.label),
+        # Entries in groups stand line by line, others in columns as wide as the longest.
+        "legendgroup": trace.group or trace.label,
+        "showlegend": bool(trace.label),
+        "x": numbers(across.nothing if x == 0 and across.nothing else x for x in trace.x) or [None],
+        "y": numbers(trace.y) or [None],
+    }
+    if "lines" in trace.draws:
+        drawn = colour if trace.opacity == 1 else faint(colour, trace.opacity)
+        made["line"] = {"color": drawn, "width": PIXELS * trace.width} | ({"shape": "hv"} if trace.steps else {"dash": dash})
+    if "markers" in trace.draws:
+        few = {} if trace.every is None else {"maxdisplayed": 8}
+        made["marker"] = {"color": colour, "symbol": symbol, "size": size, "line": {"width": OPEN * ("open" in symbol)}} | few
+    if trace.bars and trace.low is not None and trace.high is not None:
+        made["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": numbers(high - y for high, y in zip(trace.high, trace.y, strict=True)),
+            "arrayminus": numbers(y - low for low, y in zip(trace.low, trace.y, strict=True)),
+            "thickness": 1.2,
+            "width": 0,
+        }
+    if not trace.hover:
+        return made | {"hoverinfo": "skip"}
+    named = f"<b>{text(trace.label)}</b><br>" if trace.label else ""
+    return made | {"hovertemplate": f"{named}{trace.hover}<extra></extra>", "customdata": [_said(row) for row in trace.data]}
 
 
-def of_runs(runs: Sequence[int]) -> str:
-    return f"run{'s' * (len(runs) != 1)} {', '.join(map(str, runs))}"
+def _said(row: Sequence[Any]) -> list[Any]:
+    return [text(value) if isinstance(value, str) else _number(float(value)) for value in row]
 
 
-def colour(row: Row) -> str:
-    return _legible(row.look.colour)
-
-
-def colour_of(method: str) -> str:
-    return _legible(looks.of(method).colour)
-
-
-def _legible(printed: str) -> str:
-    return COLOURS.get(printed, printed)
-
-
-def symbol(row: Row) -> str:
-    return SYMBOLS[row.look.marker]
-
-
-def point_symbol(row: Row) -> str:
-    """With what a variant, or ALA plugged in, changes: how the marker is filled."""
-    return symbol(row) + FILLS[row.look.fill]
-
-
-def line(row: Row) -> Json:
-    """Colour, marker and dashes of a method, as parts of a trace."""
-    # Plotly takes pixels, not widths of the line.
-    dash = ",".join(f"{2 * length:g}px" for length in looks.dashes(row.look.dash)) or "solid"
+def _band(trace: Trace) -> Json:
+    """Along the lowest values and back along the highest."""
+    assert trace.low is not None
+    assert trace.high is not None
     return {
-        "mode": "lines+markers",
-        "line": {"color": colour(row), "dash": dash, "width": 2},
-        "marker": {"color": colour(row), "symbol": point_symbol(row), "size": 7},
+        "type": "scatter",
+        "mode": "lines",
+        "name": text(trace.label),
+        "legendgroup": trace.group or trace.label,
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "x": numbers([*trace.x, *trace.x[::-1]]),
+        "y": numbers([*trace.low, *trace.high[::-1]]),
+        "fill": "toself",
+        "fillcolor": faint(legible(trace.look.colour)),
+        "line": {"width": 0},
     }
 
 
-def faint(colour: str, opacity: float = BAND) -> str:
+def legible(printed: str) -> str:
+    """The colour that is in print, or the one in its place."""
+    return COLOURS.get(printed, printed)
+
+
+def faint(colour: str, opacity: float = PALE) -> str:
     """'#0072B2' -> 'rgba(0,114,178,0.18)'."""
     red, green, blue = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"
 
 
-def axis(title: str, **more: Any) -> Json:
-    return {"title": {"text": title}, "automargin": True, "zeroline": False, **more}
+def _axis(axis: Axis, largest: float) -> Json:
+    """largest: of the numbers on it."""
+    made: Json = {"title": {"text": axis.label}, "automargin": True, "zeroline": False}
+    if axis.whole or axis.zero:
+        made["rangemode"] = "tozero"
+    if axis.whole and largest <= FEW:
+        made["dtick"] = 1
+    if axis.log:
+        made["type"] = "log"
+    if axis.limits is not None:
+        made["range"] = [math.log10(limit) for limit in axis.limits] if axis.log else list(axis.limits)
+    if axis.ticks is not None:
+        at = numbers(axis.nothing if tick == 0 and axis.nothing else tick for tick in axis.ticks)
+        made |= {"tickmode": "array", "tickvals": at, "ticktext": list(map(text, axis.ticks.values()))}
+    return made if axis.grid else made | {"showgrid": False}
 
 
-def whole(title: str, largest: int, **more: Any) -> Json:
-    """An axis of whole numbers up to this one, as rounds and clients: without ticks between them."""
-    return axis(title, **({"dtick": 1} if largest <= FEW else {}), **more)
-
-
-def losses(title: str, of: Sequence[float], **linear: Any) -> Json:
-    """An axis for losses: logarithmic where it is in print, otherwise with what `linear` says."""
-    if (scale := scales.of_losses(of)) is None:
-        return axis(title, **linear)
-    span = [math.log10(scale.low), math.log10(scale.end)]
-    return axis(title, type="log", range=span, tickvals=numbers(scale.ticks), ticktext=[f"{tick:g}" for tick in scale.ticks])
-
-
-def layout(x: Json, y: Json, *, legend: bool = False, height: int = HEIGHT, **more: Any) -> Json:
-    """height: in pixels, without the legend below the axes: the page makes a figure as much higher as that needs."""
+def _layout(panel: Panel) -> Json:
+    """The height is without the legend below the axes: the page makes a figure as much higher as that needs."""
     below = {"orientation": "h", "x": 0, "xref": "container", "y": 0, "yref": "container", "yanchor": "bottom"}
     return {
-        "height": height,
+        "height": panel.height,
         "autosize": True,
         "margin": {"l": 64, "r": 16, "t": 8, "b": 52},
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "hovermode": "closest",
-        "showlegend": legend,
+        "showlegend": any(trace.label for trace in panel.traces),
         "legend": {**below, "bgcolor": CLEAR},
-        "xaxis": x,
-        "yaxis": y,
-        **more,
+        "xaxis": _axis(panel.x, max((x for trace in panel.traces for x in trace.x), default=0)),
+        "yaxis": _axis(panel.y, max((y for trace in panel.traces for y in trace.y), default=0)),
     }

@@ -12,9 +12,9 @@ from support.observed import NAN, PATHOLOGICAL, add, pathological
 from support.pages import PAGES, contrast, only
 
 from pflbench.errors import UserError
-from pflbench.report import web
 from pflbench.report.figures import attention
 from pflbench.report.figures.attention import numbers
+from pflbench.report.traces import GREY
 from pflbench.store.partitions import PartitionRecord
 
 XI = [[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0], [6.0, 0.0, -9.0, 2.0], [0.1, 0.7, 0.0, 0.2]]
@@ -33,9 +33,8 @@ def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine
     # The weights' sums are 0.5, 0, 8 and 0.8. Clients 1 and 3 go together first, then 0 and 2: these are the groups.
     assert f"weight on others 0.65, on own group {100 * own:.0f} % (by chance 33 %), ARI 1.00" in drawing.caption
     assert ax.get_title() == "FedAMP: MNIST, Pathological(2), after round 1"
-    strip = ax.child_axes[-1]
-    assert [text.get_text() for text in strip.get_yticklabels()] == ["0, 1", "2, 3"]
-    assert strip.get_ylabel() == "Group: its classes"
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["0, 1", "2, 3"]
+    assert ax.get_ylabel() == "Group: its classes"
 
 
 def test_how_well_attention_tells_the_groups() -> None:
@@ -141,7 +140,7 @@ def test_on_a_page_weights_that_move_nothing_have_no_colour_of_the_scale(engine:
     assert contrast(word["font"]["color"], to_rgb(word["bgcolor"])) > 7
     assert below["customdata"][0][1][2:] == [2.7e-101, pytest.approx(100 / 3, rel=1e-5)]
     for page in PAGES:
-        plain = [contrast(colour, page) for colour in (attention.BELOW, web.GREY)]
+        plain = [contrast(colour, page) for colour in (attention.BELOW, GREY)]
         assert max(plain) / min(plain) > 1.5, "the two are told apart"
     assert "light grey: less than the scale has" in one.caption
 

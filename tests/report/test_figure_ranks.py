@@ -16,7 +16,7 @@ from support.report_database import add_run, spec
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import labels, looks
+from pflbench.report import labels, looks, style
 from pflbench.report.figures import ranks
 from pflbench.report.selection import Filters
 
@@ -146,7 +146,8 @@ def test_texts_stay_inside_the_figure_and_clear_of_each_other(engine: Engine, ro
 
 def assert_apart(figure: Figure) -> None:
     """All texts lie inside the figure, and none on another."""
-    figure.canvas.draw()
+    with style.context():
+        figure.canvas.draw()
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     (ax,) = figure.axes
     low, high = ax.get_xlim()
@@ -164,21 +165,21 @@ def test_on_a_page_ranks_are_those_of_scipy(engine: Engine) -> None:
         for beta, value in zip((0.1, 0.5, 1.0), row, strict=True):
             add_run(engine, spec(method, partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, value])
     one = only("ranks", engine)
-    (points,) = one.spec["data"]
-    drawn = {told[0]: x for told, x in zip(points["customdata"], points["x"], strict=True)}
     expected = rankdata(-accuracy, axis=0).mean(axis=1)
+    drawn = {point["hovertemplate"].split("</b>")[0].removeprefix("<b>"): point["x"][0] for point in one.spec["data"]}
     assert drawn == {
         name: pytest.approx(rank, rel=1e-5) for name, rank in zip(("Ditto", "FedAvg", "Local"), expected, strict=True)
     }
     assert list(drawn) == ["Ditto", "Local", "FedAvg"]
-    assert "error_x" not in points, "Friedman's test finds no difference among these"
+    assert not any("error_x" in point for point in one.spec["data"]), "Friedman's test finds no difference among these"
 
 
 def test_on_a_page_bars_are_half_the_critical_difference(engine: Engine) -> None:
     fill(engine, np.array([[0.5] * 6, [0.7] * 6, [0.6] * 6]), ("fedavg", "ditto", "local"))
     one = only("ranks", engine)
-    (points,) = one.spec["data"]
-    assert (points["x"], points["customdata"][0][0]) == ([1, 2, 3], "Ditto")  # in all of six settings
+    bars, *points = one.spec["data"]
+    assert [point["x"] for point in points] == [[1], [2], [3]]  # in all of six settings
+    assert points[0]["hovertemplate"].startswith("<b>Ditto")
     # Demsar (2006), Table 5: q of three methods at 0.05 is 2.343.
-    assert points["error_x"]["value"] == pytest.approx(2.343 * (3 * 4 / (6 * 6)) ** 0.5 / 2, rel=1e-3)
+    assert bars["error_x"]["value"] == pytest.approx(2.343 * (3 * 4 / (6 * 6)) ** 0.5 / 2, rel=1e-3)
     assert "methods whose bars do not meet differ" in one.caption

@@ -50,8 +50,8 @@ def test_a_runs_own_figures_are_its_rows(engine: Engine) -> None:
         assert one.id.startswith(f"run-{run}-")
     deployed, second, best = curve.spec["data"]
     rows = sql(engine, "select round, 100 * accuracy, test_loss from round order by round")
-    np.testing.assert_allclose(np.stack([deployed["x"], deployed["y"], deployed["customdata"]]).T, rows, rtol=1e-5)
-    assert (second["name"], second["y"], second["customdata"]) == ("global", [0, 25, 50], [0.5] * 3)
+    np.testing.assert_allclose(np.column_stack([deployed["x"], deployed["y"], deployed["customdata"]]), rows, rtol=1e-5)
+    assert (second["name"], second["y"], second["customdata"]) == ("global", [0, 25, 50], [[0.5]] * 3)
     assert (best["x"], best["y"]) == ([1], [pytest.approx(500 / 6, rel=1e-5)])
     (bar,) = bars.spec["data"]
     assert (bar["x"], bar["y"]) == ([0, 1], [100, pytest.approx(200 / 3, rel=1e-5)])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sqlalchemy import Engine
-from support.report_database import add_partition, add_run, spec
+from support.report_database import add_run, spec
 from support.store_samples import write_round
 from support.swept import SENT, add_clients, clients, sent
 
 from pflbench.errors import UserError
 from pflbench.report import looks
 from pflbench.report.figures import elastic, fairness, heterogeneity, overhead, scalability
+from pflbench.report.parameter_curve import sweeps
 from pflbench.report.selection import Filters
-from pflbench.report.sweep import sweeps
 from pflbench.store.write import RoundRecord
 
 
@@ -89,16 +89,6 @@ def test_without_two_numbers_of_clients_the_command_is_named(engine: Engine) -> 
         heterogeneity.plot(engine)
 
 
-def test_heterogeneity_is_over_beta(engine: Engine) -> None:
-    for beta, accuracy in ((1.0, 0.4), (0.1, 0.9), (0.5, 0.6)):
-        add_run(engine, spec("fedavg", partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, accuracy])
-    add_run(engine, spec("fedavg", partition={"scheme": "iid", "clients": 20}), [0.1, 0.2])
-    (ax,) = heterogeneity.plot(engine).figure.axes
-    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[0.1, 90], [0.5, 60], [1, 40]])
-    assert ax.get_xscale() == "log"
-    assert ax.get_title() == "MNIST"
-
-
 def test_elastic_is_around_one_setting_and_on_the_central_test_set(engine: Engine) -> None:
     """The clients' accuracy is 0.9 everywhere: it must not be drawn. Where everybody joins, the specification says "all"."""
     held = {"scheme": "pathological", "clients": 20, "central_test": True}
@@ -168,25 +158,3 @@ def test_runs_without_client_results_are_named(engine: Engine) -> None:
     add_run(engine, spec("fedavg"), [0.1, 0.2])
     with pytest.raises(UserError, match="Run 1 has no client results"):
         fairness.plot(engine)
-
-
-def test_all_texts_stay_inside(engine: Engine) -> None:
-    for seed in range(2):
-        for method in ("fedavg", "ditto", "fedala", "heurfedamp+ala"):
-            long = {"a_long_name": 0.25 + seed} if method == "fedala" else {}
-            for number in (20, 100):
-                of = spec(method, seed, partition=clients(number), hyperparameters=long)
-                tested = {"clients": np.arange(2), "correct": np.array([1, 2]), "total": np.array([9, 9]), "loss": np.zeros(2)}
-                partition = add_partition(engine)
-                add_run(engine, of, [0.99871, 0.99872], seconds=0.01, partition=partition, **SENT, **tested)
-    for report in (overhead, scalability, fairness):
-        figure = report.plot(engine, Filters(datasets=["mnist"])).figure
-        figure.canvas.draw()
-        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-        legend = figure.legends[0].get_window_extent(renderer)
-        assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
-        for ax in figure.axes:
-            around = ax.get_tightbbox(renderer)
-            assert figure.bbox.x0 <= around.x0 < around.x1 <= figure.bbox.x1, report.__name__
-            assert figure.bbox.y0 <= around.y0 < around.y1 <= figure.bbox.y1, report.__name__
-            assert not legend.overlaps(around), report.__name__

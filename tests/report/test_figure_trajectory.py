@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sqlalchemy import Engine
-from support.pages import only, traces
+from support.pages import only
 from support.report_database import spec
 from support.store_samples import write_round
 
@@ -49,13 +49,12 @@ def test_the_trajectory_is_in_the_plane_of_an_svd_with_its_surface(engine: Engin
     u, s, _ = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
     expected = np.abs(u[:, :2] * s[:2]).reshape(2, 4, 2, 2)
     for k, name in enumerate(("FedAvg", "FedALA")):
-        *_, starts, ends, said = traces(without, name)
+        starts, ends = (trace for trace in without.spec["data"] if trace["legendgroup"] == name and "customdata" in trace)
         assert (starts["marker"]["symbol"], ends["marker"]["symbol"]) == ("circle-open", "square")
         for which, marks in enumerate((starts, ends)):
-            assert marks["customdata"] == [0, 1, 2, 3]
+            assert marks["customdata"] == [[t, ("start", "end")[which]] for t in range(4)]
             np.testing.assert_allclose(np.abs([marks["x"], marks["y"]]), expected[k, :, which].T, rtol=1e-4)
-        assert said["text"] == ["0", "3"]
-    assert [note["text"] for note in without.spec["layout"]["annotations"]] == ["ALA from round 2"]
+    assert [note["text"] for note in without.spec["layout"]["annotations"]] == ["0", "3", "0", "3", "ALA from round 2"]
 
     grid = numbers.plane(numbers.paths(engine)).grid()
     loss = 10 ** np.linspace(-2, 1, 21 * 21).reshape(21, 21, 1)

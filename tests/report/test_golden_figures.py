@@ -214,10 +214,10 @@ def ala_weights(figure: Figure, raw: Raw) -> set[int]:
     (run,) = raw.keeping("ala_weights")
     weights, blocks = raw.arrays(run, "ala_weights"), next(iter(raw.arrays(run, "ala_blocks").values()))
     for ax, (_, start, stop) in zip(figure.axes, blocks.astype(int), strict=True):
-        for stairs, array in zip(ax.patches, weights.values(), strict=True):
+        for steps, array in zip(ax.lines, weights.values(), strict=True):
             own = array[:, start:stop]
             counts = np.histogram(own[~np.isnan(own)], 20, (0, 1))[0]
-            np.testing.assert_allclose(stairs.get_data().values, 100 * counts / counts.sum(), atol=1e-6)
+            np.testing.assert_allclose(steps.get_ydata()[:-1], 100 * counts / counts.sum(), atol=1e-6)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"round {t + 1}" for t in weights]
     return {run}
 

@@ -30,13 +30,6 @@ def colliding(number: int) -> list[str]:
     return [name for k in range(10_000) if crc32((name := f"mine-{k}").encode()) % free == asked][:number]
 
 
-def test_methods_with_and_without_ala_are_told_apart_by_line_and_by_point() -> None:
-    made = [Line2D([], [], **looks.of(name).line) for name in EVERY]
-    assert len(made) == 2 * len(methods.METHODS)
-    for one in ("dashes", "marker"):
-        assert len({(drawn(line)["colour"], drawn(line)[one]) for line in made}) == len(EVERY), one
-
-
 def test_in_a_figure_with_plug_ins_and_variants_all_lines_differ(engine: Engine) -> None:
     plugins = colliding(6)
     names = [*EVERY, *plugins, *(f"{name}+ala" for name in plugins[:2])]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -19,16 +20,17 @@ from support.observed import PATHOLOGICAL, add, pathological
 from support.pages import PAGES, contrast, only, traces
 from support.raw_sql import sql
 from support.report_database import add_partition, add_run, spec
-from support.swept import SENT, add_clients, clients, sent
+from support.swept import SENT, add_clients, clients
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import figures, labels, looks, style, web
+from pflbench.report import figures, looks, style, web
 from pflbench.report.arrangement import Row
 from pflbench.report.declared import PLOTS
 from pflbench.report.figures import pages
 from pflbench.report.figures import run as run_figures
 from pflbench.report.selection import Filters
+from pflbench.report.traces import GREY
 from pflbench.report.web import Interactive
 from pflbench.store import database as db
 
@@ -88,23 +90,43 @@ def test_specs_are_plain_json_that_plotly_takes(full: Engine, name: str) -> None
         assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
         assert "color" not in json.dumps([layout["xaxis"], layout["yaxis"], layout["legend"]]).replace("bgcolor", "")
         for trace in one.spec["data"]:
-            legend_only = trace.get("x") == [None]
-            assert legend_only or trace.get("hoverinfo") == "skip" or "hovertemplate" in trace
+            assert trace.get("hoverinfo") == "skip" or "hovertemplate" in trace
         assert one.title
         assert one.caption.endswith(".")
         assert one.runs or name == "distribution"
 
 
-@pytest.mark.parametrize("name", PLOTS)
-def test_axes_are_logarithmic_where_they_are_in_print(full: Engine, name: str) -> None:
-    chosen = Filters(methods=EVERYWHERE) if name == "ranks" else Filters()
+DRAWN_BY_THEMSELVES = {"distribution", "ranks", "attention"}  # in print, on a page or both
+
+
+@pytest.mark.parametrize("name", sorted(PLOTS.keys() - DRAWN_BY_THEMSELVES))
+def test_a_page_has_the_points_and_the_axes_that_are_in_print(full: Engine, name: str) -> None:
+    """Each panel of a print is a figure of the page. Of costs, 0 has a place on a page's logarithmic axis."""
     client = {"client": 0} if name == "ala-convergence" else {"client": 2} if name == "trajectory" else {}
-    printed = PLOTS[name].build(full, chosen, **client).figure.axes
-    on_paper = {
-        tuple(axis.get_scale() != "linear" for axis in (ax.xaxis, ax.yaxis)) for ax in printed if "bar" not in ax.get_label()
-    }
-    layouts = [one.spec["layout"] for one in pages(name, full, chosen)]
-    assert {tuple(layout[axis].get("type") == "log" for axis in ("xaxis", "yaxis")) for layout in layouts} == on_paper
+    of = Filters(datasets=["cifar10" if name in ("fairness", "overhead") else "mnist"])
+    on_paper = PLOTS[name].build(full, of, **client).figure.axes
+    on_page = [one.spec for one in pages(name, full, of)]
+    assert len(on_paper) == len(on_page)
+    scales = []
+    for drawn in (
+        [(ax.get_xscale(), ax.get_yscale(), [line.get_xydata() for line in ax.lines]) for ax in on_paper],
+        [
+            (*(made["layout"][axis].get("type", "linear") for axis in ("xaxis", "yaxis")), points(made["data"]))
+            for made in on_page
+        ],
+    ):
+        scales.append(
+            sorted(
+                (x.replace("symlog", "log"), y, sorted(np.round(np.array(xy, float), 4).tolist() for xy in lines))
+                for x, y, lines in drawn
+            )
+        )
+    np.testing.assert_equal(*scales)
+
+
+def points(traces: list[dict[str, Any]]) -> list[np.ndarray]:
+    drawn = [trace for trace in traces if trace["type"] == "scatter" and "fill" not in trace and trace["x"] != [None]]
+    return [np.array([trace["x"], trace["y"]], dtype=float).T for trace in drawn]
 
 
 def test_curves_are_means_with_a_band_and_the_training_time(engine: Engine) -> None:
@@ -180,73 +202,6 @@ def test_a_setting_without_what_it_takes_does_not_cost_the_others(engine: Engine
     assert "Left out: Run 2 has no client results after round 1." in one.notes
 
 
-def test_overhead_has_the_front_that_is_found_by_hand(engine: Engine) -> None:
-    sent(engine, "fedavg", [0.1, 0.5, 0.8, 0.8], seconds=2.0, megabytes=3.0)  # best 80 %, reached in round 2
-    sent(engine, "ditto", [0.1, 0.9, 0.9, 0.9], seconds=20.0, megabytes=3.0)
-    sent(engine, "local", [0.1, 0.2, 0.2, 0.6], seconds=0.5, megabytes=0.0)
-    time, megabytes = pages("overhead", engine)
-    # A logarithm has no 0: it stands left of the smallest cost, with a tick of its own.
-    axis = megabytes.spec["layout"]["xaxis"]
-    nothing = axis["tickvals"][axis["ticktext"].index("0")]
-    assert 0 < nothing < 1.5
-    assert axis["range"][0] < np.log10(nothing)
-    assert dict(zip(axis["ticktext"], axis["tickvals"], strict=True)) == {"0": nothing, "2": 2, "5": 5}
-    assert (time.title, megabytes.title) == ("MNIST, Dir(0.1): training time", "MNIST, Dir(0.1): sent per client")
-    for one, expected, front in (
-        (time, {"FedAvg": (4, 80), "Ditto": (20, 90), "Local": (1.5, 60)}, [(1.5, 60), (4, 80), (20, 90)]),
-        (megabytes, {"FedAvg": (6, 80), "Ditto": (3, 90), "Local": (nothing, 60)}, [(nothing, 60), (3, 90)]),
-    ):
-        for name, (x, y) in expected.items():
-            (point,) = traces(one, name)
-            assert (point["x"], point["y"]) == ([x], [y])
-        (drawn,) = traces(one, "Pareto front")
-        assert list(zip(drawn["x"], drawn["y"], strict=True)) == front
-    (fedavg,) = traces(time, "FedAvg")
-    assert "80.00 %<br>4.0 s, 6.00 MB<br>run 1" in fedavg["hovertemplate"]
-    assert "1.5 s, 0.00 MB" in traces(megabytes, "Local")[0]["hovertemplate"]
-
-
-def test_sweeps_have_bars_from_minimum_to_maximum(engine: Engine) -> None:
-    for number, accuracies in ((20, (0.6, 0.8)), (50, (0.5, 0.9))):
-        for seed, accuracy in enumerate(accuracies):
-            add_run(engine, spec("fedavg", seed, partition=clients(number)), [0.1, accuracy], seconds=float(number), **SENT)
-    accuracy, seconds = pages("scalability", engine)
-    (line,) = accuracy.spec["data"]
-    assert (line["x"], line["y"]) == ([20, 50], [70, 70])
-    assert (line["error_y"]["array"], line["error_y"]["arrayminus"]) == ([10, 20], [10, 20])
-    assert line["customdata"] == [[60, 80, "runs 1, 2"], [50, 90, "runs 3, 4"]]
-    assert seconds.spec["data"][0]["y"] == [20, 50]
-    assert seconds.spec["layout"]["yaxis"]["title"]["text"] == "Time per round (s)"
-    for beta, value in ((1.0, 0.4), (0.5, 0.6)):
-        add_run(engine, spec("ditto", partition={"scheme": "dirichlet", "beta": beta, "clients": 20}), [0.1, value])
-    (line,) = only("heterogeneity", engine).spec["data"]
-    assert (line["name"], line["x"], line["y"]) == ("Ditto", [0.5, 1], [60, 40])
-    for epochs, value in ((1, 0.4), (5, 0.6)):
-        add_run(engine, spec("elastic", local_epochs=epochs), [0.1, value])
-    one = only("elastic", engine)
-    assert (traces(one, "Elastic")[0]["x"], traces(one, "Elastic")[0]["y"]) == ([1, 5], [40, 60])
-    assert one.title == "MNIST, Dir(0.1), 20 clients: test accuracy by local epochs"
-
-
-def test_fairness_is_of_the_best_round_by_client(engine: Engine) -> None:
-    add_clients(engine, "fedavg", 0, [10, 9, 8, 7, 6, 5, 4, 3, 2, 1] * 2)
-    add_clients(engine, "fedavg", 1, [10] * 20)
-    add_clients(engine, "ditto", 0, [8] * 20)
-    each, quartiles, median, worst = only("fairness", engine).spec["data"][:4]
-    rows = sql(
-        engine,
-        "select method, client, run_id, 100.0 * correct / total from client_round join run on run.id = run_id where round = 0",
-    )
-    drawn = [(*told, x, y) for told, x, y in zip(each["customdata"], each["x"], each["y"], strict=True)]
-    expected = [(labels.method_title(m), client, run, value, ["fedavg", "ditto"].index(m)) for m, client, run, value in rows]
-    assert sorted(drawn) == sorted(expected)
-    np.testing.assert_allclose(median["x"], [(55 + 100) / 2, 80])
-    np.testing.assert_allclose(worst["x"], [(10 + 100) / 2, 80])  # of 20 clients the worst two: 10 % each
-    low, high = np.percentile([value for m, *_, value in rows if m == "fedavg"], [25, 75])
-    assert (quartiles["base"][0], quartiles["x"][0]) == (low, high - low)
-    assert median["marker"]["color"] == [looks.of("fedavg").colour, looks.of("ditto").colour]
-
-
 def test_circles_are_as_large_as_their_counts(engine: Engine) -> None:
     counts = np.array([[9, 0, 100], [3, 6, 1], [0, 0, 50]])
     add_partition(engine, "c" * 64, counts=counts)
@@ -281,11 +236,11 @@ def test_labels_are_no_markup(engine: Engine) -> None:
 def test_colours_are_those_on_paper_and_legible_in_light_and_dark() -> None:
     rows = [Row(name, name, name, 1, {}, 0, looks.of(name)) for name in methods.METHODS]
     for row in rows:
-        assert min(contrast(web.colour(row), page) for page in PAGES) > 2
+        assert min(contrast(web.legible(row.look.colour), page) for page in PAGES) > 2
         printed = row.look.colour
-        assert web.colour(row) == printed or contrast(printed, PAGES[1]) < 2
-    assert len({(web.colour(row), web.symbol(row)) for row in rows}) == len(rows)
-    for shade in (*style.shades(6, *web.SHADES), web.GREY):
+        assert web.legible(printed) == printed or contrast(printed, PAGES[1]) < 2
+    assert len({(web.legible(row.look.colour), row.look.marker) for row in rows}) == len(rows)
+    for shade in (*style.shades(range(6), *web.SHADES).values(), GREY):
         assert min(contrast(shade, page) for page in PAGES) > 2
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +13,6 @@ from sqlalchemy import Engine
 from support.command import ROOT
 from support.report_database import add_partition, add_run, spec
 
-from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import looks
 from pflbench.report.declared import PLOTS
@@ -32,19 +29,6 @@ def engine(store: Engine) -> Engine:
         add_run(store, spec("fedavg", seed), list(values), seconds=1.0 + seed)
     add_run(store, spec("ditto"), [0.3, 0.8, 0.9], seconds=3.0)
     return store
-
-
-def test_lines_are_the_means_and_bands_the_extremes(engine: Engine) -> None:
-    (ax,) = curves.plot(engine).figure.axes
-    fedavg, ditto = ax.lines
-    np.testing.assert_array_equal(fedavg.get_xdata(), [0, 1, 2])
-    np.testing.assert_allclose(fedavg.get_ydata(), 100 * np.mean(FEDAVG, axis=0), rtol=1e-12)
-    np.testing.assert_allclose(ditto.get_ydata(), [30, 80, 90], rtol=1e-12)
-    (band,) = ax.collections  # one run has no band
-    corners = band.get_paths()[0].vertices
-    for x, low, high in ((0, 10, 20), (1, 50, 60), (2, 60, 70)):
-        y = corners[corners[:, 0] == x][:, 1]
-        assert (y.min(), y.max()) == (pytest.approx(low), pytest.approx(high))
 
 
 def test_the_std_band_is_the_population_std(engine: Engine) -> None:
@@ -83,29 +67,6 @@ def test_there_is_a_panel_per_setting_and_one_legend(engine: Engine) -> None:
     assert "(b) MNIST, Dir(0.1), 2000 rounds; (c) Cifar10" in drawing.caption
 
 
-def test_texts_stay_inside_the_figure_and_clear_of_each_other(engine: Engine) -> None:
-    """All methods at once, one, two and three panels, and narrow ranges, whose tick labels are long."""
-    for panels, fields in enumerate(({}, {"rounds": 20}, {"rounds": 30}), start=1):
-        for method in methods.METHODS:
-            hyperparameters = {"a_long_name": 0.25} if panels > 1 and method == "fedala" else {}
-            of = spec(method, hyperparameters=hyperparameters, **fields)  # type: ignore[arg-type]
-            add_run(engine, of, [0.99871, 0.99872, 0.99874])
-        figure = curves.plot(engine).figure
-        assert len(figure.axes) == panels
-        figure.canvas.draw()
-        renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-        (legend,) = figure.legends
-        box, outer = legend.get_window_extent(renderer), figure.bbox
-        for ax in figure.axes:
-            around = ax.get_tightbbox(renderer)
-            assert outer.x0 <= around.x0 < around.x1 <= outer.x1
-            assert around.y1 <= outer.y1
-            assert not box.overlaps(around)
-        assert outer.x0 <= box.x0 < box.x1 <= outer.x1
-        assert outer.y0 <= box.y0 < box.y1 <= outer.y1
-        assert not any(a.get_tightbbox(renderer).overlaps(b.get_tightbbox(renderer)) for a, b in pairs(figure.axes))
-
-
 def test_the_mean_ends_where_the_shortest_run_ends(engine: Engine) -> None:
     add_run(engine, spec("fedavg", 2), [0.3, 0.1], status="running")
     assert len(curves.plot(engine).figure.axes[0].lines[0].get_xdata()) == 3
@@ -137,19 +98,6 @@ def test_wrong_names_are_refused(engine: Engine) -> None:
         curves.plot(engine, x="epochs")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="Valid: minmax, std"):
         curves.plot(engine, band="sem")  # type: ignore[arg-type]
-
-
-def test_circles_are_the_counts_of_the_partition(engine: Engine) -> None:
-    counts = np.array([[9, 0, 100], [3, 6, 1], [0, 0, 50]])
-    add_partition(engine, "c" * 64, counts=counts)
-    (ax,) = distribution.plot(engine).figure.axes
-    (circles,) = ax.collections
-    where = np.asarray(circles.get_offsets()).astype(int)
-    drawn = {(client, label): size for (client, label), size in zip(where.tolist(), circles.get_sizes(), strict=True)}
-    assert set(drawn) == {(i, k) for i in range(3) for k in range(3) if counts[i, k]}
-    for (i, k), size in drawn.items():
-        assert size / drawn[0, 2] == pytest.approx(counts[i, k] / 100)
-    assert "largest circle: 100 samples" in ax.get_xlabel()
 
 
 def test_partitions_are_chosen_by_dataset_label_number_and_hash(engine: Engine) -> None:
@@ -201,22 +149,6 @@ def test_a_figure_that_cannot_be_written_is_a_user_error(engine: Engine, tmp_pat
         drawing.save(tmp_path / "missing" / "figure.png")
 
 
-def test_a_method_looks_the_same_in_every_figure(engine: Engine) -> None:
-    alone = curves.plot(engine, Filters(methods=["ditto"])).figure.axes[0].lines[0]
-    among = curves.plot(engine).figure.axes[0].lines[1]
-    assert (alone.get_color(), alone.get_marker(), alone.get_linestyle()) == (
-        among.get_color(), among.get_marker(), among.get_linestyle(),
-    )  # fmt: skip
-
-
-def test_variants_of_a_method_differ_in_the_line_only(engine: Engine) -> None:
-    add_run(engine, spec("ditto", hyperparameters={"lam": 1.0, "personal_epochs": 2, "aggregation": "weighted"}), [0.1, 0.2])
-    _, first, second = curves.plot(engine).figure.axes[0].lines
-    assert first.get_color() == second.get_color()
-    assert first.get_marker() == second.get_marker()
-    assert first.get_linestyle() != second.get_linestyle()
-
-
 def test_colours_differ_for_colour_blind_eyes() -> None:
     """Red-green blindness simulated after Vienot et al. (1999): all pairs stay apart, and none vanishes on white paper."""
     to_lms = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
@@ -228,27 +160,6 @@ def test_colours_differ_for_colour_blind_eyes() -> None:
         apart = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]
         assert min(apart) > 0.12
         assert all(np.linalg.norm(1 - colour) > 0.4 for colour in seen)
-
-
-def test_matplotlib_keeps_its_own_settings(engine: Engine) -> None:
-    import matplotlib
-
-    before = matplotlib.rcParams["font.size"]
-    curves.plot(engine)
-    assert matplotlib.rcParams["font.size"] == before
-
-
-def test_the_plots_are_in_the_table_of_contents() -> None:
-    assert PLOTS["curves"].load() is curves.plot
-    assert PLOTS["distribution"].load() is distribution.plot
-
-
-def test_tables_import_neither_torch_nor_pandas_nor_matplotlib() -> None:
-    code = (
-        "import sys, pflbench.report.tables.grid, pflbench.report.figures.curves, pflbench.report.figures.distribution;"
-        "print([m for m in ('torch', 'pandas', 'matplotlib', 'scipy', 'sklearn') if m in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_every_plot_is_named_in_the_help_and_the_docs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
-"""One file per figure of `declared.PLOTS`: its numbers, `plot` for print, and `page` for a page, with every value on hover.
+"""One file per figure of `declared.PLOTS`: `plot` gives it for print, `page` for a page, with every value on hover.
 
-Both draw the same numbers. Plotly itself is the page's: nothing here imports it.
+Both give the same panels of traces, the one to `report.render`, the other to `report.web`.
 """
 
 from __future__ import annotations

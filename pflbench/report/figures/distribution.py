@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet, UserError
-from pflbench.report import labels, style, web
-from pflbench.report.layout import DPI, PAGE, Sheet, lettered
+from pflbench.report import labels, render, style, web
 from pflbench.report.looks import COLOURS
 from pflbench.report.selection import Filters
+from pflbench.report.style import DPI, PAGE
+from pflbench.report.traces import Axis, Panel, lettered
 from pflbench.report.web import Interactive, Json
 from pflbench.store.partitions import PartitionRecord, find, stored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # The largest circle of a panel, in the room for one client or one class, whichever is less: larger ones hide their neighbours.
 DIAMETER = 1.15
@@ -42,8 +42,20 @@ def drawing(chosen: Sequence[PartitionRecord], most: int = style.PANELS_CHOSEN) 
     if len(chosen) > most:
         notes = (f"Drawn: the first {most} of {len(chosen)} partitions. Choose with --dataset and --partition.",)
         chosen = chosen[:most]
-    with style.context():
-        return style.Drawing(_draw(chosen), caption(chosen), notes)
+    many = max(max(partition.train.shape) for partition in chosen) > MANY
+    made = render.drawing(
+        [_panel(partition, f"Client (largest circle: {_counts(partition).max():,} samples)") for partition in chosen],
+        [_title(partition) for partition in chosen],
+        caption(chosen),
+        notes,
+        height=3.2 if many else 1.9,
+        cell=3.0 if many else 1.6,
+        width=PAGE if many else None,
+    )
+    # How large the circles are is known where the panels have their size.
+    for ax, partition in zip(made.figure.axes, chosen, strict=True):
+        _circles(ax, partition)
+    return made
 
 
 def choose(engine: Engine, filters: Filters) -> list[PartitionRecord]:
@@ -72,29 +84,25 @@ def choose(engine: Engine, filters: Filters) -> list[PartitionRecord]:
     return list(found.values())
 
 
-def _draw(chosen: Sequence[PartitionRecord]) -> Figure:
-    columns = min(len(chosen), 2)
-    most = [max(places) for places in zip(*(p.train.shape for p in chosen), strict=True)]
-    many = max(most) > MANY
-    sheet = Sheet(len(chosen), columns, 3.2 if many else 1.9, cell=3.0 if many else 1.6, width=PAGE if many else None)
-    for k, (ax, partition) in enumerate(zip(sheet.axes, chosen, strict=True)):
-        counts = partition.train + partition.test
-        ax.set(xlim=(-0.8, len(counts) - 0.2), ylim=(-0.8, counts.shape[1] - 0.2))
-        for axis, places in zip((ax.xaxis, ax.yaxis), counts.shape, strict=True):
-            style.whole(axis)
-            axis.set_ticks([tick for tick in axis.get_ticklocs() if 0 <= tick < places])
-        ax.set_xlabel(f"Client (largest circle: {counts.max():,} samples)")
-        ax.set_ylabel("Class" if sheet.left(k) else "")
-    sheet.name([f"{labels.label_title(p.dataset)}, {p.label}, {len(p.train)} clients" for p in chosen])
-    figure = sheet.finish()
-    for ax, partition in zip(sheet.axes, chosen, strict=True):
-        _circles(ax, partition)
-    return figure
+def _counts(partition: PartitionRecord) -> Any:
+    return partition.train + partition.test
+
+
+def _title(partition: PartitionRecord) -> str:
+    return f"{labels.label_title(partition.dataset)}, {partition.label}, {len(partition.train)} clients"
+
+
+def _panel(partition: PartitionRecord, x: str) -> Panel:
+    clients, classes = partition.train.shape
+    across, up = (Axis(name, whole=True, limits=(-0.8, places - 0.2)) for name, places in ((x, clients), ("Class", classes)))
+    return Panel(f"{_title(partition)} ({partition.hash[:8]})", across, up, height=HEIGHTS[classes > MANY])
 
 
 def _circles(ax: Axes, partition: PartitionRecord) -> None:
-    counts = partition.train + partition.test
+    counts = _counts(partition)
     client, label = counts.nonzero()
+    for axis, places in zip((ax.xaxis, ax.yaxis), counts.shape, strict=True):
+        axis.set_ticks([tick for tick in axis.get_ticklocs() if 0 <= tick < places])
     box = ax.get_window_extent()
     points = 72 / DPI
     widest = diameter(points * box.width, points * box.height, counts.shape)
@@ -122,26 +130,14 @@ def caption(chosen: Sequence[PartitionRecord]) -> str:
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Of all stored partitions; the filters for methods and status have no say. Raises UserError if there are none."""
-    return [_page(partition) for partition in choose(engine, filters)[:most]]
-
-
-def _page(partition: PartitionRecord) -> Interactive:
-    title = f"{labels.label_title(partition.dataset)}, {partition.label}, {len(partition.train)} clients"
-    clients, classes = partition.train.shape
-    across, up = (
-        web.whole(name, places, range=[-0.8, places - 0.2]) for name, places in (("Client", clients), ("Class", classes))
-    )
-    return web.make(
-        "distribution",
-        f"{title} ({partition.hash[:8]})",
-        caption([partition]),
-        [_trace(partition)],
-        web.layout(across, up, height=HEIGHTS[classes > MANY]),
-    )
+    return [
+        web.figure("distribution", _panel(partition, "Client"), caption([partition]), data=[_trace(partition)])
+        for partition in choose(engine, filters)[:most]
+    ]
 
 
 def _trace(partition: PartitionRecord) -> Json:
-    counts = partition.train + partition.test
+    counts = _counts(partition)
     client, label = counts.nonzero()
     held = counts[client, label]
     clients, classes = counts.shape

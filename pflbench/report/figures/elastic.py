@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Engine
 
 from pflbench.errors import NothingYet
-from pflbench.report import labels, style, sweep
+from pflbench.report import labels, parameter_curve, style, web
 from pflbench.report.arrangement import Arranged
-from pflbench.report.layout import lettered
+from pflbench.report.parameter_curve import Measure, Sweep
 from pflbench.report.selection import Filters
-from pflbench.report.sweep import Measure, Sweep
+from pflbench.report.traces import lettered
 from pflbench.report.web import Interactive
 from pflbench.store.rounds import CENTRAL, by_series
 from pflbench.store.runs import Result, Select, distinct
@@ -56,7 +56,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     notes = [f"No panel: {', '.join(missing)}. `pflbench reproduce plot:elastic` has all three."] if missing else []
     x, titles, sweeps = zip(*((panel.varied.label, panel.varied.title, panel.sweep) for panel in drawn), strict=True)
     said = caption(found, drawn, centre)
-    return sweep.drawing(found, sweeps, [measure(engine, found)], said, x, titles, notes)
+    return parameter_curve.drawing(found, sweeps, [measure(engine, found)], said, x, titles, notes)
 
 
 def collected(engine: Engine, filters: Filters) -> Arranged:
@@ -74,8 +74,8 @@ def panels(found: Arranged) -> list[VariedPanel]:
     made = [
         VariedPanel(varied, one)
         for varied in VARIED
-        for one in sweep.every(found, varied.key)
-        if any(found.rows[i].method == METHOD for i in sweep.rows(found, one))
+        for one in parameter_curve.every(found, varied.key)
+        if any(found.rows[i].method == METHOD for i in parameter_curve.rows(found, one))
     ]
     if not made:
         raise NothingYet(
@@ -104,7 +104,7 @@ def measure(engine: Engine, found: Arranged) -> Measure:
     central = {run.id: run for run in by_series(engine, every, CENTRAL, Select("best"))}
 
     def best(run: Result) -> float | None:
-        return sweep.best(central.get(run.id, run))
+        return parameter_curve.best(central.get(run.id, run))
 
     return Measure("Test accuracy (%)", best)
 
@@ -116,7 +116,7 @@ def caption(found: Arranged, drawn: Sequence[VariedPanel], centre: int) -> str:
     where = "of the global model on the central test set" if _central(found, centre) else "pooled over the clients' test data"
     return (
         f"Best accuracy {where} of {labels.dataset_title(found.settings[centre].spec)}, one thing varied at a time: {over}. "
-        f"What is not varied: {kept}. {sweep.remarks(found, [panel.sweep for panel in drawn])} "
+        f"What is not varied: {kept}. {parameter_curve.remarks(found, [panel.sweep for panel in drawn])} "
         "The poster of Elastic Aggregation prints neither settings nor values of its figure: these settings are chosen here."
     )
 
@@ -129,15 +129,9 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
     """A figure for each group of settings that differ in one of the three alone; UserError where there is none."""
     found = collected(engine, filters)
     accuracy = measure(engine, found)
-    return [
-        sweep.page(
-            found,
-            panel.sweep,
-            accuracy,
-            name="elastic",
-            x=panel.varied.label,
-            caption=caption(found, [panel], panel.sweep.columns[0]),
-            over=f" by {panel.varied.label.lower()}",
-        )
-        for panel in panels(found)[:most]
-    ]
+    made = []
+    for one in panels(found)[:most]:
+        label = one.varied.label
+        drawn = parameter_curve.panel(found, one.sweep, accuracy, label, f" by {label.lower()}")
+        made.append(web.figure("elastic", drawn, caption(found, [one], one.sweep.columns[0]), found.notes))
+    return made

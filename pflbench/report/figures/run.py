@@ -5,7 +5,7 @@ Each is None where the run has nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from sqlalchemy import Engine
@@ -13,16 +13,20 @@ from sqlalchemy import Engine
 from pflbench.errors import UserError
 from pflbench.report import looks, web
 from pflbench.report.figures.curves import POINTS
+from pflbench.report.looks import Look
+from pflbench.report.traces import GREY, Axis, Panel, Trace
 from pflbench.report.web import Interactive, Json
 from pflbench.store import partitions, rounds
 from pflbench.store.arrays import Floats, Integers
-from pflbench.store.rounds import Clients, History, SecondSeries, history
+from pflbench.store.rounds import Clients, history
 from pflbench.store.runs import Among, Result, Select, find, results
 
 HEADLINE = "as deployed"
 PHASES = ("local initialisation", "training and aggregation", "evaluation")
 COLOURS = (looks.COLOURS[5], looks.COLOURS[0], looks.COLOURS[6])  # of the phases
 POOLED = "pooled over the clients' test data"
+ROUNDS = Axis("Round", whole=True)
+ACCURACY = Axis("Test accuracy (%)")
 
 
 def pages(engine: Engine, run_id: int) -> tuple[Interactive, ...]:
@@ -40,18 +44,14 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
     if run.value is None or run.round is None:
         return None
     t, best = run.round, 100 * run.value
-    colour = web.colour_of(run.method)
-    others = [other for other in looks.COLOURS if web.COLOURS.get(other, other) == other != colour]
-    second = rounds.second_series(engine, run_id)
-    series = [
-        _accuracy(HEADLINE, found.round, found.accuracy, found.test_loss, colour, "solid"),
-        *(_second(of, others[k % len(others)]) for k, of in enumerate(second)),
-        _best(t, best),
-    ]
-    layout = web.layout(_rounds(found), web.axis("Test accuracy (%)"), legend=True)
-    title = "Accuracy over rounds"
+    own = _plain(run.method)
+    others = [colour for colour in looks.COLOURS if web.legible(colour) == colour != own.colour]
+    series = [_accuracy(HEADLINE, found.round, found.accuracy, found.test_loss, own)]
+    for k, of in enumerate(rounds.second_series(engine, run_id)):
+        series.append(_accuracy(of.name, of.round, of.accuracy, of.test_loss, Look(others[k % len(others)], "o", 0, 1)))
+    star = Trace([t], [best], Look(GREY, "*", 0, 0), "best", "markers", size=6, hover="round %{x}: %{y:.2f} %")
     caption = f"Test accuracy, {POOLED}; round t: after t rounds, before the clients train again. Best: {best:.2f} %, round {t}."
-    return web.make(f"run-{run_id}", title, caption, series, layout, runs=[run_id])
+    return web.figure(f"run-{run_id}", Panel("Accuracy over rounds", ROUNDS, ACCURACY, [*series, star], (run_id,)), caption)
 
 
 def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
@@ -65,30 +65,21 @@ def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
         web.unless_absent(error)
         return None
     trained = None if run.partition is None else partitions.find(engine, run.partition).train.sum(axis=1)
-    layout = web.layout(web.whole("Client", len(clients.client)), web.axis("Test accuracy (%)", range=[0, 100]))
+    panel = Panel("Accuracy by client", Axis("Client", whole=True), replace(ACCURACY, limits=(0, 100)), (), (run_id,))
     caption = f"Accuracy of each client on its own test data after round {clients.round}, the run's best."
-    bars = _clients(clients, trained, web.colour_of(run.method))
-    return web.make(f"run-{run_id}", "Accuracy by client", caption, [bars], layout, runs=[run_id])
+    return web.figure(f"run-{run_id}", panel, caption, data=[_clients(clients, trained, _plain(run.method).colour)])
 
 
 def train_loss(engine: Engine, run_id: int) -> Interactive | None:
     """Training loss over rounds. Raises UserError where there is no such run."""
-    name, found = find(engine, run_id).method, history(engine, run_id)
+    look, found = _plain(find(engine, run_id).method), history(engine, run_id)
     (there,) = np.nonzero(~np.isnan(found.train_loss))
     if not len(there):
         return None
     at = there[_spread(len(there))]
-    trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": web.numbers(found.round[at]),
-        "y": web.numbers(found.train_loss[at]),
-        "line": {"color": web.colour_of(name), "width": 2},
-        "hovertemplate": "round %{x}: %{y:.4f}<extra></extra>",
-    }
-    layout = web.layout(_rounds(found), web.axis("Training loss"))
+    line = Trace(found.round[at], found.train_loss[at], look, draws="lines", hover="round %{x}: %{y:.4f}")
     caption = "Mean loss over the local steps of a round, weighted by the clients' numbers of samples."
-    return web.make(f"run-{run_id}", "Training loss", caption, [trace], layout, runs=[run_id])
+    return web.figure(f"run-{run_id}", Panel("Training loss", ROUNDS, Axis("Training loss"), [line], (run_id,)), caption)
 
 
 def phases(engine: Engine, run_id: int) -> Interactive | None:
@@ -103,10 +94,10 @@ def phases(engine: Engine, run_id: int) -> Interactive | None:
     ends = [(int(found.round[part[0]]), int(found.round[part[-1]])) for part in parts]
     means = np.array([np.nan_to_num(spent[:, part]).mean(axis=1) for part in parts]).T
     areas = [_area(name, ends, of, colour) for name, of, colour in zip(PHASES, means, COLOURS, strict=True)]
-    layout = web.layout(_rounds(found), web.axis("Time per round (s)", rangemode="tozero"), legend=True)
     several = f" Each point: the mean over up to {len(parts[0])} rounds." if len(parts[0]) > 1 else ""
     caption = f"Seconds that each phase of a round took. Evaluation is not part of the training time.{several}"
-    return web.make(f"run-{run_id}", "Seconds by phase", caption, areas, layout, runs=[run_id])
+    panel = Panel("Seconds by phase", ROUNDS, Axis("Time per round (s)", zero=True), (), (run_id,))
+    return web.figure(f"run-{run_id}", panel, caption, data=areas, showlegend=True)
 
 
 def _result(engine: Engine, run_id: int) -> Result:
@@ -116,8 +107,9 @@ def _result(engine: Engine, run_id: int) -> Result:
     return run
 
 
-def _rounds(of: History) -> Json:
-    return web.whole("Round", int(of.round[-1]), rangemode="tozero")
+def _plain(method: str) -> Look:
+    """A line without gaps in the method's colour."""
+    return replace(looks.of(method), dash=0)
 
 
 def _spread(count: int) -> Integers:
@@ -125,58 +117,35 @@ def _spread(count: int) -> Integers:
     return np.unique(np.linspace(0, count - 1, POINTS).round().astype(np.int64))
 
 
-def _accuracy(name: str, rounds: Integers, accuracy: Floats, loss: Floats, colour: str, dash: str) -> Json:
+def _accuracy(name: str, rounds: Integers, accuracy: Floats, loss: Floats, look: Look) -> Trace:
     (there,) = np.nonzero(~np.isnan(accuracy))
     at = there[_spread(len(there))]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": web.text(name),
-        "x": web.numbers(rounds[at]),
-        "y": web.numbers(100 * accuracy[at]),
-        "customdata": web.numbers(loss[at]),
-        "line": {"color": colour, "dash": dash, "width": 2},
-        "hovertemplate": f"{web.text(name)}<br>round %{{x}}: %{{y:.2f}} %<br>test loss %{{customdata:.4f}}<extra></extra>",
-    }
-
-
-def _second(of: SecondSeries, colour: str) -> Json:
-    return _accuracy(of.name, of.round, of.accuracy, of.test_loss, colour, "dash")
-
-
-def _best(round: int, accuracy: float) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "best",
-        "x": [round],
-        "y": web.numbers([accuracy]),
-        "marker": {"symbol": "star", "size": 12, "color": web.GREY},
-        "hovertemplate": "best: round %{x}: %{y:.2f} %<extra></extra>",
-    }
+    hover = "round %{x}: %{y:.2f} %<br>test loss %{customdata[0]:.4f}"
+    return Trace(rounds[at], 100 * accuracy[at], look, name, "lines", hover=hover, data=loss[at][:, None].tolist())
 
 
 def _clients(clients: Clients, trained: Integers | None, colour: str) -> Json:
-    """trained [N]: samples that each client trains on."""
+    """Bars. trained [N]: samples that each client trains on."""
+    told = zip(clients.client, clients.correct, clients.total, clients.loss / clients.total, strict=True)
     return {
         "type": "bar",
         "x": clients.client.tolist(),
         "y": web.numbers(100 * clients.correct / clients.total),
-        "marker": {"color": colour},
-        "customdata": list(_samples(clients, trained)),
+        "marker": {"color": web.legible(colour)},
+        "customdata": [
+            [
+                int(correct),
+                int(total),
+                *web.numbers([loss]),
+                "" if trained is None else f"<br>{total + trained[client]:,} samples with those to train on",
+            ]
+            for client, correct, total, loss in told
+        ],
         "hovertemplate": (
             "client %{x}: %{y:.2f} %<br>%{customdata[0]:,} of %{customdata[1]:,} test samples, mean loss %{customdata[2]:.4f}"
             "%{customdata[3]}<extra></extra>"
         ),
     }
-
-
-def _samples(clients: Clients, trained: Integers | None) -> Iterator[list[int | float | str | None]]:
-    for client, correct, total, loss in zip(
-        clients.client.tolist(), clients.correct.tolist(), clients.total.tolist(), clients.loss.tolist(), strict=True
-    ):
-        both = "" if trained is None else f"<br>{total + trained[client]:,} samples with those to train on"
-        yield [correct, total, *web.numbers([loss / total]), both]
 
 
 def _area(name: str, ends: list[tuple[int, int]], seconds: Floats, colour: str) -> Json:

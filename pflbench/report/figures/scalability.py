@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import Engine
 
-from pflbench.report import style, sweep
+from pflbench.report import parameter_curve, style, web
 from pflbench.report.arrangement import Arranged
 from pflbench.report.selection import Filters
 from pflbench.report.web import Interactive
@@ -21,35 +21,32 @@ COMMAND = "pflbench run -m fedavg -m fedala --clients 10, and again with --clien
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
     """Up to three groups of settings that differ in the number of clients alone; UserError where there is none."""
     found = filters.select(engine)
-    drawn = sweep.sweeps(found, KEY, COMMAND)[: sweep.MOST]
-    runs, _ = sweep.of_all(found, drawn)
-    return sweep.drawing(found, drawn, measures(engine, runs), caption(found, drawn), X)
+    drawn = parameter_curve.sweeps(found, KEY, COMMAND)[: parameter_curve.MOST]
+    return parameter_curve.drawing(found, drawn, measures(engine, found), caption(found, drawn), X)
 
 
-def measures(engine: Engine, runs: Collection[int]) -> tuple[sweep.Measure, ...]:
-    """What is drawn: accuracy, and the seconds per round of these runs."""
-    spent = costs(engine, runs, 0.0)
+def measures(engine: Engine, found: Arranged) -> tuple[parameter_curve.Measure, ...]:
+    """What is drawn: accuracy, and the seconds per round."""
+    spent = costs(engine, [run.id for cell in found.cells.values() for run in cell], 0.0)
 
     def seconds(run: Result) -> float | None:
         return spent[run.id].seconds_round if run.id in spent else None
 
-    return (sweep.ACCURACY, sweep.Measure("Time per round (s)", seconds, from_zero=True))
+    return (parameter_curve.ACCURACY, parameter_curve.Measure("Time per round (s)", seconds, from_zero=True))
 
 
-def caption(found: Arranged, drawn: Sequence[sweep.Sweep]) -> str:
+def caption(found: Arranged, drawn: Sequence[parameter_curve.Sweep]) -> str:
     return (
         "Best test accuracy, and training time of a round (median over rounds, without evaluation), over the number of "
-        f"clients: {sweep.caption(found, drawn)}"
+        f"clients: {parameter_curve.caption(found, drawn)}"
     )
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
     """Two figures for each group of settings that differ in the number of clients alone; UserError where there is none."""
     found = filters.select(engine)
-    made = sweep.sweeps(found, KEY, COMMAND)[:most]
-    runs, _ = sweep.of_all(found, made)
     return [
-        sweep.page(found, one, measure, name="scalability", x=X, caption=caption(found, [one]))
-        for one in made
-        for measure in measures(engine, runs)
+        web.figure("scalability", parameter_curve.panel(found, one, measure, X), caption(found, [one]), found.notes)
+        for one in parameter_curve.sweeps(found, KEY, COMMAND)[:most]
+        for measure in measures(engine, found)
     ]

@@ -11,23 +11,22 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.report import style, web
-from pflbench.report.arrangement import protocol
+from pflbench.report import render, style, web
 from pflbench.report.figures.attention import numbers
 from pflbench.report.figures.attention.numbers import AttentionPanel
-from pflbench.report.layout import Sheet, lettered, small
 from pflbench.report.selection import Filters, cut, observed_titles, one_per_line, with_arrays
+from pflbench.report.style import small
+from pflbench.report.traces import GREY, Axis, Panel, lettered
 from pflbench.report.web import Interactive, Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ARRAYS = ("attention", "fomo_weights", "relationships")  # [N, N], row i: what client i takes of each client's model
 COMMAND = "pflbench run -m fedamp -m apple --partition groups --observe-every 10"
 DIAGONAL = "#bbbbbb"
 HEIGHT = 520  # on a page, pixels
-TICKS = 20
+TICKS = 10
 BELOW = "#dddddd"  # on a page, what is less than the scale has
 SEEN = 0.5  # decades: from 0 to the least weight that is told from it, where weights have a sign
 
@@ -45,24 +44,35 @@ def plot(engine: Engine, filters: Filters = Filters(), *, round: int | None = No
         raise UserError(f"No run kept its matrix after round {round}.", f"They were kept after: {kept}.")
     chosen, notes = cut(having, filters)
     panels = [numbers.panel(engine, one, round) for one in chosen]
-    runs = tuple(sorted(one.run.id for one in chosen))
-    with style.context():
-        figure = _draw(panels)
-        return style.Drawing(figure, caption(panels), (*found.notes, *notes), runs, protocol([one.setting for one in chosen]))
+    titles = zip(observed_titles(chosen, named=True), panels, strict=True)
+    return render.drawing(
+        [_panel(panel) for panel in panels],
+        [f"{title}, after round {panel.round}" for title, panel in titles],
+        caption(panels),
+        (*found.notes, *notes),
+        height=3.0,
+        cell=2.6,
+        square=True,
+    )
 
 
-def _draw(panels: Sequence[AttentionPanel]) -> Figure:
-    sheet = Sheet(len(panels), min(len(panels), 2), 0.0, cell=2.6, square=True)
-    for k, (ax, panel) in enumerate(zip(sheet.axes, panels, strict=True)):
-        _draw_matrix(ax, panel)
-        _draw_groups(ax, panel)
-        ax.set_xlabel("Client whose model is drawn on" if sheet.bottom(k) else "")
-    of = observed_titles([panel.seen for panel in panels], named=True)
-    sheet.name([f"{title}, after round {panel.round}" for title, panel in zip(of, panels, strict=True)])
-    return sheet.finish()
+def _panel(panel: AttentionPanel) -> Panel:
+    starts, ends, classes = panel.spans()
+    of, every = panel.seen, max(1, len(panel.order) // TICKS)
+    across = {float(k): str(panel.order[k]) for k in range(0, len(panel.order), every)}
+    up = dict(zip(((starts + ends - 1) / 2).tolist(), classes, strict=True))
+    return Panel(
+        of.title,
+        Axis("Client whose model is drawn on", ticks=across, grid=False),
+        Axis(panel.groups.heading, ticks=up, grid=False),
+        runs=(of.run.id,),
+        settings=(of.setting,),
+        height=HEIGHT,
+        draw=partial(_draw_matrix, panel),
+    )
 
 
-def _draw_matrix(ax: Axes, panel: AttentionPanel) -> None:
+def _draw_matrix(panel: AttentionPanel, ax: Axes) -> None:
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 
@@ -84,27 +94,13 @@ def _draw_matrix(ax: Axes, panel: AttentionPanel) -> None:
     bar.set_label("Weight on the other's model", size=small(), labelpad=1)
     bar.ax.tick_params(labelsize=small(), pad=1)
     bar.ax.tick_params(which="minor", length=0)
-    ax.grid(visible=False)
-    every = max(1, len(drawn) // 10)
-    ax.set_xticks(range(0, len(drawn), every), [str(client) for client in panel.order[::every]])
-    ax.set_yticks([])
     if said := numbers.nothing(panel.weights):
         ax.text(0.5, 0.5, said, transform=ax.transAxes, ha="center", va="center", bbox={"facecolor": "white", "linewidth": 0.5})
 
-
-def _draw_groups(ax: Axes, panel: AttentionPanel) -> None:
-    """Lines between the groups, and left of the matrix a strip in two greys with each group's classes beside it."""
-    starts, ends, classes = panel.spans()
+    starts, _, _ = panel.spans()
     for at in starts[1:] - 0.5:
-        ax.axhline(at, color="#888888", linewidth=0.5)
-        ax.axvline(at, color="#888888", linewidth=0.5)
-    strip = ax.inset_axes((-0.05, 0, 0.035, 1))
-    strip.imshow(np.arange(len(starts)).repeat(ends - starts)[:, None] % 2, cmap="gray", vmin=-1, vmax=2, aspect="auto")
-    strip.set_xticks([])
-    strip.set_yticks((starts + ends - 1) / 2, classes)
-    strip.tick_params(length=0, labelsize=small(), pad=1)
-    strip.set_ylabel(panel.groups.heading, labelpad=1)
-    strip.grid(visible=False)
+        ax.axhline(at, color=GREY, linewidth=0.5)
+        ax.axvline(at, color=GREY, linewidth=0.5)
 
 
 def caption(panels: Sequence[AttentionPanel], below: str = "white") -> str:
@@ -130,37 +126,21 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
 
 
 def _page(panel: AttentionPanel, notes: tuple[str, ...]) -> Interactive:
-    clients = panel.order.tolist()
-    starts, ends, classes = panel.spans()
-    every = max(1, len(clients) // TICKS)
-    across = web.axis(
-        "Client whose model is drawn on",
-        tickmode="array",
-        tickvals=list(range(0, len(clients), every)),
-        ticktext=[str(client) for client in clients[::every]],
-        showgrid=False,
-        constrain="domain",
-    )
-    up = web.axis(
-        panel.groups.heading,
-        tickmode="array",
-        tickvals=((starts + ends - 1) / 2).tolist(),
-        ticktext=list(map(web.text, classes)),
-        showgrid=False,
-        autorange="reversed",
-        scaleanchor="x",
-        constrain="domain",
-    )
+    made = _panel(panel)
+    starts, _, _ = panel.spans()
     shapes = [line for at in (starts[1:] - 0.5).tolist() for line in _separators(at)]
-    return web.make(
+    figure = web.figure(
         "attention",
-        panel.seen.title,
-        f"{caption([panel], 'light grey')} {protocol([panel.seen.setting])}",
-        _matrix(panel),
-        web.layout(across, up, height=HEIGHT, shapes=shapes, annotations=_nothing(panel)),
-        notes=(f"After round {panel.round}: {numbers.measured(panel)}.", *notes),
-        runs=[panel.seen.run.id],
+        made,
+        caption([panel], "light grey"),
+        (f"After round {panel.round}: {numbers.measured(panel)}.", *notes),
+        data=_matrix(panel),
+        shapes=shapes,
+        annotations=_nothing(panel),
     )
+    figure.spec["layout"]["xaxis"] |= {"constrain": "domain"}
+    figure.spec["layout"]["yaxis"] |= {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain"}
+    return figure
 
 
 def _matrix(panel: AttentionPanel) -> list[Json]:
@@ -188,7 +168,7 @@ def _matrix(panel: AttentionPanel) -> list[Json]:
         span = [-most, most]
     ticks = _ticks(low, high, signed)
     return [
-        _plain(np.isnan(weights), web.GREY) | {"hoverinfo": "skip"},
+        _plain(np.isnan(weights), GREY) | {"hoverinfo": "skip"},
         _plain(~there & np.isfinite(weights), BELOW) | hover,
         {
             "type": "heatmap",
@@ -241,7 +221,7 @@ def _nothing(panel: AttentionPanel) -> list[Json]:
 
 
 def _separators(at: float) -> list[Json]:
-    look = {"type": "line", "line": {"color": web.GREY, "width": 1}}
+    look = {"type": "line", "line": {"color": GREY, "width": 1}}
     return [
         {**look, "xref": "x", "x0": at, "x1": at, "yref": "y domain", "y0": 0, "y1": 1},
         {**look, "yref": "y", "y0": at, "y1": at, "xref": "x domain", "x0": 0, "x1": 1},

@@ -22,11 +22,11 @@ from support.report_database import add_partition, add_run, spec
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import layout
+from pflbench.report import style
 from pflbench.report.declared import PLOTS
 from pflbench.report.figures import ala_convergence, curves, distribution, loss
-from pflbench.report.layout import PrintPage
 from pflbench.report.selection import Filters
+from pflbench.report.style import PrintPage
 from pflbench.store import database as db
 
 LEAST = 6  # points that are legible in print
@@ -49,7 +49,8 @@ def texts(ax: Axes) -> list[Text]:
 
 
 def check(figure: Figure) -> None:
-    figure.canvas.draw()
+    with style.context():
+        figure.canvas.draw()
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     legends = [legend.get_window_extent(renderer) for legend in figure.legends]
     outer = figure.bbox.padded(1)
@@ -71,18 +72,24 @@ def check(figure: Figure) -> None:
 
 
 def figure(name: str, engine: Engine, page: PrintPage, filters: Filters = Filters()) -> Figure:
-    with layout.on(page):
+    with style.on(page):
         made: Figure = PLOTS[name].load()(engine, filters).figure
     return made
 
 
-@pytest.mark.parametrize("width", rest_slow(layout.WIDTHS, next(iter(layout.WIDTHS))))
+@pytest.mark.parametrize("width", rest_slow(style.WIDTHS, next(iter(style.WIDTHS))))
 @pytest.mark.parametrize("name", PLOTS)
 def test_every_figure_fits_a_column_and_a_page(golden: Engine, name: str, width: str) -> None:
     for filters in [FILTERS.get(name, Filters())] + [Filters()] * (name == "fairness"):
-        made = figure(name, golden, PrintPage(layout.WIDTHS[width]), filters)
-        assert made.get_figwidth() == layout.WIDTHS[width]
+        made = figure(name, golden, PrintPage(style.WIDTHS[width]), filters)
+        assert made.get_figwidth() == style.WIDTHS[width]
         check(made)
+
+
+def test_titles_of_many_words_are_not_cut(golden: Engine) -> None:
+    """Settings that differ in model, clients, batch size and rounds."""
+    for width in (None, *style.WIDTHS.values()):
+        check(figure("curves", golden, PrintPage(width), Filters(datasets=["digits"], partitions=["Dir(0.1)"])))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +103,7 @@ def all_methods(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.mark.parametrize(("width", "place"), [("one-column", "auto"), ("one-column", "right"), ("two-column", "auto")])
 def test_a_legend_of_all_methods_lies_beside_the_data(all_methods: Engine, width: str, place: str) -> None:
-    made = figure("curves", all_methods, PrintPage(layout.WIDTHS[width], legend=place))
+    made = figure("curves", all_methods, PrintPage(style.WIDTHS[width], legend=place))
     check(made)
     (legend,) = made.legends
     (ax,) = made.axes
@@ -124,7 +131,7 @@ def test_rounds_have_whole_ticks(engine: Engine) -> None:
     losses = [[5.0, 4.0], [3.0, 2.0]]
     add(engine, "fedala", [{}, {"ala_objective": losses}, {"ala_objective": losses}], partition=add_partition(engine))
     for name, filters in (("curves", Filters(methods=["fedavg"])), ("loss", Filters())):
-        for width in layout.WIDTHS.values():
+        for width in style.WIDTHS.values():
             (ax,) = figure(name, engine, PrintPage(width), filters).axes
             ticks = ax.get_xticks()
             assert all(float(tick).is_integer() for tick in ticks), (name, ticks)
@@ -152,12 +159,12 @@ def test_titles_are_one_line_and_letters_lead_to_the_caption(engine: Engine) -> 
     long = {"rounds": 20, "batch_size": 32, "local_epochs": 3}
     for fields in ({}, long, {**long, "lr": 0.5}):
         add_run(engine, spec("fedavg", **fields), [0.1, 0.2])
-    with layout.on(PrintPage(layout.PAGE)):
+    with style.on(PrintPage(style.PAGE)):
         drawing = curves.plot(engine)
     first = drawing.figure.axes[0].get_title().replace("\n", " ")
     assert first.startswith("(a) MNIST, Dir(0.1), ")
     assert f"{first};" in drawing.caption
-    with layout.on(PrintPage(titles=False)):
+    with style.on(PrintPage(titles=False)):
         assert [ax.get_title() for ax in curves.plot(engine).figure.axes] == ["(a)", "(b)", "(c)"]
     only = figure("fairness", engine_with_clients(engine), PrintPage(titles=False), Filters(datasets=["cifar10"]))
     assert [ax.get_title() for ax in only.axes] == [""]
@@ -170,22 +177,22 @@ def engine_with_clients(engine: Engine) -> Engine:
 
 
 @pytest.mark.parametrize("shape", [(5, 10), (20, 10), (100, 10), (100, 100)])
-@pytest.mark.parametrize("width", [None, *layout.WIDTHS.values()])
+@pytest.mark.parametrize("width", [None, *style.WIDTHS.values()])
 def test_circles_are_whole_and_hide_no_neighbour(engine: Engine, shape: tuple[int, int], width: float | None) -> None:
     counts = np.full(shape, 90)
     add_partition(engine, counts=counts.tolist())
-    with layout.on(PrintPage(width)):
+    with style.on(PrintPage(width)):
         made = distribution.plot(engine).figure
     check(made)
     (ax,) = made.axes
     (circles,) = ax.collections
-    across = float(np.sqrt(circles.get_sizes().max())) * layout.DPI / 72  # pixels
+    across = float(np.sqrt(circles.get_sizes().max())) * style.DPI / 72  # pixels
     at = ax.transData.transform(np.asarray(circles.get_offsets()))
     assert (at - across / 2 >= ax.bbox.min - 0.5).all()
     assert (at + across / 2 <= ax.bbox.max + 0.5).all()
     apart = min(np.ptp(at[:, 0]) / (shape[0] - 1), np.ptp(at[:, 1]) / (shape[1] - 1))
-    assert across <= 1.25 * apart or across <= 2.4 * apart < 2 * layout.DPI * 5 / 72
-    assert across >= 4 * layout.DPI / 72 or across >= 2 * apart
+    assert across <= 1.25 * apart or across <= 2.4 * apart < 2 * style.DPI * 5 / 72
+    assert across >= 4 * style.DPI / 72 or across >= 2 * apart
 
 
 def test_a_long_trajectory_has_few_arrows(engine: Engine) -> None:
@@ -194,7 +201,7 @@ def test_a_long_trajectory_has_few_arrows(engine: Engine) -> None:
     rows = [{"trajectory_4": models} for models in steps]
     for method in ("fedavg", "fedala"):
         add(engine, method, rows, partition=pathological(engine), scheme=PATHOLOGICAL)
-    with layout.on(PrintPage(layout.COLUMN)):
+    with style.on(PrintPage(style.COLUMN)):
         drawing = PLOTS["trajectory"].load()(engine)
     (ax,) = drawing.figure.axes
     check(drawing.figure)
@@ -219,7 +226,7 @@ def test_the_options_of_plot(engine: Engine, tmp_path: Path, capsys: pytest.Capt
     def width(*options: str) -> float:
         assert shell(*command, *options).code == 0
         with Image.open(file) as image:
-            return image.size[0] / layout.DPI
+            return image.size[0] / style.DPI
 
     assert width("--width", "one-column") == pytest.approx(3.3, abs=0.01)
     assert width("--width", "two-column", "--legend", "right") == pytest.approx(6.9, abs=0.01)

@@ -1,0 +1,232 @@
+"""Panels of traces in print, by Matplotlib: width and text as asked for, panels as high as they should be, nothing cut.
+
+Sizes are in inches at print size.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pflbench.errors import UserError
+from pflbench.report import style
+from pflbench.report.arrangement import protocol
+from pflbench.report.style import COLUMN, DPI, PAGE
+from pflbench.report.traces import PALE, Axis, Panel, Trace, with_letters
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
+
+FEW = 8  # entries of a legend, above which it would hide data inside a panel
+LEAST = 0.45  # of a panel
+FLAT = 0.45  # height by width of a wide panel
+HIGHEST = 2.9  # of a panel that is high because it is wide
+WHOLE = 3.6  # of a square one
+BESIDE = 0.28  # of the figure's width, for a legend beside the panels
+MARKER = 5  # points, at most, in a legend
+LINES = 6  # of a title or label: names may be very long
+
+
+def drawing(
+    panels: Sequence[Panel],
+    titles: Sequence[str],
+    caption: str,
+    notes: Iterable[str] = (),
+    *,
+    columns: int = 2,
+    height: float = 1.7,
+    measures: int = 1,
+    cell: float = 1.6,
+    square: bool = False,
+    fixed: bool = False,
+    width: float | None = None,
+    order: Sequence[str] = (),
+) -> style.Drawing:
+    """A figure with its caption.
+
+    titles: of the first panels; several have letters, which the caption has too. columns: at most so many, fewer where one
+    has not `cell` inches. measures: rows that belong together, as accuracy and time of the same settings: panels are given
+    row by row. height: of a panel; `square`: as high as wide; `fixed`: exactly so high, else a wide panel is higher.
+    width: if none was asked for. order: of the entries of the legend. Raises UserError where there is no room for it all.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    page = style.page()
+    across = len(panels) // measures
+    columns = min(columns, across)
+    wide = page.width or width or (COLUMN if columns == 1 else PAGE)
+    columns = max(1, min(columns, int(wide / cell)))
+    cells = [(at // columns * measures + which, at % columns) for k in range(len(panels)) for which, at in [divmod(k, across)]]
+    rows = 1 + max(row for row, _ in cells)
+    with style.context():
+        figure = Figure(figsize=(wide, rows * (height + 1.2 * style.scale())), dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(rows, columns)
+        axes = {place: figure.add_subplot(grid[place]) for place in cells}
+        for ax, panel in zip(axes.values(), panels, strict=True):
+            _draw_panel(ax, panel)
+        for (row, column), ax in axes.items():
+            if (below := axes.get((row + 1, column))) and below.get_xlabel() == ax.get_xlabel():
+                ax.set_xlabel("")
+        for (row, column), ax in reversed(axes.items()):
+            if column and axes[row, column - 1].get_ylabel() == ax.get_ylabel():
+                ax.set_ylabel("")
+        for ax, title in zip(axes.values(), with_letters(titles if page.titles else [""] * len(titles)), strict=False):
+            ax.set_title(title)
+        legend = _legend(figure, [trace for panel in panels for trace in panel.traces], order)
+        if square:
+            _fit(figure, rows, legend, 1, 0, WHOLE)
+        else:
+            _fit(figure, rows, legend, FLAT, height, height if fixed else max(height, HIGHEST))
+        runs = tuple(sorted({run for panel in panels for run in panel.runs}))
+        settings = [setting for panel in panels for setting in panel.settings]
+        return style.Drawing(figure, caption, tuple(notes), runs, protocol(settings) if settings else "")
+
+
+def _draw_panel(ax: Axes, panel: Panel) -> None:
+    for trace in panel.traces:
+        if len(trace.x):
+            _draw_trace(ax, trace)
+    if panel.draw is not None:
+        panel.draw(ax)
+    for name, axis in (("x", panel.x), ("y", panel.y)):
+        _set_axis(ax, name, axis)
+
+
+def _draw_trace(ax: Axes, trace: Trace) -> None:
+    ax.plot(trace.x, trace.y, label=trace.label, markevery=trace.every, **properties(trace))
+    if trace.low is None or trace.high is None:
+        return
+    if trace.bars:
+        ax.vlines(trace.x, trace.low, trace.high, color=trace.look.colour, linewidth=0.8)
+    else:
+        ax.fill_between(trace.x, trace.low, trace.high, color=trace.look.colour, alpha=PALE, linewidth=0)
+
+
+def properties(trace: Trace) -> dict[str, Any]:
+    """As those of a Line2D."""
+    made = {**trace.look.line, "linewidth": trace.width, "markersize": trace.size, "alpha": trace.opacity}
+    if trace.draws == "lines":
+        made["marker"] = ""
+    if trace.draws == "markers":
+        made["linestyle"] = ""
+    return made | ({"drawstyle": "steps-post"} if trace.steps else {})
+
+
+def _set_axis(ax: Axes, name: str, axis: Axis) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    of = {"x": ax.xaxis, "y": ax.yaxis}[name]
+    of.set_label_text(axis.label)
+    if axis.nothing is not None:
+        getattr(ax, f"set_{name}scale")("symlog", linthresh=axis.nothing * 10**0.5, linscale=0.5)
+    elif axis.log:
+        ax.set(**{f"{name}scale": "log"})
+    if axis.whole:
+        of.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    if axis.ticks is not None:
+        of.set_ticks(list(axis.ticks), list(axis.ticks.values()))
+        of.set_ticks([], minor=True)
+    limits = axis.limits
+    if axis.nothing is not None and limits is not None:
+        limits = (-axis.nothing / 1.5, limits[1])
+    if limits is not None:
+        ax.set(**{f"{name}lim": limits})
+    elif axis.zero:
+        ax.set(**{f"{name}lim": (0, None)})
+    if not axis.grid:
+        ax.grid(visible=False, axis=name)  # type: ignore[arg-type]
+
+
+def _legend(figure: Figure, traces: Sequence[Trace], order: Sequence[str]) -> Legend | None:
+    """Below the panels, or beside them where the figure is wide and the entries are many."""
+    from matplotlib.lines import Line2D
+
+    entries = {trace.label: trace for trace in reversed(traces) if trace.label}
+    labels = [*(label for label in order if label in entries), *(label for label in reversed(entries) if label not in order)]
+    where, wide = style.page().legend, figure.get_figwidth()
+    if where == "auto":
+        where = "right" if len(labels) > FEW and wide > 1.5 * COLUMN else "below"
+    if not labels or where == "none":
+        return None
+    if where == "inside" and len(labels) > FEW:
+        raise UserError(
+            f"--legend inside has room for {FEW} entries, and here are {len(labels)}.", "Take --legend right or below."
+        )
+    size = style.page().font_size
+    room = (BESIDE if where == "right" else 0.9) * wide - 4 * size / 72
+    looks = [properties(entries[label]) for label in labels]
+    handles = [
+        Line2D([], [], label=_wrapped(label, room, size), **look | {"markersize": min(look["markersize"], MARKER)})
+        for label, look in zip(labels, looks, strict=True)
+    ]
+    if where == "inside":
+        figure.axes[0].legend(handles=handles, loc="best", frameon=True, framealpha=0.85)
+        return None
+    if where == "right":
+        return figure.legend(handles=handles, loc="outside right upper", borderaxespad=0.3)
+    one = figure.legend(handles=handles)
+    fit = int((0.98 * wide + size / 72) / (one.get_window_extent().width / DPI))
+    one.remove()
+    return figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(fit, len(labels))), borderaxespad=0.3)
+
+
+def _fit(figure: Figure, rows: int, legend: Legend | None, shape: float, lowest: float, highest: float) -> None:
+    """Titles and labels in lines that fit their panels, and the figure as high as the panels then need.
+
+    shape: height of a panel by its width, within lowest and highest.
+    """
+    if legend is not None:
+        figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / DPI)
+    _place(figure)
+    each, high = _panel_size(figure)
+    texts = [text for ax in figure.axes for text in (ax.title, ax.xaxis.label)]
+    wrapped = [_wrapped(text.get_text(), each, float(text.get_fontsize())) for text in texts]
+    if wrapped != [text.get_text() for text in texts]:
+        for text, lines in zip(texts, wrapped, strict=True):
+            text.set_text(lines)
+        _place(figure)
+        each, high = _panel_size(figure)
+    total = figure.get_figheight() + rows * (min(max(shape * each, lowest), highest) - high)
+    if legend is not None:
+        total = max(total, legend.get_window_extent().height / DPI + 0.1)
+    figure.set_figheight(total)
+    _place(figure)
+    figure.set_layout_engine(None)  # it has done its work, and is not asked again where the figure is written
+
+
+def _place(figure: Figure) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="constrained_layout not applied")
+        try:
+            figure.get_layout_engine().execute(figure)  # type: ignore[union-attr]
+            fits = _panel_size(figure)[0] >= LEAST
+        except UserWarning:
+            fits = False
+    if not fits:
+        raise UserError(
+            f"This figure does not fit {figure.get_figwidth():g} inches with a text of {style.page().font_size:g} pt.",
+            "Give a larger --width or a smaller --font-size, or put the legend --legend below.",
+        )
+
+
+def _panel_size(figure: Figure) -> tuple[float, float]:
+    boxes = [ax.get_window_extent() for ax in figure.axes]
+    return min(box.width for box in boxes) / DPI, min(box.height for box in boxes) / DPI
+
+
+def _wrapped(text: str, room: float, size: float) -> str:
+    """The text in lines of about this width in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)
+    if width / 72 <= room:
+        return text
+    letters = max(4, int(0.95 * len(text) * room * 72 / width))
+    return textwrap.fill(text, letters, max_lines=LINES, placeholder=" ...", break_on_hyphens=False)

@@ -1,0 +1,150 @@
+"""What a figure shows, without a word of how it is drawn: `render` draws it in print, `web` on a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pflbench.report.arrangement import Arranged, SharedSetting
+from pflbench.report.looks import Look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Values = Sequence[float] | np.ndarray[Any, Any]
+Draws = Literal["lines", "markers", "lines+markers"]
+
+GREY = "#888888"
+PALE = 0.18  # opacity of a band
+DECADE = 10  # of the largest to the smallest loss: from here on a logarithmic axis tells more
+MOST = 7  # its ticks
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A line, or points that look alike.
+
+    label: its entry in the legend, one for equal labels, "" for none. Without points it is an entry alone.
+    low, high: a band around y or, with `bars`, a bar at each point. steps: y holds until the next x.
+    width, size: of line and marker, in points of print. every: where the markers are, as (first, step).
+    hover: the text at a point of a page, a template of Plotly's; `data` has a row for each point, its `customdata`.
+    group: traces that a click on a page's legend shows and hides together; by default those with the same label.
+    """
+
+    x: Values
+    y: Values
+    look: Look
+    label: str = ""
+    draws: Draws = "lines+markers"
+    low: Values | None = None
+    high: Values | None = None
+    bars: bool = False
+    steps: bool = False
+    width: float = 1.1
+    size: float = 3.5
+    opacity: float = 1.0
+    every: tuple[int, int] | None = None
+    hover: str = ""
+    data: Sequence[Sequence[Any]] = ()
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """ticks: where they are, and their texts. whole: ticks at whole numbers only, as for rounds. zero: it begins at 0.
+
+    nothing: where 0 stands on a logarithmic axis, None where there is no 0.
+    """
+
+    label: str
+    log: bool = False
+    limits: tuple[float, float] | None = None
+    ticks: Mapping[float, str] | None = None
+    whole: bool = False
+    zero: bool = False
+    nothing: float | None = None
+    grid: bool = True
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes in print, one figure on a page, where `title` is unlike those of the other panels.
+
+    height: on a page, in pixels. draw: what traces cannot say, in print.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    traces: Sequence[Trace] = ()
+    runs: tuple[int, ...] = ()
+    settings: tuple[SharedSetting, ...] = ()
+    height: int = 400
+    draw: Callable[[Axes], None] | None = field(default=None, compare=False)
+
+
+def at_values(label: str, values: Iterable[float]) -> Axis:
+    """A logarithmic axis with ticks at these values and nowhere else."""
+    return Axis(label, log=True, ticks=_texts(sorted(values)))
+
+
+def of_losses(label: str, losses: Sequence[float], *, zero: bool = False) -> Axis:
+    """An axis for losses: logarithmic where they span a decade and none is 0. zero: whether a linear one begins at 0."""
+    if min(losses, default=0) <= 0 or max(losses) < DECADE * min(losses):
+        return Axis(label, zero=zero)
+    limits = min(losses) / 1.3, max(losses) * 1.3
+    ticks = _round_numbers(*limits, 3)
+    return Axis(label, log=True, limits=limits, ticks=_texts(ticks[:: -(-len(ticks) // MOST)]))
+
+
+def of_costs(label: str, costs: Sequence[float]) -> Axis:
+    """An axis for costs: logarithmic with round numbers, and with a place for 0 where something costs nothing."""
+    some = [cost for cost in costs if cost > 0]
+    if not some:
+        return Axis(label, limits=(-0.05, 1))
+    low, end, free = min(some), 1.5 * max(some), min(costs) == 0
+    ticks = _texts(_round_numbers(low / 1.5, end, 3 - free))
+    if not free:
+        return Axis(label, log=True, limits=(low / 1.5, end), ticks=ticks)
+    # As far below the smallest cost as in print, whose axis is linear for half a decade.
+    nothing = low / 2 / math.sqrt(10)
+    return Axis(label, log=True, limits=(nothing / 1.5, end), ticks={0.0: "0"} | ticks, nothing=nothing)
+
+
+def _texts(ticks: Iterable[float]) -> dict[float, str]:
+    return {tick: f"{tick:g}" for tick in ticks}
+
+
+def _round_numbers(low: float, high: float, fewest: int) -> tuple[float, ...]:
+    """Ticks of a logarithmic axis: powers of ten, or more of them where these are few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        ticks = tuple(tick for decade in decades for step in steps if low <= (tick := step * 10.0**decade) <= high)
+        if len(ticks) >= fewest:
+            break
+    return ticks
+
+
+def lettered(titles: Sequence[str]) -> str:
+    """'(a) MNIST; (b) Cifar10', as the panels are called; one has no letter."""
+    return "; ".join(with_letters(titles))
+
+
+def with_letters(titles: Sequence[str]) -> list[str]:
+    """['(a) MNIST', '(b) Cifar10']; one has no letter."""
+    return [f"({chr(ord('a') + k)}) {title}".rstrip() for k, title in enumerate(titles)] if len(titles) > 1 else list(titles)
+
+
+def of_runs(runs: Sequence[int]) -> str:
+    return f"run{'s' * (len(runs) != 1)} {', '.join(map(str, runs))}"
+
+
+def not_drawn(found: Arranged, drawn: int) -> tuple[str, ...]:
+    """A note where not all settings are drawn."""
+    if drawn == len(found.settings):
+        return ()
+    return (f"Drawn: the {drawn} settings with the most runs, of {len(found.settings)}. Choose with --dataset and --partition.",)
