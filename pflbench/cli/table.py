@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pflbench.report.tables.grid import Grid
 
 
-_PAPERS = [name for name, table in TABLES.items() if table.name]  # in the shape of a paper's
+_PAPERS = [name for name, table in TABLES.items() if table.as_printed]  # in the shape of a paper's
 NAMES = (
     f"{', '.join(name for name in TABLES if name not in _PAPERS)}; of the papers: {', '.join(_PAPERS)}; "
     "table4 and such, as of the FedALA paper."

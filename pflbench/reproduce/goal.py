@@ -14,7 +14,7 @@ from pflbench.report.declared import PLOTS, TABLES
 from pflbench.report.needs import FigureNeeds, Planned, TableNeeds, command
 from pflbench.report.paper import Place
 from pflbench.report.papermap import Part, resolve
-from pflbench.report.tables.paper import named
+from pflbench.report.tables.places import named
 from pflbench.reproduce.scales import SCALES, Scale, proportion
 from pflbench.run.follow import Follow
 from pflbench.run.plan import Wish, plan

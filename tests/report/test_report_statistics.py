@@ -16,9 +16,9 @@ from support.store_samples import write_round
 
 from pflbench.errors import UserError
 from pflbench.report import paper
+from pflbench.report.declared import TABLES
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import Statistics, compare, deviation, holm, interval, least_p, paired
-from pflbench.report.tables import paper as papertable
 from pflbench.report.tables import ranks
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
@@ -35,7 +35,7 @@ def add(engine: Engine, method: str, values: list[float], first: int = 0, **fiel
 
 
 def cell(table: AccuracyTable, row: str, column: int = 0) -> Cell:
-    found = table.cells[[r.label for r in table.rows].index(row)][column]
+    found = table.columns[column].cells[[r.label for r in table.rows].index(row)]
     assert found is not None
     return found
 
@@ -231,7 +231,7 @@ def test_runs_without_results_by_client_have_no_p(engine: Engine) -> None:
 def test_a_central_test_set_has_no_clients(engine: Engine) -> None:
     add(engine, "fedavg", [0.9])
     with pytest.raises(UserError, match="no clients to pair"):
-        papertable.build("elastic", engine, test="wilcoxon-clients")
+        TABLES["elastic"].load()(engine, test="wilcoxon-clients")
 
 
 def test_fedamp_is_what_the_comparison_over_partitions_is_against(engine: Engine) -> None:
@@ -240,13 +240,13 @@ def test_fedamp_is_what_the_comparison_over_partitions_is_against(engine: Engine
     for partition in (iid, two, {**iid, "shares": "reference"}):
         for method in ("fedavg", "fedamp", "local"):
             add_run(engine, spec(method, hyperparameters=paper.hyperparameters(method), partition=partition), [0.9])
-    made = papertable.build("partitions", engine)
-    assert [part.title for part in made.parts if part.setting] == ["MNIST, IID", "MNIST, Pathological(2)"]
+    made = TABLES["partitions"].load()(engine)
+    assert [part.title for part in made.columns if part.setting] == ["MNIST, IID", "MNIST, Pathological(2)"]
     assert (made.wanted.test, made.wanted.against) == ("wilcoxon-clients", "FedAMP")
     assert not [record for record in made.grid().records if record["paper_mean"] is not None]
-    assert papertable.build("partitions", engine, Filters(methods=["fedavg", "local"])).wanted.against is None
-    assert papertable.build("partitions", engine, against="local").wanted.against == "local"
-    assert papertable.build("partitions", engine, test="t").wanted.against is None
+    assert TABLES["partitions"].load()(engine, Filters(methods=["fedavg", "local"])).wanted.against is None
+    assert TABLES["partitions"].load()(engine, against="local").wanted.against == "local"
+    assert TABLES["partitions"].load()(engine, test="t").wanted.against is None
 
 
 def test_whom_to_test_against(engine: Engine) -> None:

@@ -27,14 +27,15 @@ from pflbench.report.declared import TABLES
 from pflbench.report.needs import Planned
 from pflbench.report.selection import Filters
 from pflbench.report.tables import cell
+from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.grid import FORMATS, render
-from pflbench.report.tables.paper import PaperTable, PlaceCells, build
+from pflbench.report.tables.places import AccuracyColumn
 from pflbench.run.plan import Wish, plan
 from pflbench.spec import RunSpec
 from pflbench.store.runs import Select
 from pflbench.store.write import RoundRecord, create_run, update_run
 
-DECLARED = {name: table.needs for name, table in TABLES.items() if table.needs and name != "ranks"}
+DECLARED = {name: table.needs for name, table in TABLES.items() if table.needs and name not in ("ranks", "table2")}
 SHOWN = [name for name in DECLARED if name not in ("accuracy", "overhead")]
 EVERY = [planned for table in DECLARED.values() for planned in table.needed]
 
@@ -58,13 +59,13 @@ def add(engine: Engine, of: Planned, *accuracies: float, **train: Any) -> list[i
     return [add_run(engine, one, [0.01, value / 100]) for one, value in zip(found, accuracies, strict=True)]
 
 
-def part(table: PaperTable, title: str) -> PlaceCells:
-    (found,) = [part for part in table.parts if part.title == title]
+def part(table: AccuracyTable, title: str) -> AccuracyColumn:
+    (found,) = [part for part in table.columns if part.title == title]
     return found
 
 
-def verdict(table: PaperTable, row: str, column: int = 0) -> str | None:
-    return table.parts[column].verdicts[[line.label for line in table.lines].index(row)]
+def verdict(table: AccuracyTable, row: str, column: int = 0) -> str | None:
+    return table.columns[column].verdicts[[line.label for line in table.rows].index(row)]
 
 
 def test_every_table_is_in_the_table_of_contents() -> None:
@@ -144,20 +145,20 @@ def test_difference_and_verdict_by_hand(engine: Engine) -> None:
     add(engine, planned("heterogeneity", "fedrep", partition=("dirichlet", 0.5)), 15.73)  # - 1.01
     add(engine, planned("heterogeneity", "ditto", partition=("dirichlet", 0.5)), 19.97)  # + 0.99
     add(engine, planned("heterogeneity", "fedprox", partition=("dirichlet", 0.5)), 21.22, rounds=20)
-    without = build("heterogeneity", engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
+    without = TABLES["heterogeneity"].load()(engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
     assert (verdict(without, "FedAvg"), verdict(without, "FedRep")) == ("open", "differs")
     add(engine, planned("heterogeneity", "fedala", partition=("dirichlet", 0.5)), 27.5)
-    table = build("heterogeneity", engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
+    table = TABLES["heterogeneity"].load()(engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
     main = part(table, "Tiny-ImageNet, Dir(0.5), 2000 rounds")
-    own = main.cells[[line.label for line in table.lines].index("FedAvg")]
+    own = main.cells[[line.label for line in table.rows].index("FedAvg")]
     assert own is not None
     assert own.difference == pytest.approx(1.40)
-    judged = dict(zip([line.label for line in table.lines], main.verdicts, strict=True))
-    assert judged == {line.label: "not run" for line in table.lines} | {
+    judged = dict(zip([line.label for line in table.rows], main.verdicts, strict=True))
+    assert judged == {line.label: "not run" for line in table.rows} | {
         "FedAvg": "reproduced", "FedRep": "differs", "Ditto": "reproduced", "FedALA": "reproduced",
     }  # fmt: skip
     short = part(table, "Tiny-ImageNet, Dir(0.5), 20 rounds")
-    assert dict(zip([line.label for line in table.lines], short.verdicts, strict=True))["FedProx"] == "protocol differs"
+    assert dict(zip([line.label for line in table.rows], short.verdicts, strict=True))["FedProx"] == "protocol differs"
     assert "† protocol differs (Tiny-ImageNet, Dir(0.5), 20 rounds): rounds 20 instead of 2000." in table.notes
 
 
@@ -166,7 +167,7 @@ def reference(mean: float, std: float | None = None) -> paper.PrintedValue:
 
 
 def a_cell(mean: float, of: paper.PrintedValue | None, *differences: str) -> cell.Cell:
-    return cell.Cell(mean, 0, (1,), (0,), (mean,), (1,), False, of, differences)
+    return cell.Cell(mean, 0, (1,), (0,), (mean,), (1,), {}, of, differences, 1)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +209,8 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     add(engine, planned("applicability", "fedprox+ala"), 40.0)
     (other,) = plan(Wish(**planned("applicability", "fedprox").options, settings=("fedprox.mu=0.1",)))
     add_run(engine, other, [0.2])  # other hyperparameters
-    table = build("applicability", engine, Filters(datasets=["tiny"]))
-    gains = dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))
+    table = TABLES["applicability"].load()(engine, Filters(datasets=["tiny"]))
+    gains = dict(zip([line.method for line in table.rows], table.columns[0].improvements, strict=True))
     assert gains["ditto+ala"] == pytest.approx(41.0 - 32.5)
     assert gains["fedamp+ala"] == pytest.approx(0.5)
     assert (gains["fedrep+ala"], gains["fedprox+ala"], gains["fedavg+ala"]) == (None, None, None)
@@ -221,8 +222,8 @@ def test_a_hyperparameter_that_came_later_tells_runs_apart(engine: Engine) -> No
     """It is written down only where it is not the default."""
 
     def gain() -> float | None:
-        table = build("applicability", engine, Filters(datasets=["tiny"]))
-        return dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))["fedrep+ala"]
+        table = TABLES["applicability"].load()(engine, Filters(datasets=["tiny"]))
+        return dict(zip([line.method for line in table.rows], table.columns[0].improvements, strict=True))["fedrep+ala"]
 
     def uniform(method: str) -> RunSpec:
         (one,) = plan(Wish(**planned("applicability", method).options, settings=(f"{method}.aggregation=uniform",)))
@@ -252,8 +253,8 @@ def test_s_and_p_choose_the_row(engine: Engine) -> None:
         add(engine, planned("range", "fedala", dataset="tiny", p=p), value)
     (other,) = plan(Wish(methods=("fedala",), datasets=("tiny",), settings=("fedala.s=40",)))
     add_run(engine, other, [0.9])
-    table = build("range", engine)
-    tiny, agnews = table.parts
+    table = TABLES["range"].load()(engine)
+    tiny, agnews = table.columns
     assert [c and c.mean for c in tiny.cells] == [None, 38.0, 39.0, 40.0]
     assert [c and c.runs for c in tiny.cells] == [None, (3,), (2,), (1,)]
     assert tiny.verdicts == ("not run", "differs", "reproduced", "reproduced")
@@ -287,17 +288,17 @@ def test_weights_are_those_of_the_models_blocks(
 def test_runs_of_other_client_numbers_do_not_belong_to_scalability(engine: Engine) -> None:
     add(engine, planned("accuracy", "fedala", dataset="cifar100", partition=("dirichlet", 0.1)), 55.0)
     with pytest.raises(UserError, match=r"Nothing of the table 'scalability'(.|\n)*--clients 50"):
-        build("scalability", engine)
+        TABLES["scalability"].load()(engine)
     add(engine, planned("scalability", "fedala", clients=100), 54.0)
     add(engine, planned("participation", "fedala"), 56.0)
-    scaled = build("scalability", engine)
-    assert [(p.title, [c.mean for c in p.cells if c]) for p in scaled.parts] == [
+    scaled = TABLES["scalability"].load()(engine)
+    assert [(p.title, [c.mean for c in p.cells if c]) for p in scaled.columns] == [
         ("Cifar100, Dir(0.1), 50 clients, join ratio 1", []),
         ("Cifar100, Dir(0.1), 100 clients, join ratio 1", [54.0]),
     ]
-    joined = build("participation", engine)
-    assert [c.mean for c in joined.parts[0].cells if c] == [pytest.approx(56)]
-    assert "fedamp" not in [line.method for line in joined.lines]
+    joined = TABLES["participation"].load()(engine)
+    assert [c.mean for c in joined.columns[0].cells if c] == [pytest.approx(56)]
+    assert "fedamp" not in [line.method for line in joined.rows]
 
 
 def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
@@ -308,28 +309,30 @@ def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
         for t, value in enumerate(central):
             write_round(engine, run, RoundRecord(round=t, accuracy=0.99, series={"central": (value, 1.0)}))
     add_run(engine, spec("fedavg", model="logreg"), [0.5])
-    table = build("elastic", engine, Filters(datasets=["mnist"]))
-    assert [c and c.mean for c in table.parts[0].cells] == [70.0, 74.0]
-    assert table.parts[0].verdicts == ("protocol differs",) * 2
+    table = TABLES["elastic"].load()(engine, Filters(datasets=["mnist"]))
+    assert [c and c.mean for c in table.columns[0].cells] == [70.0, 74.0]
+    assert table.columns[0].verdicts == ("protocol differs",) * 2
     assert "† protocol differs (MNIST): partition pathological instead of unknown." in table.notes
     assert "Not counted: 1 run without a central test set (--central-test)." in table.notes
-    assert [c and c.mean for c in build("elastic", engine, Filters(datasets=["mnist"]), select="last").parts[0].cells] == [
+    assert [
+        c and c.mean for c in TABLES["elastic"].load()(engine, Filters(datasets=["mnist"]), select="last").columns[0].cells
+    ] == [
         69.0,
         74.0,
     ]
-    assert "pflbench does not have the dataset cinic10." in build("elastic", engine).notes
+    assert "pflbench does not have the dataset cinic10." in TABLES["elastic"].load()(engine).notes
 
 
 def test_of_several_sets_of_hyperparameters_the_papers_is_shown_and_the_others_are_told_of(engine: Engine) -> None:
     of = planned("heterogeneity", "ditto", dataset="agnews")
     (other,) = plan(Wish(**of.options, settings=("ditto.lam=1",)))
     add_run(engine, other, [0.5])
-    alone = build("heterogeneity", engine, Filters(datasets=["agnews"]))
+    alone = TABLES["heterogeneity"].load()(engine, Filters(datasets=["agnews"]))
     assert verdict(alone, "Ditto") == "protocol differs"
     assert any(note.endswith("lam 1 instead of 0.1.") for note in alone.notes)
     add(engine, of, 92.0)
-    table = build("heterogeneity", engine, Filters(datasets=["agnews"]))
-    assert [c.mean for c in table.parts[0].cells if c] == [92.0]
+    table = TABLES["heterogeneity"].load()(engine, Filters(datasets=["agnews"]))
+    assert [c.mean for c in table.columns[0].cells if c] == [92.0]
     assert any(note.startswith("Not shown: 1 run with other hyperparameters") for note in table.notes)
 
 
@@ -337,36 +340,36 @@ def test_the_table_says_what_was_not_run_and_how_to_run_it(engine: Engine) -> No
     with pytest.raises(
         UserError, match=r"was run yet(.|\n)*pflbench run -m fedavg -d tiny --model cnn --beta 0.01 --clients 20$"
     ):
-        build("heterogeneity", engine)
+        TABLES["heterogeneity"].load()(engine)
     add(engine, planned("heterogeneity", "fedavg"), 15.0)
-    table = build("heterogeneity", engine)
+    table = TABLES["heterogeneity"].load()(engine)
     assert (
         "Not run: 41 of 42 cells; next: "
         + planned("heterogeneity", "fedavg", dataset="tiny").command.replace("0.01", "0.5")
         + "."
         in table.notes
     )
-    assert len(table.parts) == 3, "settings that were not run are shown, too"
+    assert len(table.columns) == 3, "settings that were not run are shown, too"
     assert len(list(csv.DictReader(io.StringIO(render(table.grid(), "csv"))))) == 42
     with pytest.raises(UserError, match=r"no method 'local'(.|\n)*fedavg"):
-        build("heterogeneity", engine, Filters(methods=["local"]))
+        TABLES["heterogeneity"].load()(engine, Filters(methods=["local"]))
     with pytest.raises(UserError, match="no dataset 'mnist'"):
-        build("heterogeneity", engine, Filters(datasets=["mnist"]))
+        TABLES["heterogeneity"].load()(engine, Filters(datasets=["mnist"]))
 
 
 def test_unfinished_runs_are_not_counted(engine: Engine) -> None:
     (one,) = specs(planned("heterogeneity", "fedavg"))
     add_run(engine, one, [0.1], status="running")
     with pytest.raises(UserError, match="--status any"):
-        build("heterogeneity", engine)
-    assert build("heterogeneity", engine, Filters(status=["any"])).parts[0].cells[0] is not None
+        TABLES["heterogeneity"].load()(engine)
+    assert TABLES["heterogeneity"].load()(engine, Filters(status=["any"])).columns[0].cells[0] is not None
 
 
 def test_test_labels_stay_marked(engine: Engine) -> None:
     of = planned("heterogeneity", "per-fedavg")
     (leaking,) = plan(Wish(**of.options, settings=("per-fedavg.adapt_on=test2022",)))
     add_run(engine, leaking, [0.5])
-    grid = build("heterogeneity", engine).grid()
+    grid = TABLES["heterogeneity"].load()(engine).grid()
     row = grid.labels.index("Per-FedAvg ‡")
     assert grid.columns[0].entries[row].text == "50.00 ‡"
     assert any(note.startswith("‡") for note in grid.notes)
@@ -380,7 +383,7 @@ def test_every_table_in_every_format(name: str, engine: Engine) -> None:
     run = create_run(engine, one, {})
     update_run(engine, run, status="finished")
     write_round(engine, run, RoundRecord(round=0, accuracy=0.25, series={"central": (0.25, 1.0)}))
-    table: PaperTable = TABLES[name].load()(engine)
+    table: AccuracyTable = TABLES[name].load()(engine)
     assert (first.reference is not None) == DECLARED[name].printed
     for format in FORMATS:
         text = render(table.grid(), format)
@@ -408,13 +411,11 @@ def test_runs_names_the_runs_of_every_cell(
 
 
 def test_the_accuracy_table_has_verdicts_too(engine: Engine) -> None:
-    from pflbench.report.tables.accuracy import build as accuracy
-
     place = {"dataset": "mnist", "partition": ("dirichlet", 0.1)}
     add(engine, planned("accuracy", "fedavg", **place), 98.5)
     add(engine, planned("accuracy", "fedala", **place), 99.6)
     add(engine, planned("accuracy", "ditto", **place), 97.0)
-    records = json.loads(render(accuracy(engine).grid(), "json"))["cells"]
+    records = json.loads(render(build(engine).grid(), "json"))["cells"]
     assert [(r["method"], r["verdict"]) for r in records] == [
         ("fedavg", "reproduced"), ("ditto", "differs"), ("fedala", "reproduced"),
     ]  # fmt: skip

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError
 from pflbench.papers import values
 from pflbench.report import paper as papers
 from pflbench.report.arrangement import Arranged, Row, SharedSetting
 from pflbench.report.declared import TABLES
 from pflbench.report.selection import BEST, Filters
-from pflbench.report.tables.accuracy import PAPER, Paper
+from pflbench.report.tables.accuracy import Paper
 from pflbench.report.tables.cell import difference_notes
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.rounds import Cost, costs
@@ -161,8 +161,6 @@ def build(
     first round within so many points of its best accuracy. Raises UserError for a tolerance below 0 and where there is nothing to
     show.
     """
-    if paper not in PAPER:
-        raise unknown("value of --paper", paper, PAPER)
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
     found = filters.select(engine)
