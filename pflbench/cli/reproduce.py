@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,7 +16,7 @@ from pflbench.cli.console import command_line, duration, error, message, print_j
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.making import Jobs, KeepGoing, Limit, at_a_time, make_all
 from pflbench.cli.progress import Series, data_view, followed, named, series_view
-from pflbench.cli.reports import MethodsFilter, PartitionsFilter, one_at_a_time, table_format, write_figure, write_table
+from pflbench.cli.reports import FILTERS, Format, one_at_a_time, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
 from pflbench.report import papermap
@@ -38,19 +38,10 @@ def _names() -> list[str]:
     return list(papermap.names())
 
 
-def _scales() -> list[str]:
-    from pflbench.reproduce.scales import SCALES
-
-    return list(SCALES)
-
-
-def _formats() -> list[str]:
-    from pflbench.report.tables.grid import FORMATS
-
-    return list(FORMATS)
-
-
-@o.taking(executed={name: option for name, option in o.EXECUTION.items() if name not in ("observe_every", "trajectory", "force")})
+@o.taking(
+    which={name: FILTERS[name] for name in ("methods", "partitions")},
+    executed={name: option for name, option in o.EXECUTION.items() if name not in ("observe_every", "trajectory", "force")},
+)
 def reproduce(
     *,
     name: Annotated[
@@ -64,15 +55,13 @@ def reproduce(
         ),
     ] = "",
     scale: Annotated[
-        str,
+        Literal["full", "quick", "smoke"],
         typer.Option(
-            metavar="full|quick|smoke",
-            autocompletion=o.completion(_scales),
             help="full: the paper's protocol, five seeds. quick: its settings, but 20 rounds and one seed. smoke: about a minute "
             "on the embedded digits.",
         ),
     ] = "full",
-    methods: MethodsFilter = [],  # noqa: B006
+    which: o.Given,
     datasets: Annotated[
         list[str],
         typer.Option(
@@ -84,21 +73,11 @@ def reproduce(
             "the result says so.",
         ),
     ] = [],  # noqa: B006
-    partitions: PartitionsFilter = [],  # noqa: B006
     seeds: Annotated[str | None, typer.Option(metavar="LIST", help="In place of the scale's: 0-4 or 0,2,5.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list what is there and what is missing, with the time and the commands.")
     ] = False,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            "-f",
-            metavar="FORMAT",
-            autocompletion=o.completion(_formats),
-            help="Of the table: text, markdown, latex, csv or json.",
-        ),
-    ] = None,
+    format: Format = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -123,10 +102,10 @@ def reproduce(
     if not name:
         _overview(scale, db, data_dir, as_json)
         return
-    asked = goals(name, scale, methods=methods, datasets=datasets, partitions=partitions)
+    asked = goals(name, scale, datasets=datasets, **which)
     how = execution(executed)
     how = replace(how, command=command_line(how.record_host))
-    form = "json" if as_json and not dry_run else format
+    form: str | None = "json" if as_json and not dry_run else format
     if len(asked) > 1:
         one_at_a_time(name, papermap.resolve(name), form, output)
     targets = [_targets(one, form, output) for one in asked]
@@ -322,7 +301,7 @@ def _show(
     goal, runs, whole = outlook.goal, outlook.runs, True
     if goal.untrained:
         with _reported() as made, data_view(quiet) as progress:
-            write_figure(show.data_drawing(goal, data_dir, progress), targets.figure)
+            write_figure(show.noted(goal, show.data_drawing(goal, data_dir, progress)), targets.figure)
         return bool(made)
     assert results is not None
     if goal.table is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflbench import data
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError
 from pflbench.report import labels
 from pflbench.report.declared import PLOTS, TABLES
 from pflbench.report.needs import FigureNeeds, Planned, TableNeeds, command
@@ -168,8 +168,6 @@ def goals(
     A dataset may be given other data in its place: "cifar10=folder:PATH". Raises UserError for unknown names, and for a name
     that the table and the figure do not have.
     """
-    if scale not in SCALES:
-        raise unknown("scale", scale, SCALES)
     filters = tuple(methods), tuple(datasets), tuple(partitions)
     found: list[Goal] = []
     refused: list[UserError] = []

@@ -251,14 +251,14 @@ def test_a_printed_figure_of_data_is_drawn_without_runs(shell: Shell, monkeypatc
     """Of Figure 9's two partitions, with other data in their place: the same as `reproduce` draws."""
     from pflbench.reproduce import show
 
-    held = show.partitions([wanted_of_digits(clients) for clients in (5, 10)], Path("data"), None)
+    held = show.held([wanted_of_digits(clients) for clients in (5, 10)], Path("data"), None)
     seen: list[list[str]] = []
 
     def partitions(specs: list[RunSpec], *_: object) -> list[PartitionRecord]:
         seen.append([f"{spec.data.label} {spec.partition.clients}" for spec in specs])
         return held
 
-    monkeypatch.setattr(show, "partitions", partitions)
+    monkeypatch.setattr(show, "held", partitions)
     done = shell("plot", "figure9", "--no-title", "--width", "one-column")
     assert (done.code, done.out) == (0, "figure9.png\n"), done
     assert seen == [["cifar100 50", "cifar100 100"]]

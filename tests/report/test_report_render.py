@@ -14,10 +14,9 @@ from markdown_it import MarkdownIt
 from sqlalchemy import Engine
 from support.report_database import add_run, spec
 
-from pflbench.errors import UserError
 from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import AccuracyTable, build
-from pflbench.report.tables.grid import FORMATS, CellText, Column, Grid, render
+from pflbench.report.tables.grid import CellText, Column, Grid, render
 
 EVIL = "*name*\n\\input{/etc/passwd}%$x^2$ \\[*]~~a~~<img src=x>``<b>`[a](javascript:b)|_c_ &lt;"
 TAGS = {"table", "thead", "tbody", "tr", "th", "td", "br", "strong", "ul", "li", "code"}
@@ -217,12 +216,6 @@ def test_names_with_special_characters_do_not_break_latex_or_markup(engine: Engi
     table = build(engine)
     assert r"my\_100\%{[}red{]}" in render(table.grid(), "latex")
     assert "my_100%[red]" in render(table.grid(), "text")
-
-
-def test_an_unknown_format_is_refused(table: AccuracyTable) -> None:
-    assert list(FORMATS) == ["text", "markdown", "latex", "csv", "json"]
-    with pytest.raises(UserError, match=r"Did you mean 'latex'(.|\n)*csv, json"):
-        render(table.grid(), "latx")
 
 
 def test_what_does_not_fit_is_split_between_settings_and_every_part_names_its_own() -> None:

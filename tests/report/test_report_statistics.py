@@ -275,18 +275,10 @@ def test_intervals_and_sample_std_stand_in_the_table(engine: Engine) -> None:
     assert any("fewest: 2" in note for note in build(engine, ci=0.9).notes)
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"std": "both"}, "population, sample"),
-        ({"test": "anova"}, "t, wilcoxon, wilcoxon-clients"),
-        ({"ci": 95.0}, "0.95"),
-        ({"against": "ditto"}, "--test"),
-    ],
-)
-def test_impossible_wishes_are_refused(fields: dict[str, object], text: str) -> None:
-    with pytest.raises(UserError, match=text):
-        Statistics(**fields)  # type: ignore[arg-type]
+def test_impossible_wishes_are_refused() -> None:
+    for fields, text in (({"ci": 95.0}, "0.95"), ({"against": "ditto"}, "--test")):
+        with pytest.raises(UserError, match=text):
+            Statistics(**fields)  # type: ignore[arg-type]
 
 
 # Ranks
