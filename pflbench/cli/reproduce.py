@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.reproduce.goal import Goal, Wanted
-    from pflbench.reproduce.outlook import Outlook, SettingOutlook
+    from pflbench.reproduce.outlook import Outlook
+    from pflbench.reproduce.progress import Tally
     from pflbench.run.execution import Execution
     from pflbench.spec import RunSpec
     from pflbench.sweep.jobs import Job, Steps
@@ -152,7 +153,7 @@ def _overview(scale: str, db: str, data_dir: Path, as_json: bool) -> None:
             one.exhibit.shows,
             one.command,
             f"{one.there}/{one.needed}",
-            _left(one.seconds, one.unknown),
+            _left(one.tally),
             one.state,
         )
         for one in found
@@ -216,26 +217,23 @@ def _list(outlooks: Sequence[Outlook], as_json: bool) -> None:
 
 def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
     """What is there, what is missing, what stands in the way, how long it will take."""
+    from pflbench.reproduce.progress import STATES
     from pflbench.reproduce.show import note
 
     say(f"{outlook.goal.name}: {outlook.goal.source}. {note(outlook.goal)}")
-    states = list(outlook.parts()[0].counts) if outlook.progress else []
-    rows = [(part.setting, sum(part.counts.values()), *part.counts.values(), _time(part)) for part in outlook.parts()]
+    parts = outlook.parts()
+    rows = [(setting, sum(of.counts.values()), *of.counts.values(), _left(of)) for setting, of in parts.items()]
     if rows:
-        print_table(("setting", "runs", *states, "time"), rows, err=err)
+        print_table(("setting", "runs", *STATES, "time"), rows, err=err)
     for line in outlook.remarks():
         say(line)
     say(_ahead(outlook))
 
 
-def _time(part: SettingOutlook) -> str:
-    return _left(part.seconds, part.unknown)
-
-
-def _left(seconds: float, unknown: int) -> str:
+def _left(of: Tally) -> str:
     """The time of runs of which it is known, and the number of those of which it is not."""
-    known = duration(seconds) if seconds else ""
-    return " + ".join(text for text in (known, f"{unknown} unknown" if unknown else "") if text)
+    known = duration(of.seconds) if of.seconds else ""
+    return " + ".join(text for text in (known, f"{of.unknown} unknown" if of.unknown else "") if text)
 
 
 def _ahead(outlook: Outlook) -> str:
@@ -267,7 +265,7 @@ def _make(
     from pflbench.sweep.conduct import Course
     from pflbench.sweep.jobs import jobs_of
 
-    ahead = {one.wanted.spec.key: one for one, _ in outlook.ahead[:limit]}
+    ahead = {one.wanted.spec.key: one for one in outlook.ahead[:limit]}
     specs = [one.wanted.spec for one in ahead.values()]
     followed_runs = [one.wanted for one in ahead.values() if one.wanted.keeps.follow is not None]
     if followed_runs:

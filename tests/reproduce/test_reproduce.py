@@ -159,7 +159,7 @@ def test_the_estimate_by_hand(engine: Engine) -> None:
 
     def left(method: str, done: int = 0, **of: Any) -> float | None:
         need = Wanted(measured(method, 7, rounds=100, **of), Keeps(), {})
-        return clock.left(RunProgress(need, "interrupted" if done else "missing", round=done)).seconds
+        return clock.left(RunProgress(need, "interrupted" if done else "missing", round=done))[0]
 
     assert left("fedala") == pytest.approx(100 * 8)
     assert left("fedala", done=75) == pytest.approx(25 * 8)
