@@ -74,8 +74,9 @@ class Filters:
 
     @property
     def sentence(self) -> str:
-        """Of which methods, datasets and partitions it is, in words; nothing for all."""
-        return "; ".join(f"{name} {', '.join(asked)}" for name in _NAMED if (asked := getattr(self, name)))
+        """Of which methods, datasets, partitions and others it is, in words; nothing for all."""
+        said = [f"{name} {', '.join(asked)}" for name in (*_NAMED, "status") if (asked := getattr(self, name))]
+        return "; ".join([*said, *([self.words] if self.words else [])])
 
     def unnamed(self) -> Filters:
         """The same without those that choose by the name of method, dataset and partition."""

@@ -11,9 +11,7 @@ from support.report_database import HYPERPARAMETERS, add_partition, add_run, spe
 from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import labels, paper
-from pflbench.report.declared import TABLES
 from pflbench.report.selection import Filters
-from pflbench.report.tables import accuracy
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
 from pflbench.store.runs import Select
@@ -32,15 +30,6 @@ def cell(table: AccuracyTable, row: str, head: str = "MNIST, Dir(0.1)") -> Cell:
 def add_seeds(engine: Engine, values: list[float], *args: Any, **fields: Any) -> list[int]:
     """One run per value, whose best round (the second of three) has it."""
     return [add_run(engine, spec(*args, seed=k, **fields), [0.0, v, v - 0.1]) for k, v in enumerate(values)]
-
-
-def test_mean_and_population_std_of_the_specification(engine: Engine) -> None:
-    """methods.md 2.1: runs (0.5, 0.6, 0.7, 0.8, 0.9) -> 0.7, std 0.1414213562 (sample std would be 0.1581138830)."""
-    runs = add_seeds(engine, [0.5, 0.6, 0.7, 0.8, 0.9])
-    found = cell(build(engine), "FedAvg")
-    assert found.mean == pytest.approx(70, abs=1e-12)
-    assert found.std == pytest.approx(14.14213562, abs=1e-8)
-    assert (found.n, found.runs, found.seeds, found.rounds) == (5, tuple(runs), (0, 1, 2, 3, 4), (1,) * 5)
 
 
 def test_every_cell_by_hand(engine: Engine) -> None:
@@ -171,14 +160,6 @@ def test_the_table_says_how_the_round_was_chosen(engine: Engine) -> None:
     assert any("fewer than 10 evaluated rounds" in note for note in build(engine, select="mean-last:10").notes)
 
 
-def test_filters_take_names_and_titles(engine: Engine) -> None:
-    add_seeds(engine, [0.5])
-    add_seeds(engine, [0.6], "ditto", dataset="tiny")
-    assert [r.label for r in build(engine, Filters(methods=["DITTO"])).rows] == ["Ditto"]
-    assert [s.head[0] for s in build(engine, Filters(datasets=["tiny-imagenet"])).columns] == ["Tiny-ImageNet"]
-    assert len(build(engine, Filters(partitions=["dir(0.1)"])).columns) == 2
-
-
 def test_errors_say_what_there_is(engine: Engine) -> None:
     with pytest.raises(UserError, match=r"no runs in this database(.|\n)*pflbench run"):
         build(engine)
@@ -197,18 +178,6 @@ def test_errors_say_what_there_is(engine: Engine) -> None:
 
 
 # The paper's values
-
-
-def test_the_papers_value_stands_beside_ours_and_the_difference_is_ours_minus_theirs(engine: Engine) -> None:
-    add_seeds(engine, [0.9850, 0.9890])
-    add_seeds(engine, [0.9970], "ditto")
-    table = build(engine)
-    ours, ditto = cell(table, "FedAvg"), cell(table, "Ditto")
-    assert ours.paper is not None
-    assert (ours.paper.mean, ours.paper.std, ours.paper.table, ours.differences) == (98.81, 0.01, "Table 7", ())
-    assert ours.difference == pytest.approx(98.70 - 98.81)
-    assert ditto.paper is not None
-    assert ditto.paper.mean == 99.64
 
 
 def test_another_protocol_shows_the_papers_value_only_when_asked(engine: Engine) -> None:
@@ -332,10 +301,6 @@ def test_a_number_that_is_all_clients_is_all() -> None:
 
 def test_titles_are_those_of_the_methods() -> None:
     assert [labels.method_title(name) for name in methods.METHODS] == [methods.load(name).title for name in methods.METHODS]
-
-
-def test_the_table_of_contents_leads_to_the_function() -> None:
-    assert TABLES["accuracy"].load() is accuracy.build
 
 
 def test_runs_that_adapt_on_test_labels_are_marked(engine: Engine) -> None:

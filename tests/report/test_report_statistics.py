@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,13 +55,6 @@ def test_bootstrap_is_scipys_and_the_same_every_time() -> None:
     assert low < narrower[0] < np.mean(values) < narrower[1] < high
 
 
-def test_bootstrap_of_many_normal_values_is_the_normal_interval() -> None:
-    values = np.random.default_rng(3).normal(50, 2, 400)
-    low, high = interval(values.tolist(), 0.95) or (0.0, 0.0)
-    half = 1.959964 * values.std() / math.sqrt(len(values))
-    assert (low, high) == (pytest.approx(values.mean() - half, abs=0.03), pytest.approx(values.mean() + half, abs=0.03))
-
-
 def test_bootstrap_at_its_edges() -> None:
     assert interval([98.0], 0.95) is None
     assert interval([98.0, 98.0, 98.0], 0.95) == (98.0, 98.0)
@@ -113,12 +103,6 @@ def test_only_common_seeds_are_paired() -> None:
     assert paired(a, b, "wilcoxon") == paired(seeds(2, 3, 9), seeds(1, 1, 1), "wilcoxon")
     assert paired({0: 1.0}, {0: 2.0}, "t") == (None, 1)
     assert paired({0: 1.0}, {1: 2.0}, "wilcoxon") == (None, 0)
-
-
-def test_rounding_errors_are_no_differences() -> None:
-    a, b = 100 * (0.1 + 0.2), 100 * 0.3
-    assert a != b
-    assert paired(seeds(a, a, a), seeds(b, b, b), "wilcoxon") == (1.0, 3)
 
 
 def test_holm_by_hand() -> None:
@@ -346,23 +330,3 @@ for options in sys.argv[2:]:
     assert main(["table", *options.split(), "--db", sys.argv[1]]) == 0
     print("imported", *sorted({"pandas", "scipy", "torch", "matplotlib"} & set(sys.modules)))
 """
-
-
-@pytest.mark.parametrize(
-    ("tables", "imported"),
-    [
-        pytest.param(("accuracy --test wilcoxon",), ["imported scipy"], marks=pytest.mark.slow),
-        (("heterogeneity --std sample", "accuracy --runs", "accuracy --ci 0.9"), ["imported", "imported", "imported scipy"]),
-    ],
-)
-def test_scipy_is_imported_when_a_statistic_needs_it(
-    tables: tuple[str, ...], imported: list[str], engine: Engine, tmp_path: Path
-) -> None:
-    """What one table has imported would show after all that follow: the one that needs it comes last."""
-    place = {"dataset": "tiny", "lr": 0.005, "partition": {"scheme": "dirichlet", "beta": 0.5, "clients": 20}}
-    for method in ("fedavg", "ditto"):
-        add(engine, method, [0.1, 0.2, 0.25] if method == "ditto" else [0.15, 0.14, 0.2], **place)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "results.db"), *tables]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith("imported")] == imported

@@ -7,13 +7,12 @@ import io
 import json
 import shlex
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from sqlalchemy import Engine
-from support.command import ROOT, Shell
+from support.command import ROOT
 from support.report_database import add_run, spec
 from support.store_samples import write_round
 
@@ -27,8 +26,8 @@ from pflbench.report.declared import TABLES
 from pflbench.report.needs import Planned
 from pflbench.report.selection import Filters
 from pflbench.report.tables import cell
-from pflbench.report.tables.accuracy import AccuracyTable, build
-from pflbench.report.tables.grid import FORMATS, render
+from pflbench.report.tables.accuracy import AccuracyTable
+from pflbench.report.tables.grid import render
 from pflbench.report.tables.places import AccuracyColumn
 from pflbench.run.plan import Wish, plan
 from pflbench.spec import RunSpec
@@ -66,32 +65,6 @@ def part(table: AccuracyTable, title: str) -> AccuracyColumn:
 
 def verdict(table: AccuracyTable, row: str, column: int = 0) -> str | None:
     return table.columns[column].verdicts[[line.label for line in table.rows].index(row)]
-
-
-def test_every_table_is_in_the_table_of_contents() -> None:
-    assert set(TABLES) == {*DECLARED, "ranks", "table2"}
-
-
-@pytest.mark.parametrize(
-    ("name", "cells", "first", "last"),
-    [
-        ("accuracy", 14 * 9, 97.93, 96.52),
-        ("heterogeneity", 14 * 3, 15.70, 92.45),
-        ("scalability", 14 * 2, 31.90, 54.68),
-        ("applicability", 9 * 2, 40.54, 48.99),
-        ("overhead", 14, 19.45, 41.94),
-        ("hyperparameters", 12, 39.53, 42.47),
-        ("range", 4 + 3, 39.75, 96.52),
-        ("participation", 12, 39.51, 54.81),
-        ("elastic", 2 * 6, 32.31, 69.25),
-        ("ablation", 2, 40.54, 33.81),
-    ],
-)
-def test_every_cell_has_its_printed_value(name: str, cells: int, first: float, last: float) -> None:
-    found = DECLARED[name].cells
-    printed = [planned.reference.mean for planned in found if planned.reference]
-    assert (len(found), len(printed)) == (cells, cells)
-    assert (printed[0], printed[-1]) == (first, last)
 
 
 def test_no_printed_accuracy_is_left_over() -> None:
@@ -218,36 +191,6 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     assert (rows["ditto+ala"]["improvement"], rows["ditto+ala"]["paper_improvement"]) == (pytest.approx(8.5), 8.60)
 
 
-def test_a_hyperparameter_that_came_later_tells_runs_apart(engine: Engine) -> None:
-    """It is written down only where it is not the default."""
-
-    def gain() -> float | None:
-        table = TABLES["applicability"].load()(engine, Filters(datasets=["tiny"]))
-        return dict(zip([line.method for line in table.rows], table.columns[0].improvements, strict=True))["fedrep+ala"]
-
-    def uniform(method: str) -> RunSpec:
-        (one,) = plan(Wish(**planned("applicability", method).options, settings=(f"{method}.aggregation=uniform",)))
-        return one
-
-    with_ala = uniform("fedrep+ala")
-    add_run(engine, with_ala, [0.5])
-    add(engine, planned("applicability", "fedrep"), 36.0)
-    assert gain() is None
-    add_run(engine, uniform("fedrep"), [0.4])
-    assert gain() == pytest.approx(10.0)
-    place = planned("applicability", "fedrep+ala").place
-    assert paper.differences(with_ala.model_dump(mode="json"), Select(), place) == ("aggregation uniform",)
-
-
-def test_the_papers_improvements_are_its_accuracies_differences() -> None:
-    for of in DECLARED["applicability"].cells:
-        base = planned("applicability", of.line.method.removesuffix("+ala"), dataset=of.place.dataset).reference
-        assert of.reference is not None
-        assert base is not None
-        printed = paper.improvements()[of.line.method, of.place.dataset]
-        assert of.reference.mean - base.mean == pytest.approx(printed, abs=1e-9)
-
-
 def test_s_and_p_choose_the_row(engine: Engine) -> None:
     for p, value in ((1, 40.0), (2, 39.0), (3, 38.0)):
         add(engine, planned("range", "fedala", dataset="tiny", p=p), value)
@@ -357,14 +300,6 @@ def test_the_table_says_what_was_not_run_and_how_to_run_it(engine: Engine) -> No
         TABLES["heterogeneity"].load()(engine, Filters(datasets=["mnist"]))
 
 
-def test_unfinished_runs_are_not_counted(engine: Engine) -> None:
-    (one,) = specs(planned("heterogeneity", "fedavg"))
-    add_run(engine, one, [0.1], status="running")
-    with pytest.raises(UserError, match="--status any"):
-        TABLES["heterogeneity"].load()(engine)
-    assert TABLES["heterogeneity"].load()(engine, Filters(status=["any"])).columns[0].cells[0] is not None
-
-
 def test_test_labels_stay_marked(engine: Engine) -> None:
     of = planned("heterogeneity", "per-fedavg")
     (leaking,) = plan(Wish(**of.options, settings=("per-fedavg.adapt_on=test2022",)))
@@ -376,57 +311,6 @@ def test_test_labels_stay_marked(engine: Engine) -> None:
     assert r"$^\ddagger$" in render(grid, "latex")
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_every_table_in_every_format(name: str, engine: Engine) -> None:
-    first = next(p for p in DECLARED[name].cells if p.known)
-    (one,) = specs(first)
-    run = create_run(engine, one, {})
-    update_run(engine, run, status="finished")
-    write_round(engine, run, RoundRecord(round=0, accuracy=0.25, series={"central": (0.25, 1.0)}))
-    table: AccuracyTable = TABLES[name].load()(engine)
-    assert (first.reference is not None) == DECLARED[name].printed
-    for format in FORMATS:
-        text = render(table.grid(), format)
-        assert "25.0" in text
-        assert first.reference is None or f"{first.reference.mean}" in text
-    plain = TABLES[name].load()(engine, paper="never").grid()
-    assert not any(column.head in (("paper",), ("verdict",)) for column in plain.columns)
-
-
-def test_runs_names_the_runs_of_every_cell(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add(engine, planned("heterogeneity", "fedavg"), 15.0, 16.0)
-    add(engine, planned("heterogeneity", "fedala"), 55.0)
-    engine.dispose()
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(capsys)
-    lines = shell("table", "heterogeneity", "--runs", "--db", "results.db", "-f", "markdown").out.splitlines()
-    assert lines[2].startswith("| FedAvg | 15.50 ± 0.50 (2) #1, 2 | 15.70 ± 0.46 (-0.20) | reproduced |")
-    assert lines[15].startswith("| FedALA | **55.00 (1) #3** |")
-    assert "#1, 2" in shell("table", "accuracy", "--runs", "--db", "results.db").out
-    assert "--std does not belong to `pflbench table overhead`" in shell.refused(
-        "table", "overhead", "--std", "sample", "--db", "results.db"
-    )
-
-
-def test_the_accuracy_table_has_verdicts_too(engine: Engine) -> None:
-    place = {"dataset": "mnist", "partition": ("dirichlet", 0.1)}
-    add(engine, planned("accuracy", "fedavg", **place), 98.5)
-    add(engine, planned("accuracy", "fedala", **place), 99.6)
-    add(engine, planned("accuracy", "ditto", **place), 97.0)
-    records = json.loads(render(build(engine).grid(), "json"))["cells"]
-    assert [(r["method"], r["verdict"]) for r in records] == [
-        ("fedavg", "reproduced"), ("ditto", "differs"), ("fedala", "reproduced"),
-    ]  # fmt: skip
-
-
 def test_datasets_of_the_papers_are_known_but_for_one() -> None:
     assert {p.place.dataset for p in EVERY if not p.known} == {"cinic10"}
     assert {p.place.dataset.partition(":")[0] for p in EVERY if p.known} <= set(data.DATASETS)
-
-
-def test_one_is_no_plural() -> None:
-    from pflbench.report import labels
-
-    assert [labels.counted(number, "run") for number in (0, 1, 2, 1234)] == ["0 runs", "1 run", "2 runs", "1,234 runs"]
