@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -16,14 +16,13 @@ from pflbench.cli import options as o
 from pflbench.cli.console import error, message, print_json, say
 from pflbench.cli.db import opened
 from pflbench.cli.progress import data_view
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter, StatusFilter, found_runs
-from pflbench.errors import UserError, require_regular, unknown
+from pflbench.cli.reports import FILTERS, asked, found_runs
+from pflbench.errors import UserError, require_regular
 from pflbench.store.files import replacing
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from pflbench.store.exchange.export import Rows
     from pflbench.store.exchange.merge import Outcome
     from pflbench.store.references import ResultFile
 
@@ -38,44 +37,16 @@ _WORDS = {
 _STATES = {"new": "a new reference series", "same": "here already", "replaced": "replaces what was said of this file before"}
 
 
-def _kinds() -> list[str]:
-    from pflbench.store.exchange.export import KINDS
-
-    return list(KINDS)
-
-
-def _formats() -> list[str]:
-    from pflbench.store.exchange.export import FORMATS
-
-    return list(FORMATS)
-
-
-def _conflict_rules() -> list[str]:
-    from pflbench.store.exchange.merge import ON_CONFLICT
-
-    return list(ON_CONFLICT)
-
-
+@o.taking(which=FILTERS)
 def export(
-    kind: Annotated[
-        str, typer.Argument(metavar="runs|rounds|clients", autocompletion=o.completion(_kinds), help="What a row is.")
-    ],
+    kind: Annotated[Literal["runs", "rounds", "clients"], typer.Argument(help="What a row is.")],
+    *,
     format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            "-f",
-            metavar="csv|parquet|json",
-            autocompletion=o.completion(_formats),
-            help="Default: by the suffix of the file, else csv.",
-        ),
+        Literal["csv", "parquet", "json"] | None,
+        typer.Option("--format", "-f", help="Default: by the suffix of the file, else csv."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
-    methods: MethodsFilter = [],  # noqa: B006
-    datasets: DatasetsFilter = [],  # noqa: B006
-    partitions: PartitionsFilter = [],  # noqa: B006
-    runs: RunsFilter = [],  # noqa: B006
-    status: StatusFilter = [],  # noqa: B006
+    which: o.Given,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
     """Write runs, rounds or clients' results as CSV, Parquet or JSON, for other programs.
@@ -84,23 +55,18 @@ def export(
     """
     from pflbench.store.exchange import export as store
 
-    if kind not in store.KINDS:
-        raise unknown("export", kind, store.KINDS)
-    format = format or _format_of(output)
-    if format not in store.FORMATS:
-        raise unknown("format", format, store.FORMATS)
-    if output is None and format == "parquet" and sys.stdout.isatty():
+    form = format or _format_of(output)
+    if output is None and form == "parquet" and sys.stdout.isatty():
         raise UserError("Parquet is not for a terminal.", f"Give a file: -o {kind}.parquet")
     with opened(db) as engine:
-        chosen = None
-        if methods or datasets or partitions or runs or status:
-            chosen = {run.id for run in found_runs(engine, methods, datasets, partitions, runs, status)}
+        chosen = {run.id for run in found_runs(engine, which)} if asked(which) else None
         found = store.rows(engine, kind, chosen)
         if output is None:
-            count = _to_stdout(found, format)
+            count = store.write(found, form, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
         else:
             with replacing(output) as out:
-                count = store.write(found, format, out)
+                count = store.write(found, form, out)
     if not count:
         message(f"No rows{'' if output is None else f' in {output}'}: there are no such {kind}.")
     elif output is not None:
@@ -112,12 +78,8 @@ def import_(
         list[Path], typer.Argument(metavar="PATH...", help="Databases of pflbench, or result files of PFLlib (.h5).")
     ],
     on_conflict: Annotated[
-        str,
-        typer.Option(
-            metavar="skip|attempt",
-            autocompletion=o.completion(_conflict_rules),
-            help="A run that is here with other numbers: left out, or added as the next attempt.",
-        ),
+        Literal["skip", "attempt"],
+        typer.Option(help="A run that is here with other numbers: left out, or added as the next attempt."),
     ] = "skip",
     dataset: Annotated[
         str | None, typer.Option("--dataset", "-d", metavar="NAME", help=".h5: what the name does not say.")
@@ -138,10 +100,6 @@ def import_(
     Runs are the same if their keys are. One that is here is not copied; times, memory and observed arrays may differ. A conflict
     is one that is here with other numbers: it is named, and exit code 2 says so when all else is done.
     """
-    from pflbench.store.exchange import merge
-
-    if on_conflict not in merge.ON_CONFLICT:
-        raise unknown("rule", on_conflict, merge.ON_CONFLICT)
     how = {"on_conflict": on_conflict, "dry_run": dry_run}
     said = {
         name: value for name, value in {"dataset": dataset, "method": method, "eval_gap": eval_gap}.items() if value is not None
@@ -167,18 +125,9 @@ def _format_of(output: Path | None) -> str:
     if output is None:
         return "csv"
     suffix = output.suffix.lower().removeprefix(".")
-    if suffix not in _formats():
+    if suffix not in ("csv", "parquet", "json"):
         raise UserError(f"The name {output} does not say a format.", "Let it end in .csv, .parquet or .json, or add --format.")
     return suffix
-
-
-def _to_stdout(found: Rows, format: str) -> int:
-    from pflbench.store.exchange import export as store
-
-    out: IO[bytes] = sys.stdout.buffer
-    count = store.write(found, format, out)
-    out.flush()
-    return count
 
 
 @contextmanager

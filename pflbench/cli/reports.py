@@ -6,18 +6,18 @@ import atexit
 import gc
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.console import command_line, duration, message, say, stdout
 from pflbench.cli.db import opened_if_there
-from pflbench.errors import NothingYet, UserError, unknown
+from pflbench.errors import NothingYet, UserError
 from pflbench.store.files import write_text
 
 if TYPE_CHECKING:
@@ -37,65 +37,67 @@ def _statuses() -> list[str]:
     return [*STATUSES, "any"]
 
 
-MethodsFilter = Annotated[
-    list[str],
-    typer.Option("--method", "-m", metavar="NAME", autocompletion=o.complete_method, help="Only these; repeatable."),
-]
-DatasetsFilter = Annotated[
-    list[str],
-    typer.Option("--dataset", "-d", metavar="NAME", autocompletion=o.completion(o.dataset_names), help="Only these; repeatable."),
-]
-PartitionsFilter = Annotated[
-    list[str],
-    typer.Option("--partition", "-p", metavar="NAME", help="Only these, as the report names them, e.g. 'Dir(0.1)'; repeatable."),
-]
-ModelsFilter = Annotated[
-    list[str], typer.Option("--model", metavar="NAME", autocompletion=o.completion(o.models), help="Only these; repeatable.")
-]
-ClientsFilter = Annotated[list[int], typer.Option("--clients", metavar="N", help="Only runs with so many clients; repeatable.")]
-RoundsFilter = Annotated[list[int], typer.Option("--rounds", metavar="N", help="Only runs of so many rounds; repeatable.")]
-RunsFilter = Annotated[
-    list[str], typer.Option("--run", metavar="RUN", help="Only this one, by number or (beginning of) key; repeatable.")
-]
-WhereFilter = Annotated[
-    list[str],
+_METHODS = typer.Option("--method", "-m", metavar="NAME", autocompletion=o.complete_method, help="Only these; repeatable.")
+_DATASETS = typer.Option(
+    "--dataset", "-d", metavar="NAME", autocompletion=o.completion(o.dataset_names), help="Only these; repeatable."
+)
+_PARTITIONS = typer.Option(
+    "--partition", "-p", metavar="NAME", help="Only these, as the report names them, e.g. 'Dir(0.1)'; repeatable."
+)
+_MODELS = typer.Option("--model", metavar="NAME", autocompletion=o.completion(o.models), help="Only these; repeatable.")
+_CLIENTS = typer.Option("--clients", metavar="N", help="Only runs with so many clients; repeatable.")
+_ROUNDS = typer.Option("--rounds", metavar="N", help="Only runs of so many rounds; repeatable.")
+_RUNS = typer.Option("--run", metavar="RUN", help="Only this one, by number or (beginning of) key; repeatable.")
+_WHERE = typer.Option(
+    "--where",
+    metavar="METHOD.NAME=VALUE",
+    autocompletion=o.complete_setting,
+    help="Of this method only runs with this hyperparameter, e.g. fedala.p=2; of all methods train.optimizer=adamw; repeatable.",
+)
+_STATUS = typer.Option(
+    "--status",
+    metavar="STATUS",
+    autocompletion=o.completion(_statuses),
+    help="Only these; repeatable; any for all. Default: finished in tables and figures, else any.",
+)
+_SMOKE = typer.Option("--smoke", help="With runs of `reproduce --scale smoke`, which are left out otherwise.")
+FILTERS = o.annotated(
+    methods=(Annotated[list[str], _METHODS], []),
+    datasets=(Annotated[list[str], _DATASETS], []),
+    partitions=(Annotated[list[str], _PARTITIONS], []),
+    models=(Annotated[list[str], _MODELS], []),
+    clients=(Annotated[list[int], _CLIENTS], []),
+    rounds=(Annotated[list[int], _ROUNDS], []),
+    runs=(Annotated[list[str], _RUNS], []),
+    where=(Annotated[list[str], _WHERE], []),
+    status=(Annotated[list[str], _STATUS], []),
+    smoke=(Annotated[bool, _SMOKE], False),
+)
+"""The options by which `table`, `plot`, `report`, `export`, `track` and `runs list` choose runs: fields of selection.Filters."""
+Rule = Annotated[
+    str | None,
     typer.Option(
-        "--where",
-        metavar="METHOD.NAME=VALUE",
-        autocompletion=o.complete_setting,
-        help="Of this method only runs with this hyperparameter, e.g. fedala.p=2; of all methods train.optimizer=adamw; "
-        "repeatable.",
+        "--select", metavar="RULE", help="The round that counts: best, last or mean-last:K. Default: best, as in the paper."
     ),
 ]
-Status = Annotated[
-    list[str],
-    typer.Option("--status", metavar="STATUS", autocompletion=o.completion(_statuses), help="Default: finished; any for all."),
+Tolerance = Annotated[
+    float | None,
+    typer.Option(metavar="POINTS", help="overhead: converged is within so many points of the best. Default: 0.5."),
 ]
-StatusFilter = Annotated[
-    list[str],
-    typer.Option(
-        "--status", metavar="STATUS", autocompletion=o.completion(_statuses), help="Only these; repeatable. Default: all."
-    ),
+Format = Annotated[
+    Literal["text", "markdown", "latex", "csv", "json"] | None,
+    typer.Option("--format", "-f", help="Of a table. Default: by the suffix of the file, else text."),
 ]
-Smoke = Annotated[bool, typer.Option("--smoke", help="With runs of `reproduce --scale smoke`, which are left out otherwise.")]
 
 
-def found_runs(
-    engine: Engine,
-    methods: Sequence[str],
-    datasets: Sequence[str],
-    partitions: Sequence[str],
-    runs: Sequence[str],
-    status: Sequence[str],
-) -> list[Result]:
-    """The runs that pass all filters, with their status as it is now. Raises UserError where there is none to choose from."""
+def found_runs(engine: Engine, which: o.Given) -> list[Result]:
+    """The runs that pass the filters, smoke runs too, of any status that is now unless one is named."""
     from pflbench.report.selection import Filters, statuses
-    from pflbench.store.runs import as_it_is_now, find
+    from pflbench.store.runs import as_it_is_now
 
-    wanted = statuses(status or ["any"])
-    named = {find(engine, run).id for run in runs}
-    found = (as_it_is_now(engine, run) for run in Filters(methods, datasets, partitions).matching(engine))
-    return [run for run in found if run.status in wanted and (not runs or run.id in named)]
+    wanted = statuses(which["status"] or ["any"])
+    found = (as_it_is_now(engine, run) for run in Filters(**{**which, "smoke": True}).matching(engine))
+    return [run for run in found if run.status in wanted]
 
 
 @contextmanager
@@ -126,15 +128,24 @@ def provenance(runs: Iterable[int]) -> str:
     return f"{made} from runs {numbers}." if numbers else f"{made}."
 
 
-def call(command: str, report: Report, engine: Engine, filters: Filters, given: dict[str, Any], function: str = "") -> Any:
+def call(command: str, report: Report, engine: Engine, filters: Filters, given: Mapping[str, Any], function: str = "") -> Any:
     """The report with the options that were given; one that it does not have is a UserError."""
-    options = {name: value for name, value in given.items() if value not in (None, [])}
-    known = inspect.signature(report.load(function)).parameters
-    refused = [name for name in report.refuses if getattr(filters, name)] + [name for name in options if name not in known]
-    for name in refused:
-        flag = "--" + name.removesuffix("s" if name not in ("status", "references") else "")
-        raise UserError(f"{flag} does not belong to `pflbench {command}`.", "Leave it out.")
+    options, known = asked(given), inspect.signature(report.load(function)).parameters
+    refuse(command, [name for name in report.refuses if getattr(filters, name)])
+    refuse(command, [name for name in options if name not in known])
     return report.build(engine, filters, function, **options)
+
+
+def asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a group's options those that were given."""
+    return {name: value for name, value in given.items() if value not in (None, []) and value is not False}
+
+
+def refuse(what: str, options: Iterable[str]) -> None:
+    """Raises UserError for options, by the fields that they fill, which do not belong to a command or figure."""
+    for name in options:
+        flag = name if name in ("status", "references", "clients", "rounds") else name.removesuffix("s")
+        raise UserError(f"--{flag} does not belong to {what}.", "Leave it out.")
 
 
 def one_at_a_time(name: str, parts: Sequence[Part], format: str | None, output: Path | None) -> None:
@@ -147,12 +158,10 @@ def one_at_a_time(name: str, parts: Sequence[Part], format: str | None, output: 
 def table_format(format: str | None, output: Path | None) -> str:
     """The format of a table: as asked for, else as the file's suffix says, else text.
 
-    Raises UserError for an unknown one, and where the two contradict each other.
+    Raises UserError where there is none, and where the two contradict each other.
     """
-    from pflbench.report.tables.grid import FORMATS, SUFFIXES
+    from pflbench.report.tables.grid import SUFFIXES
 
-    if format is not None and format not in FORMATS:
-        raise unknown("format", format, FORMATS)
     if output is None:
         return format or "text"
     said = SUFFIXES.get(output.suffix.lower())

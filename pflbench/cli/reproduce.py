@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,7 +17,7 @@ from pflbench.cli.console import command_line, duration, error, message, print_j
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.making import Jobs, KeepGoing, Limit, make_all
 from pflbench.cli.progress import data_view, followed
-from pflbench.cli.reports import MethodsFilter, PartitionsFilter, one_at_a_time, table_format, write_figure, write_table
+from pflbench.cli.reports import FILTERS, Format, one_at_a_time, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
 from pflbench.report import papermap
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.reproduce.goal import Goal, Wanted
-    from pflbench.reproduce.outlook import Outlook, SettingOutlook
+    from pflbench.reproduce.outlook import Outlook
+    from pflbench.reproduce.progress import Tally
     from pflbench.run.execution import Execution
     from pflbench.spec import RunSpec
     from pflbench.sweep.run_queue import Steps
@@ -39,19 +40,10 @@ def _names() -> list[str]:
     return list(papermap.names())
 
 
-def _scales() -> list[str]:
-    from pflbench.reproduce.scales import SCALES
-
-    return list(SCALES)
-
-
-def _formats() -> list[str]:
-    from pflbench.report.tables.grid import FORMATS
-
-    return list(FORMATS)
-
-
-@o.taking(executed={name: option for name, option in o.EXECUTION.items() if name not in ("observe_every", "trajectory", "force")})
+@o.taking(
+    which={name: FILTERS[name] for name in ("methods", "partitions")},
+    executed={name: option for name, option in o.EXECUTION.items() if name not in ("observe_every", "trajectory", "force")},
+)
 def reproduce(
     *,
     name: Annotated[
@@ -65,15 +57,13 @@ def reproduce(
         ),
     ] = "",
     scale: Annotated[
-        str,
+        Literal["full", "quick", "smoke"],
         typer.Option(
-            metavar="full|quick|smoke",
-            autocompletion=o.completion(_scales),
             help="full: the paper's protocol, five seeds. quick: its settings, but 20 rounds and one seed. smoke: about a minute "
             "on the embedded digits.",
         ),
     ] = "full",
-    methods: MethodsFilter = [],  # noqa: B006
+    which: o.Given,
     datasets: Annotated[
         list[str],
         typer.Option(
@@ -85,21 +75,11 @@ def reproduce(
             "the result says so.",
         ),
     ] = [],  # noqa: B006
-    partitions: PartitionsFilter = [],  # noqa: B006
     seeds: Annotated[str | None, typer.Option(metavar="LIST", help="In place of the scale's: 0-4 or 0,2,5.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list what is there and what is missing, with the time and the commands.")
     ] = False,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            "-f",
-            metavar="FORMAT",
-            autocompletion=o.completion(_formats),
-            help="Of the table: text, markdown, latex, csv or json.",
-        ),
-    ] = None,
+    format: Format = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -124,10 +104,10 @@ def reproduce(
     if not name:
         _overview(scale, db, data_dir, as_json)
         return
-    asked = goals(name, scale, methods=methods, datasets=datasets, partitions=partitions)
+    asked = goals(name, scale, datasets=datasets, **which)
     how = execution(executed)
     how = replace(how, command=command_line(how.record_host))
-    form = "json" if as_json and not dry_run else format
+    form: str | None = "json" if as_json and not dry_run else format
     if len(asked) > 1:
         one_at_a_time(name, papermap.resolve(name), form, output)
     targets = [_targets(one, form, output) for one in asked]
@@ -174,7 +154,7 @@ def _overview(scale: str, db: str, data_dir: Path, as_json: bool) -> None:
             one.exhibit.shows,
             one.command,
             f"{one.there}/{one.needed}",
-            _left(one.seconds, one.unknown),
+            _left(one.tally),
             one.state,
         )
         for one in found
@@ -238,26 +218,23 @@ def _list(outlooks: Sequence[Outlook], as_json: bool) -> None:
 
 def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
     """What is there, what is missing, what stands in the way, how long it will take."""
+    from pflbench.reproduce.progress import STATES
     from pflbench.reproduce.show import note
 
     say(f"{outlook.goal.name}: {outlook.goal.source}. {note(outlook.goal)}")
-    states = list(outlook.parts()[0].counts) if outlook.progress else []
-    rows = [(part.setting, sum(part.counts.values()), *part.counts.values(), _time(part)) for part in outlook.parts()]
+    parts = outlook.parts()
+    rows = [(setting, sum(of.counts.values()), *of.counts.values(), _left(of)) for setting, of in parts.items()]
     if rows:
-        print_table(("setting", "runs", *states, "time"), rows, err=err)
+        print_table(("setting", "runs", *STATES, "time"), rows, err=err)
     for line in outlook.remarks():
         say(line)
     say(_ahead(outlook))
 
 
-def _time(part: SettingOutlook) -> str:
-    return _left(part.seconds, part.unknown)
-
-
-def _left(seconds: float, unknown: int) -> str:
+def _left(of: Tally) -> str:
     """The time of runs of which it is known, and the number of those of which it is not."""
-    known = duration(seconds) if seconds else ""
-    return " + ".join(text for text in (known, f"{unknown} unknown" if unknown else "") if text)
+    known = duration(of.seconds) if of.seconds else ""
+    return " + ".join(text for text in (known, f"{of.unknown} unknown" if of.unknown else "") if text)
 
 
 def _ahead(outlook: Outlook) -> str:
@@ -291,7 +268,7 @@ def _make(
     from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
     from pflbench.sweep.run_queue import RunQueue
 
-    ahead = {one.wanted.spec.key: one for one, _ in outlook.ahead[:limit]}
+    ahead = {one.wanted.spec.key: one for one in outlook.ahead[:limit]}
     specs = [one.wanted.spec for one in ahead.values()]
     followed_runs = [one.wanted for one in ahead.values() if one.wanted.keeps.follow is not None]
     if followed_runs:
@@ -342,7 +319,7 @@ def _show(
     goal, runs, whole = outlook.goal, outlook.runs, True
     if goal.untrained:
         with _reported() as made, data_view(quiet) as progress:
-            write_figure(show.data_drawing(goal, data_dir, progress), targets.figure)
+            write_figure(show.noted(goal, show.data_drawing(goal, data_dir, progress)), targets.figure)
         return bool(made)
     assert results is not None
     if goal.table is not None:

@@ -13,7 +13,8 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import message, print_fields, print_json, print_table, say
 from pflbench.cli.db import opened
-from pflbench.errors import UserError
+from pflbench.cli.reports import FILTERS, found_runs
+from pflbench.errors import NothingYet, UserError
 from pflbench.store.files import write_array
 
 if TYPE_CHECKING:
@@ -25,53 +26,33 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
 
 
-def _statuses() -> list[str]:
-    from pflbench.store.schema import STATUSES
-
-    return list(STATUSES)
-
-
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Its number, or (the beginning of) its key.")]
 RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN...", help="Numbers, or (beginnings of) keys.")]
 
 
 @app.command("list")
+@o.taking(which=FILTERS)
 def list_(
-    method: Annotated[str | None, typer.Option("--method", "-m", autocompletion=o.complete_method)] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", "-d", autocompletion=o.completion(o.dataset_names), help="As in the list, e.g. agnews:test."),
-    ] = None,
-    status: Annotated[str | None, typer.Option(autocompletion=o.completion(_statuses))] = None,
-    key: Annotated[str | None, typer.Option(help="(Beginning of) a key.")] = None,
+    *,
+    which: o.Given,
+    key: Annotated[str, typer.Option(help="(Beginning of) a key.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 50,
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
     """List runs, newest first."""
-    from pflbench.store import runs
-
     with opened(db) as engine:
-        found = runs.listed(engine, runs.ALL, method=method, dataset=dataset, status=status, key=key, limit=limit + 1)
+        try:
+            found = [run for run in reversed(found_runs(engine, which)) if run.key.startswith(key.lower())]
+        except NothingYet:
+            found = []
     shown = found[:limit]
     if as_json:
         print_json([_line(one) for one in shown])
     elif not shown:
         message("No such runs.")
     else:
-        columns = (
-            "run",
-            "key",
-            "status",
-            "method",
-            "dataset",
-            "partition",
-            "clients",
-            "seed",
-            "rounds",
-            "best %",
-            "created",
-        )
+        columns = ("run", "key", "status", "method", "dataset", "partition", "clients", "seed", "rounds", "best %", "created")
         rows = [
             (i.id, i.key, i.status, i.method, i.dataset, i.partition_label, i.clients, i.seed,
              f"{i.last_round or 0}/{i.rounds}", "" if i.best is None else f"{100 * i.best:.2f}", i.created_at)
@@ -119,15 +100,7 @@ def show(
     if kept:
         fields.append(("artifacts", ", ".join(sorted({one.name for one in kept}))))
     print_fields(fields)
-    columns = (
-        "accuracy",
-        "accuracy_mean",
-        "accuracy_std",
-        "test_loss",
-        "train_loss",
-        "seconds_update",
-        "seconds_evaluate",
-    )
+    columns = ("accuracy", "accuracy_mean", "accuracy_std", "test_loss", "train_loss", "seconds_update", "seconds_evaluate")
     rows = [[row["round"], *(None if row[c] is None else f"{row[c]:.4g}" for c in columns)] for row in newest]
     if rows:
         say()

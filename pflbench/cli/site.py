@@ -11,7 +11,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import command_line, message, say
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, uncollected
+from pflbench.cli.reports import FILTERS, uncollected
 from pflbench.errors import UserError
 from pflbench.plain import without_passwords
 from pflbench.store.files import write_text
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_OUTPUT = Path("reports/report.html")
 DEFAULT_PORT = 8765
-
-
-def _pages() -> list[str]:
-    from pflbench.site.page import PAGES
-
-    return list(PAGES)
 
 
 def _made(url: str) -> Made:
@@ -44,17 +38,17 @@ def _made(url: str) -> Made:
 
 
 @uncollected()
+@o.taking(which=FILTERS)
 def report(
+    *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = DEFAULT_OUTPUT,
-    methods: MethodsFilter = [],  # noqa: B006
-    datasets: DatasetsFilter = [],  # noqa: B006
-    partitions: PartitionsFilter = [],  # noqa: B006
-    runs: Annotated[
+    which: o.Given,
+    pages: Annotated[
         str,
         typer.Option(
             "--runs",
             metavar="all|shown|none|N,N",
-            autocompletion=o.completion(_pages),
+            autocompletion=o.completion(lambda: ("all", "shown", "none")),
             help="Runs with a page of their own; shown: those in tables and figures. Default: all up to 200 runs, else none.",
         ),
     ] = "auto",
@@ -62,14 +56,12 @@ def report(
 ) -> None:
     """Write all tables, figures and runs into one HTML file, which needs no network, and print its path."""
     from pflbench.report.selection import Filters
-    from pflbench.site import html, page
-    from pflbench.site.runs import pages
+    from pflbench.site import html, page, runs
     from pflbench.store.database import to_url
 
-    filters = Filters(tuple(methods), tuple(datasets), tuple(partitions))
     with opened(db) as engine:
-        built = page.build(engine, _made(to_url(db)), filters, runs)
-        text = html.document(built, pages(engine, built.runs, built.pages))
+        built = page.build(engine, _made(to_url(db)), Filters(**which), pages)
+        text = html.document(built, runs.pages(engine, built.runs, built.pages))
     _write(output, text)
     message(
         f"{len(built.tables)} tables, {len(built.figures)} figures, {len(built.pages)} of {len(built.runs)} runs with a page."

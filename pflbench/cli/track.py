@@ -13,7 +13,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import message
 from pflbench.cli.db import opened
-from pflbench.cli.reports import DatasetsFilter, MethodsFilter, PartitionsFilter, RunsFilter, StatusFilter, found_runs
+from pflbench.cli.reports import FILTERS, found_runs
 from pflbench.errors import Unreachable, UserError
 
 if TYPE_CHECKING:
@@ -28,13 +28,6 @@ app = typer.Typer(
 )
 
 
-_WHICH = o.annotated(
-    methods=(MethodsFilter, []),
-    datasets=(DatasetsFilter, []),
-    partitions=(PartitionsFilter, []),
-    runs=(RunsFilter, []),
-    status=(StatusFilter, []),
-)
 _HOW = o.annotated(
     follow=(
         Annotated[bool, typer.Option("--follow", "-f", help="Go on with what runs under way add, until they have ended.")],
@@ -53,7 +46,7 @@ _HOW = o.annotated(
 
 
 @app.command()
-@o.taking(which=_WHICH, how=_HOW)
+@o.taking(which=FILTERS, how=_HOW)
 def tensorboard(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where `tensorboard --logdir DIR` looks; made if need be.")],
     *,
@@ -65,7 +58,7 @@ def tensorboard(
 
 
 @app.command()
-@o.taking(which=_WHICH, how=_HOW)
+@o.taking(which=FILTERS, how=_HOW)
 def mlflow(
     uri: Annotated[
         str | None,
@@ -85,7 +78,7 @@ def mlflow(
 
 
 @app.command()
-@o.taking(which=_WHICH, how=_HOW)
+@o.taking(which=FILTERS, how=_HOW)
 def wandb(
     project: Annotated[str, typer.Argument(metavar="PROJECT", help="Made by Weights & Biases if need be.")],
     *,
@@ -107,14 +100,14 @@ def _track(
 
     with opened(db) as engine:
         if not follow:
-            found_runs(engine, **which)  # no folder, no project where there is nothing to show
+            found_runs(engine, which)  # no folder, no project where there is nothing to show
         tracker = made(_module(extra))
         delivery = deliver.Delivery(engine, tracker)
         try:
             if follow:
                 deliver.follow(delivery, _looking(engine, which), every, patience)
             else:
-                delivery(found_runs(engine, **which))
+                delivery(found_runs(engine, which))
         except KeyboardInterrupt:
             message("Interrupted. The same command goes on.")
             raise
@@ -133,7 +126,7 @@ def _looking(engine: Engine, which: o.Given) -> Callable[[], list[Result]]:
     def look() -> list[Result]:
         nonlocal told
         try:
-            return found_runs(engine, **which)
+            return found_runs(engine, which)
         except Unreachable:
             raise
         except UserError as nothing:

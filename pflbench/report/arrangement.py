@@ -33,6 +33,11 @@ class SharedSetting:
     def title(self) -> str:
         return ", ".join(self.head)
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What all of its runs have in common."""
+        return {key: value for key, value in self.spec.items() if key not in ("method", "seed")}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -95,7 +100,7 @@ def _place(setting: SharedSetting) -> tuple[Any, ...]:
 
 
 def _with_distinct_heads(settings: Sequence[SharedSetting]) -> list[SharedSetting]:
-    shared = [labels.flat({k: v for k, v in s.spec.items() if k not in ("method", "seed")}) for s in settings]
+    shared = [labels.flat(s.shared) for s in settings]
     apart = labels.telling_apart([{**spec, "partition hash": s.partition} for spec, s in zip(shared, settings, strict=True)])
     # A partition's hash differs with everything that makes it: it is news only where nothing else tells them apart.
     if len({json.dumps({k: v for k, v in d.items() if k != "partition hash"}) for d in apart}) == len(settings):

@@ -39,10 +39,10 @@ Kind = Literal["table", "plot"]
 
 @dataclass(frozen=True)
 class Report:
-    """A table or a figure. module: in `pflbench.report`. name: what its `build` is given first, where it makes several.
+    """A table or a figure. module: in `pflbench.report`.
 
     needed: the runs of the papers' settings that it needs. refuses: which of `selection.Filters` do not belong to it.
-    printed: the table that shows its runs as the paper does.
+    as_printed: whether it has the rows and places of the paper's table, run or not; printed: the table that shows its runs so.
     """
 
     kind: Kind
@@ -50,13 +50,13 @@ class Report:
     module: str
     needed: Callable[[], Any] | None = None
     refuses: tuple[str, ...] = ()
-    name: str = ""
+    as_printed: bool = False
     printed: str = ""
 
     def load(self, function: str = "") -> Callable[..., Any]:
         """The function that makes it: a table's `build` returns what has a `grid()`, a figure's `plot` a `style.Drawing`."""
         made = getattr(import_module(f"pflbench.report.{self.module}"), function or {"table": "build", "plot": "plot"}[self.kind])
-        return partial(made, self.name) if self.name else made
+        return partial(made, declared=self.needs) if self.as_printed else made
 
     def build(self, engine: Engine, filters: Filters, function: str = "", **options: Any) -> Any:
         """The report of these runs."""
@@ -68,13 +68,14 @@ class Report:
         return None if self.needed is None else self.needed()
 
 
-def _papers(name: str, title: str, needed: Callable[[], n.TableNeeds]) -> Report:
+def _papers(title: str, needed: Callable[[], n.TableNeeds]) -> Report:
     """A table in the shape of the paper's."""
-    return Report("table", title, "tables.paper", needed, name=name)
+    return Report("table", title, "tables.accuracy", needed, as_printed=True)
 
 
 def _accuracy() -> n.TableNeeds:
     return n.TableNeeds(
+        "accuracy",
         "Accuracy",
         "FedALA paper, Table 2 and Table 7 (MNIST)",
         n.lines(*n.METHODS),
@@ -91,6 +92,7 @@ def _accuracy() -> n.TableNeeds:
 
 def _partitions() -> n.TableNeeds:
     return n.TableNeeds(
+        "partitions",
         "Comparison over partitions",
         "FedAMP, by a review of it",
         # The review names FedAvg and FedProx; Local and Per-FedAvg show what no and what other personalization gives.
@@ -114,15 +116,17 @@ TABLES = {
         "table",
         "Time, communication and memory of each method",
         "tables.overhead",
-        lambda: n.TableNeeds("Overhead", "FedALA paper, Table 3", n.lines(*n.METHODS), (n.dirichlet("tiny", model="resnet18"),)),
+        lambda: n.TableNeeds(
+            "overhead", "Overhead", "FedALA paper, Table 3", n.lines(*n.METHODS), (n.dirichlet("tiny", model="resnet18"),)
+        ),
     ),
     # The papers have no table of ranks: it shows the runs of Table 2.
     "ranks": Report("table", "Average ranks of the methods over all settings", "tables.ranks", _accuracy),
-    "table2": Report("table", "Table 2: accuracy in the paper's settings, run or not", "tables.paper", name="accuracy"),
+    "table2": _papers("Table 2: accuracy in the paper's settings, run or not", _accuracy),
     "heterogeneity": _papers(
-        "heterogeneity",
         "Table 4: accuracy by beta",
         lambda: n.TableNeeds(
+            "heterogeneity",
             "Heterogeneity",
             "FedALA paper, Table 4",
             n.lines(*n.METHODS),
@@ -131,9 +135,9 @@ TABLES = {
         ),
     ),
     "scalability": _papers(
-        "scalability",
         "Table 4: accuracy with 50 and 100 clients",
         lambda: n.TableNeeds(
+            "scalability",
             "Scalability",
             "FedALA paper, Table 4",
             n.lines(*n.METHODS),
@@ -142,9 +146,9 @@ TABLES = {
         ),
     ),
     "applicability": _papers(
-        "applicability",
         "Table 4: ALA plugged into other methods",
         lambda: n.TableNeeds(
+            "applicability",
             "Applicability of ALA",
             "FedALA paper, Table 4",
             n.lines(*n.WITH_ALA),
@@ -153,9 +157,9 @@ TABLES = {
         ),
     ),
     "hyperparameters": _papers(
-        "hyperparameters",
         "Table 1: FedALA's s and p",
         lambda: n.TableNeeds(
+            "hyperparameters",
             "Hyperparameters of FedALA",
             "FedALA paper, Table 1",
             n.fedala(*((s, 1) for s in (5, 10, 20, 40, 60, 80, 100)), *((80, p) for p in (6, 5, 4, 3, 2))),
@@ -165,9 +169,9 @@ TABLES = {
         ),
     ),
     "range": _papers(
-        "range",
         "Tables 5 and 6: FedALA's p by model",
         lambda: n.TableNeeds(
+            "range",
             "Range of ALA",
             "FedALA paper, Tables 5 and 6",
             n.fedala(*((80, p) for p in (4, 3, 2, 1))),
@@ -177,9 +181,9 @@ TABLES = {
         ),
     ),
     "participation": _papers(
-        "participation",
         "Table 7: half of the clients join a round",
         lambda: n.TableNeeds(
+            "participation",
             "Partial participation",
             "FedALA paper, Table 7",
             n.lines(*n.CROSS_DEVICE),
@@ -188,9 +192,9 @@ TABLES = {
         ),
     ),
     "elastic": _papers(
-        "elastic",
         "Elastic Aggregation on a central test set",
         lambda: n.TableNeeds(
+            "elastic",
             "Elastic Aggregation on a central test set",
             "Elastic Aggregation's poster",
             n.lines("fedavg", "elastic"),
@@ -198,13 +202,11 @@ TABLES = {
             leader=None,
         ),
     ),
-    "partitions": _papers(
-        "partitions", "FedAMP's three partitions: accuracy, median client, Wilcoxon's test over the clients", _partitions
-    ),
+    "partitions": _papers("FedAMP's three partitions: accuracy, median client, Wilcoxon's test over the clients", _partitions),
     "ablation": _papers(
-        "ablation",
         "FedALA without adaptation of its weights",
         lambda: n.TableNeeds(
+            "ablation",
             "ALA without adaptation",
             "FedALA paper, text and Table 2",
             (

@@ -87,14 +87,16 @@ class Planned:
 
 @dataclass(frozen=True)
 class TableNeeds:
-    """A table. same: of a place, what must agree beside dataset, model and partition for a run to be shown there at all.
+    """A table. name: as in `declared.TABLES`.
 
+    same: of a place, what must agree beside dataset, model and partition for a run to be shown there at all.
     compared: the method against which the others are tested over the clients, unless another test is asked for. printed: whether
     the source prints values. beside: places that belong to another table of the paper, and stand between the others where there
     are runs of them.
     leader: the method whose ranking counts in the verdict (methods.md 6), if any. extra: columns beside the accuracy.
     """
 
+    name: str
     title: str
     source: str
     lines: tuple[MethodLine, ...]
@@ -117,7 +119,7 @@ class TableNeeds:
     @cached_property
     def cells(self) -> tuple[Planned, ...]:
         """All cells, row by row, but for those that cannot be: a range of ALA beyond the model's blocks."""
-        return tuple(self.planned(line, place) for line in self.lines for place in self.places if _possible(line, place))
+        return tuple(self.planned(line, place) for line in self.lines for place in self.places if can_be(line, place))
 
     @property
     def needed(self) -> tuple[Planned, ...]:
@@ -179,7 +181,8 @@ def command(options: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def _possible(line: MethodLine, place: Place) -> bool:
+def can_be(line: MethodLine, place: Place) -> bool:
+    """Whether the place's model has the blocks over which ALA ranges in this line."""
     p = dict(line.varied).get("p")
     return p is None or p <= len(MODELS[place.model].blocks)
 

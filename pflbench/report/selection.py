@@ -24,17 +24,27 @@ PROTOCOL = "train"  # in --where, in a method's place
 RULES = "best, last, mean-last:K"
 TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
 _FIRST_RUN = "Make some: pflbench run -m fedavg -m fedala -d digits"
+# The filters by what they are called in messages, and what a run answers to: the name in the database first, then others.
+_FIELDS: dict[str, tuple[str, Callable[[Result], tuple[object, ...]]]] = {
+    "methods": ("method", lambda r: (r.method, labels.method_title(r.method, r.title))),
+    "datasets": ("dataset", lambda r: (r.dataset, *labels.names(r.dataset))),
+    "partitions": ("partition", lambda r: (r.partition_label,)),
+    "models": ("model", lambda r: (r.model, models.title(r.model))),
+    "clients": ("clients", lambda r: (r.clients,)),
+    "rounds": ("rounds", lambda r: (r.rounds,)),
+}
+_NAMED = ("methods", "datasets", "partitions")
 
 
 @dataclass(frozen=True)
 class Filters:
     """What is asked for, the same for every report; nothing lets everything pass.
 
-    Of one kind any may fit, and all kinds have to. Names of methods, datasets and partitions may be those of the command line or
-    those of the tables, in any case. status: finished where none is named, 'any' for all. runs: numbers or beginnings of keys.
-    where: "fedala.p=2", which is about the runs of its method alone: others stay; "train.optimizer=adamw", about all. smoke: with
-    runs of `reproduce --scale smoke`, which are left out otherwise, but where they are named. only: the numbers of the runs that
-    there are to choose from. kept: what was read already, where one page has many tables and figures of the same runs.
+    Values of a filter are OR-ed, filters AND-ed. Names of methods, datasets, partitions and models may be those of the command
+    line or those of the tables, in any case. status: finished where none is named, 'any' for all. runs: numbers or beginnings of
+    keys. where: "fedala.p=2", which is about the runs of its method alone: others stay; "train.optimizer=adamw", about all.
+    smoke: with runs of `reproduce --scale smoke`, which are left out otherwise, but where they are named. only: the numbers of
+    the runs that there are to choose from. kept: what was read, where one page has many tables and figures of the same runs.
     """
 
     methods: Sequence[str] = ()
@@ -53,7 +63,7 @@ class Filters:
     @property
     def named(self) -> bool:
         """Whether settings or methods are chosen by name."""
-        return bool(self.methods or self.datasets or self.partitions)
+        return any(getattr(self, name) for name in _NAMED)
 
     @property
     def words(self) -> str:
@@ -64,37 +74,48 @@ class Filters:
 
     @property
     def sentence(self) -> str:
-        """Of which methods, datasets and partitions it is, in words; nothing for all."""
-        kinds = {"methods": self.methods, "datasets": self.datasets, "partitions": self.partitions}
-        return "; ".join(f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names)
+        """Of which methods, datasets, partitions and others it is, in words; nothing for all."""
+        said = [f"{name} {', '.join(asked)}" for name in (*_NAMED, "status") if (asked := getattr(self, name))]
+        return "; ".join([*said, *([self.words] if self.words else [])])
 
-    def select(self, engine: Engine, rule: Select = BEST) -> Arranged:
-        """The newest attempt of each run with one of the statuses, arranged. rule: which of its rounds count.
+    def unnamed(self) -> Filters:
+        """The same without those that choose by the name of method, dataset and partition."""
+        return replace(self, methods=(), datasets=(), partitions=())
 
-        Raises UserError for names without runs and when no run is left.
+    def among(self, engine: Engine) -> Among:
+        """The runs that a report is of, whatever their method, dataset, partition and status.
+
+        Raises UserError for what no run has, and where none is left.
         """
-        return self._once("select", rule, lambda: self._select(engine, rule))
+        if not self.words:
+            return Among(self.only, smoke=self.smoke)
+        return Among(frozenset(run.id for run in self.unnamed().matching(engine)))
 
-    def _once(self, what: str, rule: Select, read: Callable[[], T]) -> T:
-        """Reads it, or gives what was kept of it."""
-        if self.kept is None:
-            return read()
-        key = what, repr(self), rule
-        if key not in self.kept:
-            self.kept[key] = read()
-        found: T = self.kept[key]
-        return found
+    def matching(self, engine: Engine, rule: Select = BEST) -> list[Result]:
+        """The runs that pass, of any status. Raises UserError for values that no run has, and where no run is left."""
+        return self._once("matching", rule, lambda: self._passing(engine, self._all(engine, rule)))
 
-    def _select(self, engine: Engine, rule: Select) -> Arranged:
-        among, wanted = self.among(engine), statuses(self.status)
-        counted, left_out = _newest(self._matching(engine, among, rule), wanted)
+    def select(self, engine: Engine, rule: Select = BEST, belongs: Callable[[Result], bool] | None = None) -> Arranged:
+        """Of the runs that pass the newest attempt with one of the statuses, arranged.
+
+        rule: which of their rounds count. belongs: whether a run is one of the report's. Raises UserError as `matching`.
+        """
+        if belongs is None:
+            return self._once("select", rule, lambda: self._arranged(engine, self.matching(engine, rule)))
+        if not (found := [run for run in self.matching(engine, rule) if belongs(run)]):
+            raise NothingYet("None of the runs belongs to this.")
+        return self._arranged(engine, found)
+
+    def _arranged(self, engine: Engine, found: Sequence[Result]) -> Arranged:
+        wanted = statuses(self.status)
+        counted, left_out = _newest(found, wanted)
         if not counted:
             raise UserError(
                 f"None of the {len(left_out)} matching runs is {' or '.join(wanted)} with a result: {_tally(left_out)}.",
                 "Repeat `pflbench run` to complete them, or show them as they are with --status any.",
             )
         notes = []
-        if hidden := runs.hidden_smoke(engine, among):
+        if hidden := 0 if self.words else runs.hidden_smoke(engine, self._scope):
             notes.append(f"Not counted: {labels.counted(hidden, 'run')} of `reproduce --scale smoke`; --smoke shows them.")
         if left_out:
             notes.append(f"Not counted: {_tally(left_out)}. --status any shows what they have.")
@@ -105,61 +126,116 @@ class Filters:
             notes.append(TEST_LABELS_NOTE)
         return replace(arranged, notes=tuple(notes))
 
-    def matching(self, engine: Engine, rule: Select = BEST) -> list[Result]:
-        """The runs of any status. Raises UserError where there is none."""
-        return self._matching(engine, self.among(engine), rule)
+    @property
+    def _scope(self) -> Among:
+        """What there is to choose from: a run that is named may be a smoke run."""
+        return Among(self.only, smoke=self.smoke or bool(self.runs))
 
-    def _datasets(self, present: Iterable[str]) -> list[str]:
-        """Own data may be named by their whole path, as `run` takes it."""
-        known = {name.casefold() for label in present for name in labels.names(label)}
-        return [text if text.casefold() in known else labels.without_folder(text) for text in self.datasets]
+    def _all(self, engine: Engine, rule: Select) -> list[Result]:
+        """All runs that there are to choose from, read once."""
+        scope = self._scope
 
-    def _matching(self, engine: Engine, among: Among, rule: Select) -> list[Result]:
-        return self._once("matching", rule, lambda: self._read(engine, among, rule))
-
-    def _read(self, engine: Engine, among: Among, rule: Select) -> list[Result]:
-        present, told = runs.distinct(engine, among, "dataset"), runs.titles(engine, among)
-        if not told:
-            if hidden := runs.hidden_smoke(engine, among):
+        def read() -> list[Result]:
+            found = runs.results(engine, scope, rule)
+            if found:
+                return found
+            if hidden := runs.hidden_smoke(engine, scope):
                 raise NothingYet(
                     f"There {'are' if hidden > 1 else 'is'} only {labels.counted(hidden, 'smoke run')} in this database.",
                     "--smoke shows them.",
                 )
             raise NothingYet("There are no runs in this database yet.", _FIRST_RUN)
-        found = runs.results(
-            engine,
-            among,
-            rule,
-            methods=_named(
-                "method", self.methods, {name: {name, labels.method_title(name, title)} for name, title in told.items()}
-            ),
-            datasets=_named("dataset", self._datasets(present), {label: labels.names(label) for label in present}),
-        )
-        if labelled := _named("partition", self.partitions, {r.partition_label: {r.partition_label} for r in found}):
-            found = [result for result in found if result.partition_label in labelled]
-        if not found:
+
+        return self._kept(("all", scope, rule), read)
+
+    def _passing(self, engine: Engine, found: list[Result]) -> list[Result]:
+        passing = {run.id for run in found}
+        if self.runs:
+            passing &= {runs.find(engine, text).id for text in self.runs}
+        for name, (kind, values) in _FIELDS.items():
+            passing &= _having(found, kind, getattr(self, name), values)
+        for key, asked in _conditions(self.where, found).items():
+            passing &= _having(found, key, asked, lambda run, key=key: _item(run, key))  # type: ignore[misc]
+        if not passing:
             raise UserError("No run fits these filters together.", "`pflbench runs list` shows what there is.")
+        return [run for run in found if run.id in passing]
+
+    def _once(self, what: str, rule: Select, read: Callable[[], T]) -> T:
+        return self._kept((what, repr(self), rule), read)
+
+    def _kept(self, key: Any, read: Callable[[], T]) -> T:
+        """Reads it, or gives what was kept of it."""
+        if self.kept is None:
+            return read()
+        if key not in self.kept:
+            self.kept[key] = read()
+        found: T = self.kept[key]
         return found
 
-    def among(self, engine: Engine) -> Among:
-        """The runs that a report is of, but for names and status, which `select` regards.
 
-        Raises UserError for what no run has, and where none is left.
-        """
-        among = Among(self.only, smoke=self.smoke or bool(self.runs))
-        if not self.words or not (found := runs.results(engine, among, BEST)):
-            return among
-        found = _fitting("model", self.models, found, lambda r: r.spec["model"], models.title)
-        found = _fitting("clients", self.clients, found, lambda r: str(r.spec["partition"]["clients"]))
-        found = _fitting("rounds", self.rounds, found, lambda r: str(r.spec["train"]["rounds"]))
-        if self.runs:
-            named = {runs.find(engine, text).id for text in self.runs}
-            found = [r for r in found if r.id in named]
-        for (method, name), values in _conditions(self.where).items():
-            found = _with_value(found, method, name, values)
-        if not found:
-            raise UserError(f"No run has {self.words}.", "`pflbench runs list` shows what there is.")
-        return Among(frozenset(r.id for r in found))
+def _having(
+    found: Sequence[Result], kind: str, asked: Iterable[object], values: Callable[[Result], tuple[object, ...] | None]
+) -> set[int]:
+    """The runs that have one of the values asked for; those that have no such thing (None) stay; all where nothing is asked for.
+
+    Raises UserError for a value that none has.
+    """
+    wanted = {str(text): {_plain(text), _plain(labels.without_folder(str(text)))} for text in asked}  # own data by the whole path
+    if not wanted:
+        return {run.id for run in found}
+    has = {run.id: of and tuple(map(_plain, of)) for run in found for of in [values(run)]}
+    for text, alternatives in wanted.items():
+        if not any(of and alternatives & {*of} for of in has.values()):
+            there = {str(of[0]) for run in found if (of := values(run))}
+            listed = sorted(there, key=lambda name: (len(name) if name.isdecimal() else 0, name))
+            raise UserError(f"No runs with {kind} '{text}' in this database.", f"There are: {', '.join(listed)}.")
+    every = set[str]().union(*wanted.values())
+    return {run for run, of in has.items() if of is None or every & {*of}}
+
+
+def _plain(value: object) -> str:
+    """A value as it is compared: 80, 80.0 and '80' are the same, names in any case."""
+    text = str(value).casefold()
+    try:
+        return f"{float(text):.12g}"
+    except ValueError:
+        return text
+
+
+def _conditions(where: Iterable[str], found: Sequence[Result]) -> dict[str, list[str]]:
+    """The values by key. Raises UserError for what is no condition, and for a key that no run has."""
+    asked: dict[str, list[str]] = {}
+    for text in where:
+        key, equals, value = text.partition("=")
+        owner, dot, name = key.strip().partition(".")
+        if not (equals and dot and owner and name):
+            raise UserError(
+                f"--where {text}: expected METHOD.NAME=VALUE or train.NAME=VALUE.",
+                "For example --where fedala.p=2 or --where train.optimizer=adamw.",
+            )
+        asked.setdefault(f"{owner}.{name}".casefold(), []).append(value.strip())
+    known = {key for run in found for key in _items(run)} if asked else set[str]()
+    for key in asked.keys() - known:
+        owner = key.partition(".")[0]
+        if not (own := [one for one in known if one.startswith(f"{owner}.")]):
+            raise unknown("method of --where", owner, {one.partition(".")[0] for one in known})
+        raise unknown("item of --where", key, own)
+    return asked
+
+
+def _items(run: Result) -> dict[str, Any]:
+    """What --where knows of a run: "train.lr", and "fedala.p" under the method's name as under its title."""
+    train = run.spec["train"]
+    own = run.spec["method"]["hyperparameters"]
+    owners = {PROTOCOL: train, run.method: own, labels.method_title(run.method, run.title): own}
+    return {f"{owner}.{name}".casefold(): value for owner, items in owners.items() for name, value in items.items()}
+
+
+def _item(run: Result, key: str) -> tuple[object, ...] | None:
+    """The value of a key; None where it is of another method."""
+    owner = key.partition(".")[0]
+    known = (PROTOCOL, run.method.casefold(), labels.method_title(run.method, run.title).casefold())
+    return (_items(run).get(key),) if owner in known else None
 
 
 @dataclass(frozen=True)
@@ -262,17 +338,6 @@ def statuses(status: Collection[str]) -> tuple[str, ...]:
     return STATUSES if "any" in status else tuple(status) or ("finished",)
 
 
-def _named(kind: str, asked: Iterable[str], present: dict[str, set[str]]) -> set[str] | None:
-    """The names meant by `asked`, None for no wish. `present`: what may be written for each name."""
-    chosen: set[str] = set()
-    for text in asked:
-        fits = {name for name, written in present.items() if text.casefold() in {item.casefold() for item in written}}
-        if not fits:
-            raise UserError(f"No runs with {kind} '{text}' in this database.", f"There are: {', '.join(sorted(present))}.")
-        chosen |= fits
-    return chosen or None
-
-
 def _newest(results: Iterable[Result], wanted: Collection[str]) -> tuple[list[Result], list[Result]]:
     """Per key, the newest attempt that counts; and the newest attempt of the keys of which none does."""
     attempts: dict[str, list[Result]] = defaultdict(list)
@@ -293,80 +358,3 @@ def _tally(results: Sequence[Result]) -> str:
     inner = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
     finished = "" if "finished" in statuses else "unfinished "
     return f"{len(results)} {finished}run{'s' * (len(results) != 1)} ({inner})"
-
-
-def _fitting(
-    kind: str,
-    asked: Iterable[object],
-    results: list[Result],
-    has: Callable[[Result], str],
-    title: Callable[[str], str] = str,
-) -> list[Result]:
-    wanted = {str(text).casefold() for text in asked}
-    present = {text for r in results for name in [has(r)] for text in (name, title(name))}
-    if missing := wanted - {text.casefold() for text in present}:
-        there = sorted({has(r) for r in results}, key=lambda text: (len(text), text) if text.isdecimal() else (0, text))
-        raise UserError(f"No runs with {kind} '{min(missing)}' among those asked for.", f"There are: {', '.join(there)}.")
-    return [r for r in results if not wanted or {has(r).casefold(), title(has(r)).casefold()} & wanted]
-
-
-def _conditions(where: Iterable[str]) -> dict[tuple[str, str], list[str]]:
-    found: dict[tuple[str, str], list[str]] = {}
-    for text in where:
-        target, equals, value = text.partition("=")
-        method, dot, name = target.strip().partition(".")
-        if not (equals and dot and method and name):
-            raise UserError(
-                f"--where {text}: expected METHOD.NAME=VALUE or train.NAME=VALUE.",
-                "For example --where fedala.p=2 or --where train.optimizer=adamw.",
-            )
-        found.setdefault((method.casefold(), name), []).append(value.strip())
-    return found
-
-
-def _with_value(results: list[Result], method: str, name: str, values: Sequence[str]) -> list[Result]:
-    """Without the runs of this method, or with "train" without all runs, that have another value."""
-    if method == PROTOCOL:
-        return _with_protocol(results, name, values)
-    own = [r for r in results if method in (r.method.casefold(), labels.method_title(r.method, r.title).casefold())]
-    if not own:
-        there = ", ".join(sorted({r.method for r in results}))
-        raise UserError(f"--where {method}.{name}: no such runs of '{method}'.", f"There are runs of: {there or 'no method'}.")
-    known = {key for r in own for key in r.spec["method"]["hyperparameters"]}
-    if name not in known:
-        raise UserError(
-            f"--where {method}.{name}: {method} has no hyperparameter '{name}'.", f"It has: {', '.join(sorted(known)) or 'none'}."
-        )
-    present = {r.id: r.spec["method"]["hyperparameters"].get(name) for r in own}
-    for value in values:
-        if not any(_is(one, value) for one in present.values()):
-            there = ", ".join(sorted({_text(one) for one in present.values()}))
-            raise UserError(f"No run of {method} has {name}={value}.", f"There are: {there}.")
-    out = {run for run, one in present.items() if not any(_is(one, value) for value in values)}
-    return [r for r in results if r.id not in out]
-
-
-def _with_protocol(results: list[Result], name: str, values: Sequence[str]) -> list[Result]:
-    """The runs with one of these values of an item of the training protocol, as `runs show` names it."""
-    if name not in TrainSpec.model_fields:
-        raise unknown(f"item of --where {PROTOCOL}.", name, TrainSpec.model_fields)
-    present = {r.id: r.spec["train"][name] for r in results}
-    for value in values:
-        if not any(_is(one, value) for one in present.values()):
-            there = ", ".join(sorted({_text(one) for one in present.values()}))
-            raise UserError(f"No run has {PROTOCOL}.{name}={value}.", f"There are: {there}.")
-    return [r for r in results if any(_is(present[r.id], value) for value in values)]
-
-
-def _is(stored: object, text: str) -> bool:
-    """As --set reads a value: 80 and 80.0 are the same."""
-    if isinstance(stored, int | float) and not isinstance(stored, bool):
-        try:
-            return float(stored) == float(text)
-        except ValueError:
-            return False
-    return _text(stored) == text.casefold()
-
-
-def _text(stored: object) -> str:
-    return f"{stored:g}" if isinstance(stored, float) else str(stored).casefold()

@@ -59,10 +59,10 @@ def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Exec
     for spec in _settings(ahead):
         here = [one for one in left if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
         for one in sorted(here, key=lambda one: one.wanted.spec.method.name != "fedavg"):
-            if Clock(known).left(one).seconds is None:
+            if Clock(known).left(one)[0] is None:
                 known.append(_measure(one.wanted.spec, load_setting(spec, data_dir), how))
                 measured = True
-    times = [Clock(known).left(one).seconds for one in left]
+    times = [Clock(known).left(one)[0] for one in left]
     seconds = None if None in times else sum(value for value in times if value is not None)
     if seconds is not None and seconds < LONG:
         return None

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pflbench import data
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError
 from pflbench.report import labels
 from pflbench.report.declared import PLOTS, TABLES
 from pflbench.report.needs import FigureNeeds, Planned, TableNeeds, command
 from pflbench.report.paper import Place
 from pflbench.report.papermap import Part, resolve
-from pflbench.report.tables.paper import named
+from pflbench.report.tables.places import named
 from pflbench.reproduce.scales import SCALES, Scale, proportion
 from pflbench.run.follow import Follow
 from pflbench.run.plan import Wish, plan
@@ -168,8 +168,6 @@ def goals(
     A dataset may be given other data in its place: "cifar10=folder:PATH". Raises UserError for unknown names, and for a name
     that the table and the figure do not have.
     """
-    if scale not in SCALES:
-        raise unknown("scale", scale, SCALES)
     filters = tuple(methods), tuple(datasets), tuple(partitions)
     found: list[Goal] = []
     refused: list[UserError] = []
@@ -196,9 +194,13 @@ def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[st
     names, others = _stand_ins(datasets)
     if others and scale.embedded:
         raise UserError(f"At scale {scale.name} the digits stand in for all data.", "Name datasets without '='.")
-    cells = _filtered(cells, methods, names, partitions)
+    cells = named("method", methods, cells, lambda x: (x.line.method, labels.method_title(x.line.method)))
+    cells = named("dataset", names, cells, lambda x: x.place.names)
+    cells = named("partition", partitions, cells, lambda x: (x.place.partition_label,))
+    cells = tuple(replace(cell, place=_in_place(others, cell.place)) for cell in cells)
+    if table:
+        table = _part(replace(table, places=tuple(_in_place(others, place) for place in table.places)), cells)
     # The digits stand in for any dataset.
-    cells = tuple(_with(others, cell) for cell in cells)
     known = tuple(cell for cell in cells if cell.known or scale.embedded)
     foreign = [cell.place.dataset for cell in cells if cell not in known]
     fitting = tuple(cell for cell in known if scale.allows(cell.line))
@@ -206,13 +208,13 @@ def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[st
     return Goal(
         name,
         scale,
-        scale.table(shown) if table and (shown := _part(_placed(others, table), cells)) else None,
+        scale.table(table) if table else None,
         figure,
         fitting,
         {dataset: foreign.count(dataset) for dataset in foreign},
         tuple(left_out),
         part.printed,
-        frozenset(_with(others, cell) for cell in drawn),
+        frozenset(replace(cell, place=_in_place(others, cell.place)) for cell in drawn),
     )
 
 
@@ -246,14 +248,6 @@ def _apart(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in ("methods", "settings")}
 
 
-def _filtered(
-    cells: tuple[Planned, ...], methods: Iterable[str], datasets: Iterable[str], partitions: Iterable[str]
-) -> tuple[Planned, ...]:
-    cells = named("method", methods, cells, lambda x: (x.line.method, labels.method_title(x.line.method)))
-    cells = named("dataset", datasets, cells, lambda x: x.place.names)
-    return named("partition", partitions, cells, lambda x: (x.place.partition_label,))
-
-
 def _stand_ins(datasets: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """From "NAME" and "NAME=DATA": the names, and by name in lower case the data that take the place of some."""
     names, others = [], {}
@@ -273,14 +267,6 @@ def _in_place(others: dict[str, str], place: Place) -> Place:
     names = (place.dataset, labels.label_title(place.dataset))
     other = next((others[name.casefold()] for name in names if name.casefold() in others), "")
     return replace(place, stand_in=other)
-
-
-def _with(others: dict[str, str], cell: Planned) -> Planned:
-    return replace(cell, place=_in_place(others, cell.place))
-
-
-def _placed(others: dict[str, str], table: TableNeeds) -> TableNeeds:
-    return replace(table, places=tuple(_in_place(others, place) for place in table.places))
 
 
 def _part(table: TableNeeds, cells: Sequence[Planned]) -> TableNeeds | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +14,33 @@ from pflbench import data, models
 from pflbench.errors import UserError
 from pflbench.report import labels
 from pflbench.reproduce.goal import Goal, Wanted
-from pflbench.reproduce.progress import BASELINE, STATES, Clock, Estimate, RunProgress, State, progress_of
+from pflbench.reproduce.progress import RunProgress, Tally, progress_of
 from pflbench.run.plan import warnings
 from pflbench.spec import RunSpec
-from pflbench.store.rounds import speeds
-from pflbench.store.runs import ALL
-
-
-@dataclass(frozen=True)
-class SettingOutlook:
-    """The runs of one setting. seconds: of those still to be made of which it can be told; unknown: of how many it cannot."""
-
-    setting: str
-    counts: dict[State, int]
-    seconds: float
-    unknown: int
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """estimates: by run. lacking: dataset -> why it cannot be read, with the command that gets it."""
+    """lacking: dataset -> why it cannot be read, with the command that gets it."""
 
     goal: Goal
     progress: tuple[RunProgress, ...]
-    estimates: tuple[Estimate, ...]
     lacking: dict[str, UserError]
 
     @property
-    def ahead(self) -> list[tuple[RunProgress, Estimate]]:
-        """The runs that can be made, with the time that each takes."""
-        pairs = zip(self.progress, self.estimates, strict=True)
-        return [(one, time) for one, time in pairs if one.rounds_left and one.wanted.spec.data.label not in self.lacking]
+    def ahead(self) -> list[RunProgress]:
+        """The runs that can be made."""
+        return [one for one in self.progress if one.rounds_left and one.wanted.spec.data.label not in self.lacking]
 
     @property
     def seconds(self) -> float:
         """Of all runs ahead of which it can be told."""
-        return sum(time.seconds for _, time in self.ahead if time.seconds is not None)
+        return Tally.of(self.ahead).seconds
 
     @property
     def unknown(self) -> dict[str, int]:
         """Why the time of a run cannot be told -> of how many."""
-        return dict(Counter(time.basis for _, time in self.ahead if time.seconds is None))
+        return dict(Counter(one.basis for one in self.ahead if one.seconds is None))
 
     @property
     def runs(self) -> list[int]:
@@ -69,20 +55,21 @@ class Outlook:
     @property
     def weights(self) -> list[float]:
         """The share of the time that each run ahead is expected to take: in seconds, or in rounds if one cannot be told."""
-        seconds = [time.seconds for _, time in self.ahead if time.seconds is not None]
-        return seconds if len(seconds) == len(self.ahead) else [float(one.rounds_left) for one, _ in self.ahead]
+        seconds = [one.seconds for one in self.ahead if one.seconds is not None]
+        return seconds if len(seconds) == len(self.ahead) else [float(one.rounds_left) for one in self.ahead]
 
-    def parts(self) -> list[SettingOutlook]:
-        """The list by setting, in the order of the table."""
-        ahead = {one.wanted.spec.key: time for one, time in self.ahead}
+    def parts(self) -> dict[str, Tally]:
+        """How far each setting is, in the order of the table."""
         by_setting: dict[str, list[RunProgress]] = {}
         for one in self.progress:
-            by_setting.setdefault(_setting(one.wanted.spec), []).append(one)
-        return [_part(setting, same, ahead) for setting, same in by_setting.items()]
+            # What cannot be made takes no time.
+            there = one.wanted.spec.data.label not in self.lacking
+            by_setting.setdefault(_setting(one.wanted.spec), []).append(one if there else replace(one, seconds=0.0))
+        return {setting: Tally.of(same) for setting, same in by_setting.items()}
 
     def remarks(self) -> list[str]:
         """What is particular about some of the runs, and what stands in the way, a line each."""
-        said = warnings([one.wanted.spec for one, _ in self.ahead])
+        said = warnings([one.wanted.spec for one in self.ahead])
         for one in self.progress:
             if one.state == "interrupted":
                 reached = f"after round {one.round} of {one.wanted.spec.train.rounds}"
@@ -131,18 +118,16 @@ class Outlook:
             "lacking": {name: {"message": error.message, "hint": error.hint} for name, error in self.lacking.items()},
             "foreign": self.goal.foreign,
             "left_out": self.goal.left_out,
-            "runs": [_record(one, time) for one, time in zip(self.progress, self.estimates, strict=True)],
+            "runs": [_record(one) for one in self.progress],
         }
 
 
 def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine | None, data_dir: Path, progress: data.Progress | None) -> Outlook:
     """How things stand. engine: None where there is no database yet. Data are read only for runs that are still to be made."""
-    each = progress_of(engine, wanted) if engine is not None else [RunProgress(one, "missing") for one in wanted]
+    each = progress_of(engine, wanted)
     ahead = [one.wanted.spec for one in each if one.rounds_left]
-    measured = speeds(engine, ALL, {BASELINE, *(spec.method.name for spec in ahead)}) if ahead and engine is not None else []
-    clock = Clock(measured)
     read = [one.spec for one in goal.planned(data_dir)] if goal.untrained else ahead
-    return Outlook(goal, tuple(each), tuple(clock.left(one) for one in each), lacking(read, data_dir, progress))
+    return Outlook(goal, tuple(each), lacking(read, data_dir, progress))
 
 
 def lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | None = None) -> dict[str, UserError]:
@@ -156,13 +141,6 @@ def lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | 
     return found
 
 
-def _part(setting: str, same: Sequence[RunProgress], ahead: dict[str, Estimate]) -> SettingOutlook:
-    counts = Counter(one.state for one in same)
-    times = [ahead[one.wanted.spec.key] for one in same if one.wanted.spec.key in ahead]
-    known = [time.seconds for time in times if time.seconds is not None]
-    return SettingOutlook(setting, {state: counts[state] for state in STATES}, sum(known), len(times) - len(known))
-
-
 def _setting(spec: RunSpec) -> str:
     train, partition = spec.train, spec.partition
     joining = f", join ratio {train.join_ratio:g}" if train.join_ratio < 1 else ""
@@ -171,7 +149,7 @@ def _setting(spec: RunSpec) -> str:
     return f"{where}, {partition.clients} clients{joining}{epochs}, {train.rounds} round{'s' * (train.rounds > 1)}"
 
 
-def _record(one: RunProgress, time: Estimate) -> dict[str, Any]:
+def _record(one: RunProgress) -> dict[str, Any]:
     spec = one.wanted.spec
     return {
         "key": spec.key,
@@ -184,7 +162,7 @@ def _record(one: RunProgress, time: Estimate) -> dict[str, Any]:
         "round": one.round,
         "rounds": spec.train.rounds,
         "anew": one.anew,
-        "seconds": time.seconds,
-        "basis": time.basis,
+        "seconds": one.seconds,
+        "basis": one.basis,
         "command": one.wanted.command,
     }

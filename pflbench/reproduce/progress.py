@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -14,8 +14,8 @@ from pflbench.report.paper import seconds_per_iteration
 from pflbench.reproduce.goal import Keeps, Wanted
 from pflbench.spec import RunSpec
 from pflbench.store import arrays
-from pflbench.store.rounds import Speed
-from pflbench.store.runs import Run, attempts
+from pflbench.store.rounds import Speed, speeds
+from pflbench.store.runs import ALL, Run, attempts
 
 State = Literal["there", "interrupted", "missing", "diverged"]
 STATES: tuple[State, ...] = ("there", "interrupted", "missing", "diverged")
@@ -25,26 +25,58 @@ _Where = tuple[str, str, int, int]  # dataset, model, clients that join a round,
 
 @dataclass(frozen=True)
 class RunProgress:
-    """run: the attempt that counts or goes on. round: what it has reached. anew: one did not keep what is needed."""
+    """run: the attempt that counts or goes on. round: what it has reached. anew: one did not keep what is needed.
+
+    seconds: of what is left of it, None where nothing tells. basis: what that rests on.
+    """
 
     wanted: Wanted
     state: State
     run: int | None = None
     round: int = 0
     anew: bool = False
+    seconds: float | None = 0.0
+    basis: str = "nothing left"
 
     @property
     def rounds_left(self) -> int:
         return self.wanted.spec.train.rounds - self.round if self.state in ("interrupted", "missing") else 0
 
 
-def progress_of(engine: Engine, wanted: Sequence[Wanted]) -> list[RunProgress]:
-    """How far each run is, in the same order."""
+@dataclass(frozen=True)
+class Tally:
+    """Of some runs: how many are in each state, and the seconds that are left; unknown: of how many these cannot be told."""
+
+    counts: dict[State, int]
+    seconds: float
+    unknown: int
+
+    @classmethod
+    def of(cls, runs: Collection[RunProgress]) -> Tally:
+        states = Counter(one.state for one in runs)
+        times = [one.seconds for one in runs]
+        known = [seconds for seconds in times if seconds is not None]
+        return cls({state: states[state] for state in STATES}, sum(known), len(times) - len(known))
+
+
+def progress_of(engine: Engine | None, wanted: Sequence[Wanted]) -> list[RunProgress]:
+    """How far each run is, in the same order, and how long the rest will take. engine: None where there is no database yet."""
+    if engine is None:
+        return [timed(RunProgress(one, "missing"), Clock([])) for one in wanted]
     found = attempts(engine, [one.spec.key for one in wanted])
     runs = [attempt.id for same in found.values() for attempt in same]
     names = {one.keeps.array for one in wanted if one.keeps.array is not None}
     kept = arrays.rounds(engine, runs, names) if names else {}
-    return [_progress(one, found.get(one.spec.key, []), kept) for one in wanted]
+    each = [_progress(one, found.get(one.spec.key, []), kept) for one in wanted]
+    left = {one.wanted.spec.method.name for one in each if one.rounds_left}
+    clock = Clock(speeds(engine, ALL, {BASELINE, *left}) if left else [])
+    return [timed(one, clock) for one in each]
+
+
+def timed(run: RunProgress, clock: Clock) -> RunProgress:
+    """The same with the time that is left."""
+    seconds, basis = clock.left(run)
+    return replace(run, seconds=seconds, basis=basis)
 
 
 def _progress(wanted: Wanted, found: Sequence[Run], kept: dict[tuple[int, str], list[int]]) -> RunProgress:
@@ -71,14 +103,6 @@ def _kept(keeps: Keeps, rounds: Sequence[int], reached: int) -> bool:
     return {t for t in keeps.rounds if t <= reached} <= set(rounds)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """seconds: of what is left of a run, None where nothing tells. basis: what it rests on."""
-
-    seconds: float | None
-    basis: str
-
-
 class Clock:
     """Seconds per round by method and setting: medians over the runs that there are."""
 
@@ -88,12 +112,12 @@ class Clock:
             taken[one.method][one.dataset, one.model, one.clients, one.epochs].append(one.seconds)
         self._seconds = {name: {at: median(values) for at, values in own.items()} for name, own in taken.items()}
 
-    def left(self, run: RunProgress) -> Estimate:
-        """Of the rounds that a run has still to do."""
+    def left(self, run: RunProgress) -> tuple[float | None, str]:
+        """The seconds of the rounds that a run has still to do, and what that rests on."""
         if not run.rounds_left:
-            return Estimate(0.0, "nothing left")
+            return 0.0, "nothing left"
         seconds, basis = self._round(run.wanted.spec)
-        return Estimate(None if seconds is None else seconds * run.rounds_left, basis)
+        return None if seconds is None else seconds * run.rounds_left, basis
 
     def _round(self, spec: RunSpec) -> tuple[float | None, str]:
         train = spec.train

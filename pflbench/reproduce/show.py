@@ -12,8 +12,8 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench import data
-from pflbench.errors import UserError
-from pflbench.report import style
+from pflbench.errors import NothingYet, UserError
+from pflbench.report import labels, style
 from pflbench.report.declared import PLOTS, TABLES
 from pflbench.report.figures import distribution
 from pflbench.report.figures.trajectory import numbers as trajectory
@@ -21,6 +21,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables.grid import Grid
 from pflbench.reproduce.goal import Goal
 from pflbench.run import surface
+from pflbench.run.plan import Wish, partition_options, plan
 from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import arrays
@@ -45,10 +46,15 @@ def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
     # What is named is drawn as long as it fits on a page.
     filters = replace(own, datasets=distinct(engine, own.among(engine), "dataset"))
     made: style.Drawing = PLOTS[goal.name].build(engine, filters, **goal.figure_options)
-    return replace(made, notes=(note(goal), *made.notes))
+    return noted(goal, made)
 
 
-def partitions(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress | None) -> list[PartitionRecord]:
+def noted(goal: Goal, drawn: style.Drawing) -> style.Drawing:
+    """With a note of the scale."""
+    return replace(drawn, notes=(note(goal), *drawn.notes))
+
+
+def held(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress | None) -> list[PartitionRecord]:
     """Who holds what, from data and partition alone, each once. What cannot be read is left out; UserError where nothing can."""
     found: dict[str, PartitionRecord] = {}
     refused: list[UserError] = []
@@ -66,8 +72,28 @@ def partitions(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress
 
 def data_drawing(goal: Goal, data_dir: Path, progress: data.Progress | None) -> style.Drawing:
     """A figure that needs no run. Raises UserError where none of its data are here."""
-    made = distribution.drawing(partitions([one.spec for one in goal.planned(data_dir)], data_dir, progress))
-    return replace(made, notes=(note(goal), *made.notes))
+    specs = [one.spec for one in goal.planned(data_dir)]
+    made = held(specs, data_dir, progress)
+    there = {one.dataset for one in made}
+    absent = dict.fromkeys(labels.label_title(spec.data.label) for spec in specs if spec.data.label not in there)
+    drawn = distribution.drawing(made)
+    return replace(drawn, notes=(*drawn.notes, *(f"Left out, as its data are not here: {name}." for name in absent)))
+
+
+def planned_partitions(
+    datasets: Sequence[str], partitions: Sequence[str], data_dir: Path, progress: data.Progress | None, missing: UserError
+) -> style.Drawing:
+    """The partitions that runs would have, by dataset and label. missing: why the database cannot show them."""
+    try:
+        schemes = [partition_options(text) for text in partitions] or [{}]
+    except UserError as no_label:
+        raise no_label if isinstance(missing, NothingYet) else missing from None
+    specs = [spec for scheme in schemes for spec in plan(Wish(("local",), tuple(datasets), data_dir, **scheme))]
+    drawn = distribution.drawing(held(specs, data_dir, progress))
+    if datasets:
+        return drawn
+    more = "The FedALA paper's: pflbench reproduce figure6, to figure9. Others: -d NAME -p 'Dir(0.1)', also Pathological(2), IID."
+    return replace(drawn, notes=(*drawn.notes, more))
 
 
 def compute_surface(goal: Goal, engine: Engine, runs: Sequence[int], data_dir: Path, device: str) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from pflbench.errors import UserError
 from pflbench.report.papermap import DRAWINGS
-from pflbench.report.selection import Filters
+from pflbench.report.selection import Filters, statuses
 from pflbench.site import figures, papermap, runs, tables
 from pflbench.site.figures import FigureGroup
 from pflbench.site.papermap import Missing
@@ -91,7 +91,8 @@ def _shown(filled: Iterable[TableView], drawn: Iterable[FigureGroup]) -> tuple[i
 def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:
     if live and not distinct(engine, filters.among(engine), "method"):
         return []
-    return filters.matching(engine)
+    found = filters.matching(engine)
+    return [run for run in found if not filters.status or run.status in statuses(filters.status)]
 
 
 def _paged(lines: Collection[RunLine], shown: Iterable[int], pages: str) -> frozenset[int]:

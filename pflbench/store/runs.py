@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import ColumnElement, Engine, func, literal, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
-from pflbench.errors import UserError, unknown
-from pflbench.spec import OTHER_CONTENT, from_stored
+from pflbench.errors import UserError
+from pflbench.spec import from_stored
 from pflbench.store.database import reading
 from pflbench.store.failures import DAMAGED
 from pflbench.store.locks import UNDER_WAY, presence
-from pflbench.store.schema import STATUSES, PartitionRow, RoundRow, RunRow, SeriesRow, is_environment
+from pflbench.store.schema import PartitionRow, RoundRow, RunRow, SeriesRow, is_environment
 
 SMOKE = "smoke"  # the scale of runs which show that everything works, and nothing about methods
 
@@ -176,37 +175,6 @@ def find_head(engine: Engine, id_or_key: int | str) -> RunHead:
     return _found(engine, RunHead, id_or_key)
 
 
-def listed(
-    engine: Engine,
-    among: Among,
-    *,
-    method: str | None = None,
-    dataset: str | None = None,
-    status: str | None = None,
-    key: str | None = None,
-    limit: int | None = None,
-) -> list[Run]:
-    """Runs, newest first, each with its status as it is now; none is an empty list.
-
-    `key` may be the beginning of one, `dataset` a label or its name alone.
-    """
-    if status is not None and status not in STATUSES:
-        raise unknown("status", status, STATUSES)
-    query = _query(Run).where(among.condition).order_by(RunRow.id.desc())
-    if method is not None:
-        query = query.where(RunRow.method == method)
-    if dataset is not None:
-        query = query.where((RunRow.dataset == dataset) | RunRow.dataset.startswith(dataset + OTHER_CONTENT, autoescape=True))
-    if key is not None:
-        query = query.where(RunRow.key.startswith(key.lower(), autoescape=True))
-    if status is not None:
-        query = query.where(RunRow.status.in_({status, *(UNDER_WAY if status == "interrupted" else ())}))
-    present = presence(engine)
-    with reading(engine) as c:
-        found = (_now(Run(*row), present) for row in c.execute(query))
-        return list(islice((run for run in found if status in (None, run.status)), limit))
-
-
 def as_it_is_now(engine: Engine, run: R) -> R:
     """The run; one under way that no process is at is interrupted, though it could not write that down."""
     return _now(run, presence(engine)) if run.status in UNDER_WAY else run
@@ -219,30 +187,12 @@ def distinct(engine: Engine, among: Among, column: Literal["method", "dataset"])
         return list(c.scalars(select(named).where(among.condition).distinct().order_by(named)))
 
 
-def titles(engine: Engine, among: Among) -> dict[str, str | None]:
-    """The methods for which there are runs, sorted, each with what it calls itself as in `Run.title`."""
-    title = func.max(RunRow.environment["plugin"]["title"].as_string()).label("title")
-    query = select(RunRow.method, title).where(among.condition).group_by(RunRow.method).order_by(RunRow.method)
-    with reading(engine) as c:
-        return {row.method: row.title for row in c.execute(query)}
-
-
-def results(
-    engine: Engine,
-    among: Among,
-    selection: Select,
-    *,
-    methods: Collection[str] | None = None,
-    datasets: Collection[str] | None = None,
-) -> list[Result]:
+def results(engine: Engine, among: Among, selection: Select) -> list[Result]:
     """One Result per run of any status, as it was written down, ordered by run.
 
     The rule is applied by the database, along its indexes.
     """
     query = _query(Run, *counted(selection)).where(among.condition)
-    for column, wanted in ((RunRow.method, methods), (RunRow.dataset, datasets)):
-        if wanted is not None:
-            query = query.where(column.in_(wanted))
     with reading(engine) as c:
         return [Result(*row) for row in c.execute(query.order_by(RunRow.id))]
 

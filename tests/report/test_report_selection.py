@@ -64,12 +64,12 @@ def test_a_run_by_its_key(golden: Engine) -> None:
         ({"clients": [7]}, "No runs with clients '7'.*\nThere are: 4, 5, 10, 20, 50, 100."),
         ({"runs": ["9999"]}, "No run '9999'"),
         ({"where": ["p=2"]}, "expected METHOD.NAME=VALUE"),
-        ({"where": ["fedala.p=9"]}, "No run of fedala has p=9.\nThere are: 1, 2, 3."),
-        ({"where": ["fedala.q=9"]}, "fedala has no hyperparameter 'q'"),
-        ({"where": ["train.optimizer=adamw"]}, "No run has train.optimizer=adamw.\nThere are: sgd."),
-        ({"where": ["train.optimiser=adamw"]}, "Did you mean 'optimizer'"),
-        ({"where": ["pfedme.p=9"]}, "no such runs of 'pfedme'"),
-        ({"runs": ["3"], "rounds": [2000]}, "No run has rounds 2000, run 3"),
+        ({"where": ["fedala.p=9"]}, "No runs with fedala.p '9' in this database.\nThere are: 1, 2, 3."),
+        ({"where": ["fedala.q=9"]}, "Unknown item of --where 'fedala.q'.*\nValid: fedala.adapt"),
+        ({"where": ["train.optimizer=adamw"]}, "No runs with train.optimizer 'adamw'.*\nThere are: sgd."),
+        ({"where": ["train.optimiser=adamw"]}, "Did you mean 'train.optimizer'"),
+        ({"where": ["pfedme.p=9"]}, "Unknown method of --where 'pfedme'"),
+        ({"runs": ["3"], "rounds": [2000]}, "No run fits these filters together"),
     ],
 )
 def test_what_no_run_has_is_refused(golden: Engine, asked: dict[str, Any], words: str) -> None:

@@ -7,13 +7,12 @@ import io
 import json
 import shlex
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from sqlalchemy import Engine
-from support.command import ROOT, Shell
+from support.command import ROOT
 from support.report_database import add_run, spec
 from support.store_samples import write_round
 
@@ -27,14 +26,15 @@ from pflbench.report.declared import TABLES
 from pflbench.report.needs import Planned
 from pflbench.report.selection import Filters
 from pflbench.report.tables import cell
-from pflbench.report.tables.grid import FORMATS, render
-from pflbench.report.tables.paper import PaperTable, PlaceCells, build
+from pflbench.report.tables.accuracy import AccuracyTable
+from pflbench.report.tables.grid import render
+from pflbench.report.tables.places import AccuracyColumn
 from pflbench.run.plan import Wish, plan
 from pflbench.spec import RunSpec
 from pflbench.store.runs import Select
 from pflbench.store.write import RoundRecord, create_run, update_run
 
-DECLARED = {name: table.needs for name, table in TABLES.items() if table.needs and name != "ranks"}
+DECLARED = {name: table.needs for name, table in TABLES.items() if table.needs and name not in ("ranks", "table2")}
 SHOWN = [name for name in DECLARED if name not in ("accuracy", "overhead")]
 EVERY = [planned for table in DECLARED.values() for planned in table.needed]
 
@@ -58,39 +58,13 @@ def add(engine: Engine, of: Planned, *accuracies: float, **train: Any) -> list[i
     return [add_run(engine, one, [0.01, value / 100]) for one, value in zip(found, accuracies, strict=True)]
 
 
-def part(table: PaperTable, title: str) -> PlaceCells:
-    (found,) = [part for part in table.parts if part.title == title]
+def part(table: AccuracyTable, title: str) -> AccuracyColumn:
+    (found,) = [part for part in table.columns if part.title == title]
     return found
 
 
-def verdict(table: PaperTable, row: str, column: int = 0) -> str | None:
-    return table.parts[column].verdicts[[line.label for line in table.lines].index(row)]
-
-
-def test_every_table_is_in_the_table_of_contents() -> None:
-    assert set(TABLES) == {*DECLARED, "ranks", "table2"}
-
-
-@pytest.mark.parametrize(
-    ("name", "cells", "first", "last"),
-    [
-        ("accuracy", 14 * 9, 97.93, 96.52),
-        ("heterogeneity", 14 * 3, 15.70, 92.45),
-        ("scalability", 14 * 2, 31.90, 54.68),
-        ("applicability", 9 * 2, 40.54, 48.99),
-        ("overhead", 14, 19.45, 41.94),
-        ("hyperparameters", 12, 39.53, 42.47),
-        ("range", 4 + 3, 39.75, 96.52),
-        ("participation", 12, 39.51, 54.81),
-        ("elastic", 2 * 6, 32.31, 69.25),
-        ("ablation", 2, 40.54, 33.81),
-    ],
-)
-def test_every_cell_has_its_printed_value(name: str, cells: int, first: float, last: float) -> None:
-    found = DECLARED[name].cells
-    printed = [planned.reference.mean for planned in found if planned.reference]
-    assert (len(found), len(printed)) == (cells, cells)
-    assert (printed[0], printed[-1]) == (first, last)
+def verdict(table: AccuracyTable, row: str, column: int = 0) -> str | None:
+    return table.columns[column].verdicts[[line.label for line in table.rows].index(row)]
 
 
 def test_no_printed_accuracy_is_left_over() -> None:
@@ -144,20 +118,20 @@ def test_difference_and_verdict_by_hand(engine: Engine) -> None:
     add(engine, planned("heterogeneity", "fedrep", partition=("dirichlet", 0.5)), 15.73)  # - 1.01
     add(engine, planned("heterogeneity", "ditto", partition=("dirichlet", 0.5)), 19.97)  # + 0.99
     add(engine, planned("heterogeneity", "fedprox", partition=("dirichlet", 0.5)), 21.22, rounds=20)
-    without = build("heterogeneity", engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
+    without = TABLES["heterogeneity"].load()(engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
     assert (verdict(without, "FedAvg"), verdict(without, "FedRep")) == ("open", "differs")
     add(engine, planned("heterogeneity", "fedala", partition=("dirichlet", 0.5)), 27.5)
-    table = build("heterogeneity", engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
+    table = TABLES["heterogeneity"].load()(engine, Filters(datasets=["tiny"], partitions=["Dir(0.5)"]))
     main = part(table, "Tiny-ImageNet, Dir(0.5), 2000 rounds")
-    own = main.cells[[line.label for line in table.lines].index("FedAvg")]
+    own = main.cells[[line.label for line in table.rows].index("FedAvg")]
     assert own is not None
     assert own.difference == pytest.approx(1.40)
-    judged = dict(zip([line.label for line in table.lines], main.verdicts, strict=True))
-    assert judged == {line.label: "not run" for line in table.lines} | {
+    judged = dict(zip([line.label for line in table.rows], main.verdicts, strict=True))
+    assert judged == {line.label: "not run" for line in table.rows} | {
         "FedAvg": "reproduced", "FedRep": "differs", "Ditto": "reproduced", "FedALA": "reproduced",
     }  # fmt: skip
     short = part(table, "Tiny-ImageNet, Dir(0.5), 20 rounds")
-    assert dict(zip([line.label for line in table.lines], short.verdicts, strict=True))["FedProx"] == "protocol differs"
+    assert dict(zip([line.label for line in table.rows], short.verdicts, strict=True))["FedProx"] == "protocol differs"
     assert "† protocol differs (Tiny-ImageNet, Dir(0.5), 20 rounds): rounds 20 instead of 2000." in table.notes
 
 
@@ -166,7 +140,7 @@ def reference(mean: float, std: float | None = None) -> paper.PrintedValue:
 
 
 def a_cell(mean: float, of: paper.PrintedValue | None, *differences: str) -> cell.Cell:
-    return cell.Cell(mean, 0, (1,), (0,), (mean,), (1,), False, of, differences)
+    return cell.Cell(mean, 0, (1,), (0,), (mean,), (1,), {}, of, differences, 1)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +182,8 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     add(engine, planned("applicability", "fedprox+ala"), 40.0)
     (other,) = plan(Wish(**planned("applicability", "fedprox").options, settings=("fedprox.mu=0.1",)))
     add_run(engine, other, [0.2])  # other hyperparameters
-    table = build("applicability", engine, Filters(datasets=["tiny"]))
-    gains = dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))
+    table = TABLES["applicability"].load()(engine, Filters(datasets=["tiny"]))
+    gains = dict(zip([line.method for line in table.rows], table.columns[0].improvements, strict=True))
     assert gains["ditto+ala"] == pytest.approx(41.0 - 32.5)
     assert gains["fedamp+ala"] == pytest.approx(0.5)
     assert (gains["fedrep+ala"], gains["fedprox+ala"], gains["fedavg+ala"]) == (None, None, None)
@@ -217,41 +191,13 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     assert (rows["ditto+ala"]["improvement"], rows["ditto+ala"]["paper_improvement"]) == (pytest.approx(8.5), 8.60)
 
 
-def test_a_hyperparameter_that_the_paper_does_not_vary_tells_runs_apart(engine: Engine) -> None:
-    def gain() -> float | None:
-        table = build("applicability", engine, Filters(datasets=["tiny"]))
-        return dict(zip([line.method for line in table.lines], table.parts[0].improvements, strict=True))["fedrep+ala"]
-
-    def uniform(method: str) -> RunSpec:
-        (one,) = plan(Wish(**planned("applicability", method).options, settings=(f"{method}.aggregation=uniform",)))
-        return one
-
-    with_ala = uniform("fedrep+ala")
-    add_run(engine, with_ala, [0.5])
-    add(engine, planned("applicability", "fedrep"), 36.0)
-    assert gain() is None
-    add_run(engine, uniform("fedrep"), [0.4])
-    assert gain() == pytest.approx(10.0)
-    place = planned("applicability", "fedrep+ala").place
-    assert paper.differences(with_ala.model_dump(mode="json"), Select(), place) == ("aggregation uniform instead of weighted",)
-
-
-def test_the_papers_improvements_are_its_accuracies_differences() -> None:
-    for of in DECLARED["applicability"].cells:
-        base = planned("applicability", of.line.method.removesuffix("+ala"), dataset=of.place.dataset).reference
-        assert of.reference is not None
-        assert base is not None
-        printed = paper.improvements()[of.line.method, of.place.dataset]
-        assert of.reference.mean - base.mean == pytest.approx(printed, abs=1e-9)
-
-
 def test_s_and_p_choose_the_row(engine: Engine) -> None:
     for p, value in ((1, 40.0), (2, 39.0), (3, 38.0)):
         add(engine, planned("range", "fedala", dataset="tiny", p=p), value)
     (other,) = plan(Wish(methods=("fedala",), datasets=("tiny",), settings=("fedala.s=40",)))
     add_run(engine, other, [0.9])
-    table = build("range", engine)
-    tiny, agnews = table.parts
+    table = TABLES["range"].load()(engine)
+    tiny, agnews = table.columns
     assert [c and c.mean for c in tiny.cells] == [None, 38.0, 39.0, 40.0]
     assert [c and c.runs for c in tiny.cells] == [None, (3,), (2,), (1,)]
     assert tiny.verdicts == ("not run", "differs", "reproduced", "reproduced")
@@ -285,17 +231,17 @@ def test_weights_are_those_of_the_models_blocks(
 def test_runs_of_other_client_numbers_do_not_belong_to_scalability(engine: Engine) -> None:
     add(engine, planned("accuracy", "fedala", dataset="cifar100", partition=("dirichlet", 0.1)), 55.0)
     with pytest.raises(UserError, match=r"Nothing of the table 'scalability'(.|\n)*--clients 50"):
-        build("scalability", engine)
+        TABLES["scalability"].load()(engine)
     add(engine, planned("scalability", "fedala", clients=100), 54.0)
     add(engine, planned("participation", "fedala"), 56.0)
-    scaled = build("scalability", engine)
-    assert [(p.title, [c.mean for c in p.cells if c]) for p in scaled.parts] == [
+    scaled = TABLES["scalability"].load()(engine)
+    assert [(p.title, [c.mean for c in p.cells if c]) for p in scaled.columns] == [
         ("Cifar100, Dir(0.1), 50 clients, join ratio 1", []),
         ("Cifar100, Dir(0.1), 100 clients, join ratio 1", [54.0]),
     ]
-    joined = build("participation", engine)
-    assert [c.mean for c in joined.parts[0].cells if c] == [pytest.approx(56)]
-    assert "fedamp" not in [line.method for line in joined.lines]
+    joined = TABLES["participation"].load()(engine)
+    assert [c.mean for c in joined.columns[0].cells if c] == [pytest.approx(56)]
+    assert "fedamp" not in [line.method for line in joined.rows]
 
 
 def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
@@ -306,28 +252,30 @@ def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
         for t, value in enumerate(central):
             write_round(engine, run, RoundRecord(round=t, accuracy=0.99, series={"central": (value, 1.0)}))
     add_run(engine, spec("fedavg", model="logreg"), [0.5])
-    table = build("elastic", engine, Filters(datasets=["mnist"]))
-    assert [c and c.mean for c in table.parts[0].cells] == [70.0, 74.0]
-    assert table.parts[0].verdicts == ("protocol differs",) * 2
+    table = TABLES["elastic"].load()(engine, Filters(datasets=["mnist"]))
+    assert [c and c.mean for c in table.columns[0].cells] == [70.0, 74.0]
+    assert table.columns[0].verdicts == ("protocol differs",) * 2
     assert "† protocol differs (MNIST): partition pathological instead of unknown." in table.notes
     assert "Not counted: 1 run without a central test set (--central-test)." in table.notes
-    assert [c and c.mean for c in build("elastic", engine, Filters(datasets=["mnist"]), select="last").parts[0].cells] == [
+    assert [
+        c and c.mean for c in TABLES["elastic"].load()(engine, Filters(datasets=["mnist"]), select="last").columns[0].cells
+    ] == [
         69.0,
         74.0,
     ]
-    assert "pflbench does not have the dataset cinic10." in build("elastic", engine).notes
+    assert "pflbench does not have the dataset cinic10." in TABLES["elastic"].load()(engine).notes
 
 
 def test_of_several_sets_of_hyperparameters_the_papers_is_shown_and_the_others_are_told_of(engine: Engine) -> None:
     of = planned("heterogeneity", "ditto", dataset="agnews")
     (other,) = plan(Wish(**of.options, settings=("ditto.lam=1",)))
     add_run(engine, other, [0.5])
-    alone = build("heterogeneity", engine, Filters(datasets=["agnews"]))
+    alone = TABLES["heterogeneity"].load()(engine, Filters(datasets=["agnews"]))
     assert verdict(alone, "Ditto") == "protocol differs"
     assert any(note.endswith("lam 1 instead of 0.1.") for note in alone.notes)
     add(engine, of, 92.0)
-    table = build("heterogeneity", engine, Filters(datasets=["agnews"]))
-    assert [c.mean for c in table.parts[0].cells if c] == [92.0]
+    table = TABLES["heterogeneity"].load()(engine, Filters(datasets=["agnews"]))
+    assert [c.mean for c in table.columns[0].cells if c] == [92.0]
     assert any(note.startswith("Not shown: 1 run with other hyperparameters") for note in table.notes)
 
 
@@ -335,95 +283,34 @@ def test_the_table_says_what_was_not_run_and_how_to_run_it(engine: Engine) -> No
     with pytest.raises(
         UserError, match=r"was run yet(.|\n)*pflbench run -m fedavg -d tiny --model cnn --beta 0.01 --clients 20$"
     ):
-        build("heterogeneity", engine)
+        TABLES["heterogeneity"].load()(engine)
     add(engine, planned("heterogeneity", "fedavg"), 15.0)
-    table = build("heterogeneity", engine)
+    table = TABLES["heterogeneity"].load()(engine)
     assert (
         "Not run: 41 of 42 cells; next: "
         + planned("heterogeneity", "fedavg", dataset="tiny").command.replace("0.01", "0.5")
         + "."
         in table.notes
     )
-    assert len(table.parts) == 3, "settings that were not run are shown, too"
+    assert len(table.columns) == 3, "settings that were not run are shown, too"
     assert len(list(csv.DictReader(io.StringIO(render(table.grid(), "csv"))))) == 42
     with pytest.raises(UserError, match=r"no method 'local'(.|\n)*fedavg"):
-        build("heterogeneity", engine, Filters(methods=["local"]))
+        TABLES["heterogeneity"].load()(engine, Filters(methods=["local"]))
     with pytest.raises(UserError, match="no dataset 'mnist'"):
-        build("heterogeneity", engine, Filters(datasets=["mnist"]))
-
-
-def test_unfinished_runs_are_not_counted(engine: Engine) -> None:
-    (one,) = specs(planned("heterogeneity", "fedavg"))
-    add_run(engine, one, [0.1], status="running")
-    with pytest.raises(UserError, match="--status any"):
-        build("heterogeneity", engine)
-    assert build("heterogeneity", engine, Filters(status=["any"])).parts[0].cells[0] is not None
+        TABLES["heterogeneity"].load()(engine, Filters(datasets=["mnist"]))
 
 
 def test_test_labels_stay_marked(engine: Engine) -> None:
     of = planned("heterogeneity", "per-fedavg")
     (leaking,) = plan(Wish(**of.options, settings=("per-fedavg.adapt_on=test2022",)))
     add_run(engine, leaking, [0.5])
-    grid = build("heterogeneity", engine).grid()
+    grid = TABLES["heterogeneity"].load()(engine).grid()
     row = grid.labels.index("Per-FedAvg ‡")
     assert grid.columns[0].entries[row].text == "50.00 ‡"
     assert any(note.startswith("‡") for note in grid.notes)
     assert r"$^\ddagger$" in render(grid, "latex")
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_every_table_in_every_format(name: str, engine: Engine) -> None:
-    first = next(p for p in DECLARED[name].cells if p.known)
-    (one,) = specs(first)
-    run = create_run(engine, one, {})
-    update_run(engine, run, status="finished")
-    write_round(engine, run, RoundRecord(round=0, accuracy=0.25, series={"central": (0.25, 1.0)}))
-    table: PaperTable = TABLES[name].load()(engine)
-    assert (first.reference is not None) == DECLARED[name].printed
-    for format in FORMATS:
-        text = render(table.grid(), format)
-        assert "25.0" in text
-        assert first.reference is None or f"{first.reference.mean}" in text
-    plain = TABLES[name].load()(engine, paper="never").grid()
-    assert not any(column.head in (("paper",), ("verdict",)) for column in plain.columns)
-
-
-def test_runs_names_the_runs_of_every_cell(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add(engine, planned("heterogeneity", "fedavg"), 15.0, 16.0)
-    add(engine, planned("heterogeneity", "fedala"), 55.0)
-    engine.dispose()
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(capsys)
-    lines = shell("table", "heterogeneity", "--runs", "--db", "results.db", "-f", "markdown").out.splitlines()
-    assert lines[2].startswith("| FedAvg | 15.50 ± 0.50 (2) #1, 2 | 15.70 ± 0.46 (-0.20) | reproduced |")
-    assert lines[15].startswith("| FedALA | **55.00 (1) #3** |")
-    assert "#1, 2" in shell("table", "accuracy", "--runs", "--db", "results.db").out
-    assert "--std does not belong to `pflbench table overhead`" in shell.refused(
-        "table", "overhead", "--std", "sample", "--db", "results.db"
-    )
-
-
-def test_the_accuracy_table_has_verdicts_too(engine: Engine) -> None:
-    from pflbench.report.tables.accuracy import build as accuracy
-
-    place = {"dataset": "mnist", "partition": ("dirichlet", 0.1)}
-    add(engine, planned("accuracy", "fedavg", **place), 98.5)
-    add(engine, planned("accuracy", "fedala", **place), 99.6)
-    add(engine, planned("accuracy", "ditto", **place), 97.0)
-    records = json.loads(render(accuracy(engine).grid(), "json"))["cells"]
-    assert [(r["method"], r["verdict"]) for r in records] == [
-        ("fedavg", "reproduced"), ("ditto", "differs"), ("fedala", "reproduced"),
-    ]  # fmt: skip
-
-
 def test_datasets_of_the_papers_are_known_but_for_one() -> None:
     assert {p.place.dataset for p in EVERY if not p.known} == {"cinic10"}
     assert {p.place.dataset.partition(":")[0] for p in EVERY if p.known} <= set(data.DATASETS)
-
-
-def test_one_is_no_plural() -> None:
-    from pflbench.report import labels
-
-    assert [labels.counted(number, "run") for number in (0, 1, 2, 1234)] == ["0 runs", "1 run", "2 runs", "1,234 runs"]

@@ -73,24 +73,14 @@ def test_results_are_found_along_indexes(engine: Engine) -> None:
 
 
 @pytest.mark.servers("fast")
-def test_runs_are_listed_newest_first_and_filtered(engine: Engine) -> None:
-    first = add_run(engine, spec(), [0.1, 0.3, 0.2])
+def test_a_run_has_its_status_as_it_is_now(engine: Engine) -> None:
+    add_run(engine, spec(), [0.1, 0.3, 0.2])
     second = add_run(engine, spec("ditto", dataset="cifar10"), [0.4], status="running")
-    assert [r.id for r in runs.listed(engine, ALL)] == [second, first]
-    assert [r.id for r in runs.listed(engine, ALL, limit=1)] == [second]
-    assert [r.id for r in runs.listed(engine, ALL, method="fedavg")] == [first]
-    assert [r.id for r in runs.listed(engine, ALL, dataset="cifar10", status="interrupted")] == [second], "no process is at it"
+    assert runs.find(engine, second).status == "interrupted", "no process is at it"
     with at_work(engine, second):
-        assert [r.id for r in runs.listed(engine, ALL, dataset="cifar10", status="running")] == [second]
-        assert runs.listed(engine, ALL, status="interrupted") == []
         assert runs.find(engine, second).status == "running"
-    assert runs.listed(engine, ALL, status="running") == []
-    assert [r.id for r in runs.listed(engine, ALL, key=spec().key[:6])] == [first]
-    assert runs.listed(engine, ALL, key="%") == []
-    info = runs.listed(engine, ALL, method="fedavg")[0]
+    info = runs.find(engine, 1)
     assert (info.best, info.last_round, info.partition_label, info.rounds) == (0.3, 2, "Dir(0.1)", 2000)
-    with pytest.raises(UserError, match="Did you mean 'finished'"):
-        runs.listed(engine, ALL, status="finshed")
 
 
 def test_a_run_is_found_by_number_key_and_beginning_of_the_key(engine: Engine) -> None:
@@ -190,10 +180,8 @@ METHODS = ("m1", "m2", "m3", "m4")
 # Public reads of the rooms below that find runs by themselves -> the numbers of those that they find.
 FINDING: dict[str, Callable[[Engine, Among], set[int]]] = {
     "runs.stored": lambda engine, among: {run.id for run in runs.stored(engine, among)},
-    "runs.listed": lambda engine, among: {run.id for run in runs.listed(engine, among)},
     "runs.results": lambda engine, among: {run.id for run in runs.results(engine, among, Select("best"))},
     "runs.distinct": lambda engine, among: {int(name) for name in runs.distinct(engine, among, "dataset")},
-    "runs.titles": lambda engine, among: {int(name.removeprefix("m")) for name in runs.titles(engine, among)},
     "rounds.speeds": lambda engine, among: {int(speed.dataset) for speed in rounds.speeds(engine, among, METHODS)},
     "partitions.stored": lambda engine, among: {int(one.dataset) for one in partitions.stored(engine, among)},
     "runs.hidden_smoke": lambda engine, among: {1, 2, 3, 4} - ({3} if runs.hidden_smoke(engine, among) else set()),

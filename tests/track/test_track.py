@@ -264,7 +264,7 @@ def test_what_is_followed_is_delivered_as_it_comes(results: Engine, monkeypatch:
         if looks == 5:
             add_rounds(results, 2, 4, 8)
             write.update_run(results, 2, status="finished")
-        return found_runs(results, [], [], [], [], [])
+        return found_runs(results, {"status": []})
 
     follow(Delivery(results, tracker), look, every=0, patience=0)
     assert looks == 5

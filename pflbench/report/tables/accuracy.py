@@ -1,28 +1,34 @@
-"""`table accuracy`: methods x settings in the shape of the paper's Table 2, the paper's value beside ours."""
+"""Accuracies of methods by setting: `table accuracy` of whatever was run, and the papers' own tables, run or not.
+
+Both have the paper's value beside ours, the difference, and a verdict. `table accuracy` has a column for each setting that has
+runs; a paper's table has the rows and places of the paper (see `places`). Settings are never averaged.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy import Engine
 
-from pflbench.errors import unknown
-from pflbench.report import labels, selection
-from pflbench.report import paper as reference
+from pflbench.report import blocks, labels, paper, selection
 from pflbench.report import statistics as stats
-from pflbench.report.arrangement import Row, SharedSetting
+from pflbench.report.arrangement import TEST_LABELS, Arranged, SharedSetting
+from pflbench.report.needs import MethodLine, TableNeeds
+from pflbench.report.paper import Place
 from pflbench.report.selection import Filters
 from pflbench.report.tables import cell as cellular
-from pflbench.report.tables.cell import Cell as Cell
+from pflbench.report.tables import places
+from pflbench.report.tables.cell import Cell
 from pflbench.report.tables.grid import CellText, Column, Grid
-from pflbench.store.runs import Result, Select
+from pflbench.report.tables.places import AccuracyColumn
+from pflbench.store.runs import Select
 
 Paper = Literal["auto", "always", "never"]
-PAPER: tuple[Paper, ...] = ("auto", "always", "never")
 LEADER = "fedala"
+_UNPRINTED = "No paper's values stand beside these: what is at hand of FedAMP's paper, a review, prints none, and no protocol."
 
 # Of a protocol, what a reader needs beside the table; the rest is in the specification of each run.
 _PROTOCOL = {
@@ -43,38 +49,115 @@ _PROTOCOL = {
 
 @dataclass(frozen=True)
 class AccuracyTable:
-    """cells[i][j] is rows[i] in settings[j]; None where there are no runs."""
+    """rows: of a paper's table its lines. declared: that table; None where it shows whatever was run."""
 
-    title: str
     select: str
+    paper: Paper
     wanted: stats.Statistics
-    settings: tuple[SharedSetting, ...]
-    rows: tuple[Row, ...]
-    cells: tuple[tuple[Cell | None, ...], ...]
+    rows: tuple[MethodLine, ...]
+    columns: tuple[AccuracyColumn, ...]
     notes: tuple[str, ...]
+    declared: TableNeeds | None = None
 
     def grid(self) -> Grid:
-        """A column per setting and, after it, the paper's values and the verdict where it has any."""
-        settings = [
-            {"title": s.title, "protocol": s.protocol, "partition": s.partition, "spec": _shared(s.spec)} for s in self.settings
-        ]
+        """A column for each setting and, after it, the paper's values and the verdict where it has any."""
+        names = [row.label.removesuffix(f" {TEST_LABELS}") for row in self.rows]
+        rows = zip(*(column.cells for column in self.columns), strict=True)
+        marked = [any(cell and cell.test_labels for cell in row) for row in rows]
+        document: dict[str, Any] = {"select": self.select}
+        if self.declared is not None:
+            document |= {"table": self.declared.name, "source": self.declared.source}
+        else:
+            document["settings"] = [
+                {"title": c.title, "protocol": c.setting.protocol, "partition": c.setting.partition, "spec": c.setting.shared}
+                for c in self.columns
+                if c.setting
+            ]
         return Grid(
-            title=self.title,
-            labels=tuple(row.label for row in self.rows),
-            columns=tuple(_columns(self)),
+            title=self.declared.title if self.declared else "Accuracy",
+            labels=tuple(name + f" {TEST_LABELS}" * mark for name, mark in zip(names, marked, strict=True)),
+            columns=tuple(column for one in self.columns for column in self._columns(one)),
             notes=self.notes,
-            records=tuple(_records(self)),
-            runs=tuple(run for row in self.cells for cell in row if cell for run in cell.runs),
-            document={"select": self.select, "settings": settings},
+            records=tuple(self._records()),
+            runs=tuple(run for column in self.columns for cell in column.cells if cell for run in cell.runs),
+            document=document,
         )
+
+    def _columns(self, of: AccuracyColumn) -> list[Column]:
+        counts = {cell.n for column in self.columns for cell in column.cells if cell}
+        # Neither cell nor verdict at a place of the paper: a range beyond the model's blocks.
+        can_be = [of.place is None or cell or verdict for cell, verdict in zip(of.cells, of.verdicts, strict=True)]
+        cells = zip(of.cells, can_be, strict=True)
+        ours = tuple(cellular.ours(cell, len(counts) > 1) if can else CellText("") for cell, can in cells)
+        columns = [Column(of.head, ours)]
+        if any(of.printed):
+            pairs = zip(of.printed, of.cells, strict=True)
+            shown = [(None if self.paper == "auto" and cell and cell.differences else value, cell) for value, cell in pairs]
+            columns.append(_beside("paper", [cellular.papers(*pair) for pair in shown]))
+            columns.append(_beside("verdict", [CellText(verdict or "") for verdict in of.verdicts]))
+        if self.wanted.test is not None:
+            columns += cellular.columns_of_test(of.cells, self.wanted.test)
+        for name, values, form, missing in self._extra(of):
+            columns.append(_beside(name, [CellText(missing if v is None else format(v, form)) for v in values]))
+        return columns
+
+    def _extra(self, of: AccuracyColumn) -> list[tuple[str, Sequence[Any], str, str]]:
+        """Further columns of a paper's table: name, values, their format, and what stands where there is none."""
+        found: list[tuple[str, Sequence[Any], str, str]] = []
+        if self.declared is None or of.place is None or self.declared.extra is None:
+            return found
+        if self.declared.extra == "improvement":
+            found.append(("improvement", list(of.improvements), "+.2f", "-"))
+            gains = [paper.improvements().get((line.method, of.place.dataset)) for line in self.rows]
+            found.append(("paper", gains, "+.2f", ""))
+        else:
+            ours, theirs, ranges = zip(*(_weights(line, of.place) for line in self.rows), strict=True)
+            found += [
+                ("weights", ours, ",d", ""),
+                ("paper", theirs, ",d", ""),
+                ("range", [" ".join(names) for names in ranges], "", ""),
+            ]
+        return [one for one in found if one[0] != "paper" or self.paper != "never"]
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """One for each cell, of `table accuracy` for those with runs; accuracies in percent."""
+        for i, row in enumerate(self.rows):
+            for column in self.columns:
+                cell, printed, setting = column.cells[i], column.printed[i], column.setting
+                if cell is None and self.declared is None:
+                    continue
+                method = cell.method if cell else {}
+                record: dict[str, Any] = {
+                    "setting": column.title,
+                    "protocol": setting and setting.protocol,
+                    "partition": setting and setting.partition,
+                    "row": row.label,
+                    "method": row.method,
+                    "version": method.get("version"),
+                    "hyperparameters": method.get("hyperparameters", dict(row.varied)),
+                    "select": self.select,
+                    "paper_mean": printed and printed.mean,
+                    "paper_std": printed and printed.std,
+                    "paper_table": printed and printed.table,
+                    "paper_differences": cell.differences if cell else (),
+                    "std_kind": self.wanted.std,
+                    **cellular.record(cell, column.verdicts[i]),
+                }
+                if self.declared and column.place and self.declared.extra == "improvement":
+                    record["improvement"] = column.improvements[i]
+                    record["paper_improvement"] = paper.improvements().get((row.method, column.place.dataset))
+                if self.declared and column.place and self.declared.extra == "weights":
+                    record["weights"], record["paper_weights"], record["range"] = _weights(row, column.place)
+                yield record
 
 
 def build(
     engine: Engine,
     filters: Filters = Filters(),
     *,
+    declared: TableNeeds | None = None,
     select: Select | str = "best",
-    paper: Paper = "auto",
+    paper: Paper | None = None,
     std: stats.Std = "population",
     ci: float | None = None,
     test: stats.Test | None = None,
@@ -82,57 +165,88 @@ def build(
 ) -> AccuracyTable:
     """Mean and std over the runs (seeds) of each method in each setting; the best are marked, ties too.
 
-    `paper`: 'auto' shows the paper's value where the protocol is the paper's, 'always' also where it is not (marked,
-    with the differences), 'never' not at all. std, ci, test, against: see `statistics.Statistics`. Raises UserError for unknown
-    names and when there is nothing to show.
+    declared: the paper's table that is wanted, of whose rows and columns are shown those that the filters name. paper: 'auto'
+    shows the paper's value where the protocol is the paper's, 'always' also where it is not (marked, with the differences),
+    'never' not at all; by default always in a paper's table, else auto. std, ci, test, against: see `statistics.Statistics`.
+    Raises UserError for unknown names and when there is nothing to show.
     """
-    if paper not in PAPER:
-        raise unknown("value of --paper", paper, PAPER)
-    wanted = stats.Statistics(std, ci, test, against)
     rule = selection.parse(select) if isinstance(select, str) else select
-    found = filters.select(engine, rule)
-    cells: list[list[Cell | None]] = [[None] * len(found.settings) for _ in found.rows]
-    for (i, j), runs in found.cells.items():
-        cells[i][j] = _cell(runs, rule, paper, wanted)
-    names, named = [row.label for row in found.rows], [row.method for row in found.rows]
-    cells = cellular.compare(cellular.mark_best(cells), names, named, wanted, engine, rule)
-    cells = _judged(found.rows, cells)
-    everything = [cell for row in cells for cell in row if cell]
-    used = min(result.used for runs in found.cells.values() for result in runs)
+    planned = declared
+    paper = paper or ("auto" if planned is None else "always")
+    if planned is None:
+        wanted = stats.Statistics(std, ci, test, against)
+        found = filters.select(engine, rule)
+        rows = tuple(MethodLine(row.method, title=row.label) for row in found.rows)
+        columns, left = [_run(found, j, rule, paper, wanted) for j in range(len(found.settings))], list(found.notes)
+    else:
+        declared = places.filtered(planned.with_beside(), filters)
+        wanted, rows = declared.wanted(std, ci, test, against), declared.lines
+        paper = paper if declared.printed else "never"
+        shown = replace(declared, printed=paper != "never")
+        columns, left = places.columns(engine, filters, shown, planned.beside, rule, wanted)
+    columns = [replace(column, cells=cellular.mark_best(column.cells)) for column in columns]
+    if wanted.test is not None:
+        names = {row.label: row.method for row in rows}
+        base = None if wanted.against is None else cellular.row_of(wanted.against, names)
+        columns = [
+            replace(column, cells=cellular.compare(column.cells, list(names), base, wanted.test, engine, rule))
+            for column in columns
+        ]
+    notes = _notes(rule, wanted, rows, columns, planned)
+    return AccuracyTable(str(rule), paper, wanted, rows, tuple(columns), (*notes, *left), declared)
+
+
+def _run(found: Arranged, j: int, rule: Select, shown: Paper, wanted: stats.Statistics) -> AccuracyColumn:
+    """A setting that was run, the paper's value for each of its cells."""
+    cells: list[Cell | None] = [None] * len(found.rows)
+    for i in range(len(cells)):
+        if runs := found.cells.get((i, j)):
+            match = None if shown == "never" else paper.find(runs[0].spec, rule)
+            if match and match.differences and shown == "auto":
+                match = None
+            cells[i] = cellular.make(runs, wanted, match.reference if match else None, match.differences if match else ())
+    leading = (cell for cell in cells if cell and cell.method["name"] == LEADER and cell.difference is not None)
+    leader = next(leading, None)
+    return AccuracyColumn(
+        found.settings[j].head,
+        found.settings[j],
+        tuple(cells),
+        tuple(cell.paper if cell else None for cell in cells),
+        tuple(cellular.judge(cell, leader) if cell else None for cell in cells),
+    )
+
+
+def _notes(
+    rule: Select,
+    wanted: stats.Statistics,
+    rows: Sequence[MethodLine],
+    columns: Sequence[AccuracyColumn],
+    planned: TableNeeds | None,
+) -> list[str]:
+    cells = [cell for column in columns for cell in column.cells if cell]
+    central = planned is not None and planned.places[0].central
+    tested = "of the global model on a central test set" if central else "pooled over the clients' test data"
     notes = [
-        f"Accuracy in %, pooled over the clients' test data; mean ± {wanted.std} std over runs that differ in the seed.",
-        counts(everything),
+        f"Accuracy in %, {tested}; mean ± {wanted.std} std over runs that differ in the seed.",
+        counts(cells),
         selection.sentence(rule),
-        *stats.notes(wanted, [cell.n for cell in everything], [c.comparison for c in everything if c.comparison]),
+        *stats.notes(wanted, [cell.n for cell in cells], [c.comparison for c in cells if c.comparison]),
     ]
+    used = min(cell.used for cell in cells)
     if used < rule.last:
         notes.append(f"A run with fewer than {rule.last} evaluated rounds counts with all it has (shortest: {used}).")
-    notes += [*protocol(found.settings), *_paper_notes(found.rows, found.settings, cells), *found.notes]
-    return AccuracyTable("Accuracy", str(rule), wanted, found.settings, found.rows, tuple(map(tuple, cells)), tuple(notes))
+    if planned is not None and not planned.printed:
+        notes.append(_UNPRINTED)
+    if planned is None or not planned.printed:
+        notes += protocol([column.setting for column in columns if column.setting])
+    return notes + _paper_notes(rows, columns, planned)
 
 
-def _cell(runs: Sequence[Result], select: Select, paper: Paper, wanted: stats.Statistics) -> Cell:
-    match = None if paper == "never" else reference.find(runs[0].spec, select)
-    if match and match.differences and paper == "auto":
-        match = None
-    return cellular.make(runs, wanted, match.reference if match else None, match.differences if match else ())
-
-
-def _judged(rows: Sequence[Row], cells: cellular.Cells) -> list[list[Cell | None]]:
-    columns = []
-    for column in zip(*cells, strict=True):
-        leading = (c for row, c in zip(rows, column, strict=True) if row.method == LEADER and c and c.difference is not None)
-        leader = next(leading, None)
-        columns.append([c and replace(c, verdict=cellular.judge(c, leader)) for c in column])
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def counts(cells: Sequence[Cell]) -> str:
+def counts(cells: Collection[Cell]) -> str:
     """How many runs the cells hold, in words."""
     numbers = {cell.n for cell in cells}
     if len(numbers) == 1:
-        n = numbers.pop()
-        return f"n = {n} run{'s' * (n != 1)} in every cell."
+        return f"n = {labels.counted(min(numbers), 'run')} in every cell."
     return f"(n): number of runs, {min(numbers)} to {max(numbers)}."
 
 
@@ -156,62 +270,37 @@ def protocol(settings: Sequence[SharedSetting]) -> list[str]:
     return ([f"In all settings: {', '.join(shared)}."] if shared else []) + notes
 
 
-def _paper_notes(rows: Sequence[Row], settings: Sequence[SharedSetting], cells: Sequence[Sequence[Cell | None]]) -> list[str]:
-    shown = [
-        (row.label, settings[j].title, cell)
-        for row, line in zip(rows, cells, strict=True)
-        for j, cell in enumerate(line)
-        if cell and cell.paper
-    ]
-    if not shown:
+def _paper_notes(rows: Sequence[MethodLine], columns: Sequence[AccuracyColumn], planned: TableNeeds | None) -> list[str]:
+    """Where the values come from, the rule of the verdicts, and what sets protocols apart."""
+    if not any(value for column in columns for value in column.printed):
         return []
-    tables = sorted({cell.paper.table for _, _, cell in shown if cell.paper})
-    compared = any(cell.difference is not None for _, _, cell in shown)
-    notes = [
-        f"paper: FedALA paper (AAAI 2023), {' and '.join(tables)}"
-        + ("; in brackets our mean minus the paper's." if compared else ".")
+    shown = [
+        (row.label, column.title, cell)
+        for column in columns
+        for row, cell in zip(rows, column.cells, strict=True)
+        if cell and (planned is not None or cell.paper)
     ]
-    notes += cellular.verdict_notes(cell.verdict for _, _, cell in shown if cell.difference is not None)
+    if planned is not None:
+        notes = [f"paper: {planned.source}; in brackets our mean minus the paper's."]
+    else:
+        tables = " and ".join(sorted({cell.paper.table for _, _, cell in shown if cell.paper}))
+        compared = any(cell.difference is not None for _, _, cell in shown)
+        ends = "; in brackets our mean minus the paper's." if compared else "."
+        notes = [f"paper: FedALA paper (AAAI 2023), {tables}{ends}"]
+    verdicts = (verdict for column in columns for verdict in column.verdicts)
+    notes += cellular.verdict_notes(verdicts, planned is None or planned.leader is not None)
+    if planned is not None and planned.extra == "weights":
+        notes.append("weights: parameters in ALA's range, those that it learns. The paper counts models with 10 classes.")
     return notes + cellular.difference_notes((row, title, cell.differences) for row, title, cell in shown)
 
 
-def _shared(spec: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in spec.items() if key not in ("method", "seed")}
+def _beside(name: str, entries: Sequence[CellText]) -> Column:
+    return Column((name,), tuple(entries), beside=True)
 
 
-def _records(table: AccuracyTable) -> list[dict[str, object]]:
-    """One record per cell that holds runs; accuracies in percent."""
-    return [
-        {
-            "setting": setting.title,
-            "protocol": setting.protocol,
-            "partition": setting.partition,
-            "row": row.label,
-            "method": row.method,
-            "version": row.version,
-            "hyperparameters": row.hyperparameters,
-            "select": table.select,
-            "paper_mean": cell.paper.mean if cell.paper else None,
-            "paper_std": cell.paper.std if cell.paper else None,
-            "paper_table": cell.paper.table if cell.paper else None,
-            "paper_differences": cell.differences,
-            "std_kind": table.wanted.std,
-            **cellular.record(cell),
-        }
-        for row, cells in zip(table.rows, table.cells, strict=True)
-        for setting, cell in zip(table.settings, cells, strict=True)
-        if cell
-    ]
-
-
-def _columns(table: AccuracyTable) -> list[Column]:
-    numbers = {cell.n for row in table.cells for cell in row if cell}
-    columns = []
-    for setting, cells in zip(table.settings, zip(*table.cells, strict=True), strict=True):
-        columns.append(Column(setting.head, tuple(cellular.ours(cell, len(numbers) > 1) for cell in cells)))
-        if any(cell and cell.paper for cell in cells):
-            columns.append(Column(("paper",), tuple(cellular.papers(cell and cell.paper, cell) for cell in cells), beside=True))
-            columns.append(Column(("verdict",), tuple(CellText((cell and cell.verdict) or "") for cell in cells), beside=True))
-        if table.wanted.test is not None:
-            columns += cellular.columns_of_test(cells, table.wanted.test)
-    return columns
+def _weights(line: MethodLine, place: Place) -> tuple[int | None, int | None, tuple[str, ...]]:
+    """The weights that ALA learns, ours and the paper's, and the blocks of its range. Nothing for a p beyond the model."""
+    varied = dict(line.varied)
+    covered = paper.covered().get((place.model, varied["p"]), ())
+    ours = blocks.weights(place.model, place.dataset, varied["p"]) if covered else None
+    return ours, paper.trained_weights().get((place.dataset, place.model, varied["s"], varied["p"])), covered

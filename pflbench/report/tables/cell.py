@@ -38,18 +38,23 @@ class Cell:
     seeds: tuple[int, ...]
     values: tuple[float, ...]
     rounds: tuple[int, ...]  # the round of each value; the last one that went into a mean
-    best: bool
+    method: Mapping[str, Any]  # as in the runs' specifications: name, version, hyperparameters
     paper: PrintedValue | None
     differences: tuple[str, ...]
+    used: int  # rounds that went into the value of a run, at least
+    best: bool = False
     interval: tuple[float, float] | None = None
     comparison: stats.Comparison | None = None
     clients: tuple[Mapping[int, float], ...] = ()  # of each run the accuracy by client, where the clients are compared
-    verdict: str | None = None
-    test_labels: bool = False
 
     @property
     def n(self) -> int:
         return len(self.runs)
+
+    @property
+    def test_labels(self) -> bool:
+        """Whether its clients adapt on labelled test data."""
+        return bool(self.method["test_labels"])
 
     @property
     def difference(self) -> float | None:
@@ -75,7 +80,8 @@ class Cell:
         return float(np.mean(self.medians)) if self.medians else None
 
 
-Cells = Sequence[Sequence[Cell | None]]
+Cells = tuple[Cell | None, ...]
+"""The cells of one column, by row."""
 
 
 def make(
@@ -89,47 +95,37 @@ def make(
         seeds=tuple(run.seed for run in runs),
         values=values,
         rounds=tuple(run.round for run in runs if run.round is not None),
-        best=False,
+        method=runs[0].spec["method"],
         paper=paper,
         differences=differences,
+        used=min(run.used for run in runs),
         interval=None if wanted.ci is None else stats.interval(values, wanted.ci),
-        test_labels=runs[0].spec["method"]["test_labels"],
     )
 
 
-def mark_best(cells: Cells) -> list[list[Cell | None]]:
-    """Best of a column as it is printed: means that agree to two decimals are ties. A column of one has no best."""
-    columns = [[cell for cell in column if cell] for column in zip(*cells, strict=True)]
-    tops = [round(max(cell.mean for cell in column), 2) if len(column) > 1 else None for column in columns]
-    return [
-        [cell and replace(cell, best=round(cell.mean, 2) == top) for cell, top in zip(row, tops, strict=True)] for row in cells
-    ]
+def mark_best(cells: Cells) -> Cells:
+    """Best as it is printed: means that agree to two decimals are ties. A column of one has no best."""
+    means = [round(cell.mean, 2) for cell in cells if cell]
+    top = max(means) if len(means) > 1 else None
+    return tuple(cell and replace(cell, best=round(cell.mean, 2) == top) for cell in cells)
 
 
-def compare(
-    cells: Cells, rows: Sequence[str], methods: Sequence[str], wanted: stats.Statistics, engine: Engine, select: Select
-) -> list[list[Cell | None]]:
-    """The cells with their comparisons. rows: the rows' labels. engine, select: where the runs are, and what counts of them.
+def compare(cells: Cells, rows: Sequence[str], base: str | None, test: stats.Test, engine: Engine, select: Select) -> Cells:
+    """The cells with their comparisons. base: the row to compare with; None: the best of the column.
 
-    Raises UserError if `wanted.against` names no row, or several.
+    engine, select: where the runs are, and what counts of them.
     """
-    if wanted.test is None:
-        return [list(row) for row in cells]
-    clients = wanted.test == stats.OVER_CLIENTS
+    clients = test == stats.OVER_CLIENTS
     if clients:
-        cells = [[cell and replace(cell, clients=_clients(engine, cell, select)) for cell in row] for row in cells]
-    base = None if wanted.against is None else _row(wanted.against, rows, methods)
-    columns = []
-    for column in zip(*cells, strict=True):
-        here = {label: cell for label, cell in zip(rows, column, strict=True) if cell}
-        against = base or max(here, key=lambda label: here[label].mean, default=None)
-        found: Mapping[str, stats.Comparison] = {}
-        if against in here and clients:
-            found = stats.compare_clients({label: cell.by_client for label, cell in here.items()}, against)
-        elif against in here:
-            found = stats.compare({label: cell.by_seed for label, cell in here.items()}, against, wanted.test)
-        columns.append([cell and replace(cell, comparison=found.get(label)) for label, cell in zip(rows, column, strict=True)])
-    return [list(row) for row in zip(*columns, strict=True)]
+        cells = tuple(cell and replace(cell, clients=_clients(engine, cell, select)) for cell in cells)
+    here = {label: cell for label, cell in zip(rows, cells, strict=True) if cell}
+    against = base or max(here, key=lambda label: here[label].mean, default=None)
+    found: Mapping[str, stats.Comparison] = {}
+    if against in here and clients:
+        found = stats.compare_clients({label: cell.by_client for label, cell in here.items()}, against)
+    elif against in here:
+        found = stats.compare({label: cell.by_seed for label, cell in here.items()}, against, test)
+    return tuple(cell and replace(cell, comparison=found.get(label)) for label, cell in zip(rows, cells, strict=True))
 
 
 def _clients(engine: Engine, cell: Cell, select: Select) -> tuple[dict[int, float], ...]:
@@ -182,7 +178,7 @@ def difference_notes(shown: Iterable[tuple[str, str, tuple[str, ...]]]) -> list[
     return [f"† protocol differs ({labels.some(list(w))}): {', '.join(d)}." for d, w in where.items() if d]
 
 
-def record(cell: Cell | None) -> dict[str, Any]:
+def record(cell: Cell | None, verdict: str | None) -> dict[str, Any]:
     """The cell for CSV and JSON, in full precision; accuracies in percent."""
     compared = cell.comparison if cell else None
     return {
@@ -198,7 +194,7 @@ def record(cell: Cell | None) -> dict[str, Any]:
         "median_client": cell and cell.median,
         "median_clients": cell.medians if cell else (),
         "difference": cell and cell.difference,
-        "verdict": cell.verdict if cell else NOT_RUN,
+        "verdict": verdict,
         "runs": cell.runs if cell else (),
         "seeds": cell.seeds if cell else (),
         "values": cell.values if cell else (),
@@ -245,10 +241,11 @@ def value(mean: float, std: float | None) -> str:
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
-def _row(asked: str, rows: Sequence[str], methods: Sequence[str]) -> str:
+def row_of(asked: str, rows: Mapping[str, str]) -> str:
+    """The label of the row that is meant by --against. rows: labels with their methods. Raises UserError for none or several."""
     fits = [
         label
-        for label, method in zip(rows, methods, strict=True)
+        for label, method in rows.items()
         if asked.casefold() in (label.casefold(), method.casefold(), labels.method_title(method).casefold())
     ]
     if not fits:

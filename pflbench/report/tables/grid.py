@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pflbench.errors import unknown
 from pflbench.plain import in_csv
 
 _LATEX = {
@@ -90,12 +89,7 @@ class Grid:
 
 
 def render(table: Grid, format: str = "text", *, width: int | None = None) -> str:
-    """The table in one of FORMATS. `width` is that of the terminal (text only): what does not fit is split into blocks.
-
-    Raises UserError for an unknown format.
-    """
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
+    """The table in one of FORMATS. `width` is that of the terminal (text only): what does not fit is split into blocks."""
     return FORMATS[format](table.in_lines(), width).rstrip("\n") + "\n"
 
 

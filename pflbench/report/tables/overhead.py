@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
 
-from pflbench.errors import UserError, unknown
+from pflbench.errors import UserError
 from pflbench.papers import values
 from pflbench.report import paper as papers
 from pflbench.report.arrangement import Arranged, Row, SharedSetting
 from pflbench.report.declared import TABLES
 from pflbench.report.selection import BEST, Filters
-from pflbench.report.tables.accuracy import PAPER, Paper
+from pflbench.report.tables.accuracy import Paper
 from pflbench.report.tables.cell import difference_notes
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.store.rounds import Cost, costs
@@ -89,17 +89,20 @@ def _differences(spec: dict[str, Any]) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class CostCell:
-    """One method in one setting: means over its runs. `relative`: to FedAvg in the same setting.
+    """One method in one setting.
 
-    paper: what Table 3 has of the method, where its setting is the table's; differences: what of the protocol is not.
+    values: means over its runs, the multiple of FedAvg's round in the same setting, and what Table 3 has of the method where its
+    setting is the table's ("paper_..."); None where there is nothing. differences: what of the protocol is not the paper's.
     """
 
-    cost: dict[str, float | None]
+    values: dict[str, Any]
     runs: tuple[int, ...]
-    relative: float | None
-    formula: str
-    paper: PrintedCost | None = None
     differences: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> bool:
+        """Whether the paper's values stand beside ours."""
+        return self.values["paper_rounds"] is not None
 
 
 @dataclass(frozen=True)
@@ -115,11 +118,11 @@ class OverheadTable:
         columns = [
             Column(
                 (*(setting.head if k == 0 else ("",) * len(setting.head)), *head),
-                tuple(CellText(_text(c, show), runs=c.runs if c and k == 0 else ()) for c in cells),
+                tuple(CellText(_text(c, name, form, unit), runs=c.runs if c and k == 0 else ()) for c in cells),
                 beside=k > 0,
             )
             for setting, cells in zip(self.settings, zip(*self.cells, strict=True), strict=True)
-            for k, (head, show) in enumerate(_columns(cells))
+            for k, (head, name, form, unit) in enumerate(_columns(cells))
         ]
         records = tuple(
             {
@@ -128,15 +131,7 @@ class OverheadTable:
                 "row": row.label,
                 "method": row.method,
                 "hyperparameters": row.hyperparameters,
-                **cell.cost,
-                "relative_to_fedavg": cell.relative,
-                "formula": cell.formula,
-                "paper_rounds": cell.paper and cell.paper.rounds,
-                "paper_seconds_total": cell.paper and cell.paper.total,
-                "paper_seconds_initial": cell.paper and cell.paper.initial,
-                "paper_seconds_round": cell.paper and cell.paper.iteration,
-                "paper_relative_to_fedavg": _relative(cell),
-                "paper_multiple": cell.paper and cell.paper.multiple,
+                **cell.values,
                 "paper_differences": cell.differences,
                 "runs": cell.runs,
             }
@@ -161,8 +156,6 @@ def build(
     first round within so many points of its best accuracy. Raises UserError for a tolerance below 0 and where there is nothing to
     show.
     """
-    if paper not in PAPER:
-        raise unknown("value of --paper", paper, PAPER)
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise UserError(f"--tolerance {tolerance:g} is not possible.", "It is in points of accuracy, 0 or more.")
     found = filters.select(engine)
@@ -170,12 +163,11 @@ def build(
     if not spent:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
     means = {
-        place: (_mean([spent[run.id] for run in runs if run.id in spent]), tuple(run.id for run in runs))
+        place: _mean([spent[run.id] for run in runs if run.id in spent])
         for place, runs in found.cells.items()
         if any(run.id in spent for run in runs)
     }
-    places = range(len(found.settings))
-    cells = [[_with_paper(_cell(means, found, i, j), found, i, j, paper) for j in places] for i in range(len(found.rows))]
+    cells = [[_cell(means, found, i, j, paper) for j in range(len(found.settings))] for i in range(len(found.rows))]
     notes = (
         "Means over runs that differ in the seed. s/round: median over all rounds of reception and update, without evaluation; "
         "x FedAvg: as a multiple of FedAvg's in the same setting.",
@@ -184,15 +176,11 @@ def build(
         "Communication of one participant in one round, down and up together: parameters, and as a multiple of the model's size "
         "Σ; α_f: the share of the feature extractor, M: the models that a client receives.",
         *_paper_notes(found, cells),
-        *_devices(found.settings),
+        "Times of different machines do not compare.",
+        "`pflbench runs show` names the machine of a run.",
         *found.notes,
     )
     return OverheadTable(found.settings, found.rows, tuple(map(tuple, cells)), notes)
-
-
-def _devices(settings: Sequence[SharedSetting]) -> list[str]:
-    said = ["Times of different machines do not compare.", "`pflbench runs show` names the machine of a run."]
-    return said if settings else []
 
 
 def _paper_notes(found: Arranged, cells: Sequence[Sequence[CostCell | None]]) -> list[str]:
@@ -200,7 +188,7 @@ def _paper_notes(found: Arranged, cells: Sequence[Sequence[CostCell | None]]) ->
         (row.label, setting.title, cell.differences)
         for row, line in zip(found.rows, cells, strict=True)
         for setting, cell in zip(found.settings, line, strict=True)
-        if cell and cell.paper
+        if cell and cell.compared
     ]
     if not shown:
         return []
@@ -218,72 +206,63 @@ def _mean(group: Sequence[Cost]) -> dict[str, float | None]:
     }
 
 
-def _cell(means: dict[tuple[int, int], Any], found: Arranged, i: int, j: int) -> CostCell | None:
+def _cell(
+    means: dict[tuple[int, int], dict[str, float | None]], found: Arranged, i: int, j: int, shown: Paper
+) -> CostCell | None:
     if (i, j) not in means:
         return None
-    cost, runs = means[i, j]
-    baseline = next((means[k, j][0] for k, row in enumerate(found.rows) if row.method == BASELINE and (k, j) in means), None)
-    relative = cost["seconds_round"] / baseline["seconds_round"] if baseline and baseline["seconds_round"] else None
-    return CostCell(cost, runs, relative, formula(found.rows[i].method))
+    method, runs, cost = found.rows[i].method, found.cells[i, j], means[i, j]
+    baselines = (means[k, j]["seconds_round"] for k, row in enumerate(found.rows) if row.method == BASELINE and (k, j) in means)
+    own, baseline = cost["seconds_round"], next(baselines, None)
+    differences = None if shown == "never" else _differences(runs[0].spec)
+    printed = None if differences is None or (differences and shown == "auto") else table_3().get(method)
+    values: dict[str, Any] = {
+        **cost,
+        "relative_to_fedavg": own / baseline if own is not None and baseline else None,
+        "formula": formula(method),
+        "paper_rounds": printed and printed.rounds,
+        "paper_seconds_total": printed and printed.total,
+        "paper_seconds_initial": printed and printed.initial,
+        "paper_seconds_round": printed and printed.iteration,
+        "paper_relative_to_fedavg": printed and printed.iteration / table_3()[BASELINE].iteration,
+        "paper_multiple": printed and printed.multiple,
+    }
+    return CostCell(values, tuple(run.id for run in runs), (differences or ()) if printed else ())
 
 
-def _with_paper(cell: CostCell | None, found: Arranged, i: int, j: int, shown: Paper) -> CostCell | None:
-    own = table_3().get(found.rows[i].method)
-    if cell is None or own is None or shown == "never":
-        return cell
-    differences = _differences(found.cells[i, j][0].spec)
-    if differences is None or (differences and shown == "auto"):
-        return cell
-    return replace(cell, paper=own, differences=differences)
-
-
-def _relative(cell: CostCell) -> float | None:
-    return cell.paper.iteration / table_3()[BASELINE].iteration if cell.paper else None
-
-
-def _columns(cells: Sequence[CostCell | None]) -> list[tuple[tuple[str, ...], Any]]:
+def _columns(cells: Sequence[CostCell | None]) -> list[tuple[tuple[str, ...], str, str, float]]:
     """With the paper's columns beside ours where one of these cells has its values."""
-    compared = any(cell and cell.paper for cell in cells)
-    return [(head, show) for head, show, is_paper in _COLUMNS if compared or not is_paper]
+    compared = any(cell and cell.compared for cell in cells)
+    return [column for column in _COLUMNS if compared or not column[1].startswith("paper_")]
 
 
-def _text(cell: CostCell | None, show: Any) -> str:
-    return "-" if cell is None else show(cell)
+def _text(cell: CostCell | None, name: str, form: str, unit: float) -> str:
+    if cell is None:
+        return "-"
+    value, is_paper = cell.values[name], name.startswith("paper_")
+    if value is None:
+        return "" if is_paper else "-"
+    text = value if isinstance(value, str) else format(value * unit, form)
+    return text + " †" * (is_paper and bool(cell.differences))
 
 
-def _number(name: str, form: str, scale: float = 1.0) -> Any:
-    def show(cell: CostCell) -> str:
-        value = cell.cost[name]
-        return "-" if value is None else format(value * scale, form)
-
-    return show
-
-
-def _paper(of: Any, form: str) -> Any:
-    def show(cell: CostCell) -> str:
-        value = of(cell) if cell.paper else None
-        return "" if value is None else format(value, form) + " †" * bool(cell.differences)
-
-    return show
-
-
-# Head, text of a cell, whether it is the paper's.
-_COLUMNS: tuple[tuple[tuple[str, ...], Any, bool], ...] = (
-    (("best %",), _number("best", ".2f", 100), False),
-    (("rounds to", "convergence"), _number("converged", ".0f"), False),
-    (("paper", "rounds"), _paper(lambda cell: cell.paper.rounds, ".0f"), True),
-    (("total s",), _number("seconds_total", ".1f"), False),
-    (("of which", "initial"), _number("seconds_initial", ".1f"), False),
-    (("paper", "total s"), _paper(lambda cell: cell.paper.total, ",.0f"), True),
-    (("paper", "initial"), _paper(lambda cell: cell.paper.initial, ",.0f"), True),
-    (("s/round",), _number("seconds_round", ".3g"), False),
-    (("paper", "s/round"), _paper(lambda cell: cell.paper.iteration, ",.1f"), True),
-    (("x FedAvg",), lambda cell: "-" if cell.relative is None else f"{cell.relative:.2f}", False),
-    (("paper", "x FedAvg"), _paper(_relative, ".2f"), True),
-    (("communi-", "cation"), lambda cell: cell.formula, False),
-    (("x Σ",), _number("multiple", ".4g"), False),
-    (("paper", "x Σ"), _paper(lambda cell: cell.paper.multiple, ".4g"), True),
-    (("para-", "meters"), _number("parameters", ",.0f"), False),
-    (("MB",), _number("bytes", ".4g", 1e-6), False),
-    (("peak", "memory MB"), _number("peak_memory", ".0f", 1e-6), False),
+# Head, name of the value, its format and unit.
+_COLUMNS: tuple[tuple[tuple[str, ...], str, str, float], ...] = (
+    (("best %",), "best", ".2f", 100),
+    (("rounds to", "convergence"), "converged", ".0f", 1),
+    (("paper", "rounds"), "paper_rounds", ".0f", 1),
+    (("total s",), "seconds_total", ".1f", 1),
+    (("of which", "initial"), "seconds_initial", ".1f", 1),
+    (("paper", "total s"), "paper_seconds_total", ",.0f", 1),
+    (("paper", "initial"), "paper_seconds_initial", ",.0f", 1),
+    (("s/round",), "seconds_round", ".3g", 1),
+    (("paper", "s/round"), "paper_seconds_round", ",.1f", 1),
+    (("x FedAvg",), "relative_to_fedavg", ".2f", 1),
+    (("paper", "x FedAvg"), "paper_relative_to_fedavg", ".2f", 1),
+    (("communi-", "cation"), "formula", "", 1),
+    (("x Σ",), "multiple", ".4g", 1),
+    (("paper", "x Σ"), "paper_multiple", ".4g", 1),
+    (("para-", "meters"), "parameters", ",.0f", 1),
+    (("MB",), "bytes", ".4g", 1e-6),
+    (("peak", "memory MB"), "peak_memory", ".0f", 1e-6),
 )
