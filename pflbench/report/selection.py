@@ -13,7 +13,6 @@ from pflbench import models
 from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
-from pflbench.spec import TrainSpec
 from pflbench.store import arrays, runs
 from pflbench.store.runs import Among, Result, Select
 from pflbench.store.schema import STATUSES
