@@ -29,12 +29,8 @@ class Value:
 @cache
 def values() -> tuple[Value, ...]:
     """All of them, by file and line."""
-    return tuple(_value(row) for text in _texts() for row in csv.DictReader(text.splitlines()))
-
-
-@cache
-def _texts() -> tuple[str, ...]:
-    return tuple(file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.csv")))
+    files = sorted(Path(__file__).parent.glob("*.csv"))
+    return tuple(_value(row) for file in files for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
 
 
 def _value(row: dict[str, str]) -> Value:

@@ -26,7 +26,7 @@ def kept_or_named(path: str, database: URL) -> str:
 
 
 def found(path: str, database: URL) -> str:
-    """The inverse of `kept`. Absolute paths, as older rows have them, stay, and so do names of installed datasets."""
+    """The inverse of `kept`. Absolute paths stay, and so do names of installed datasets."""
     folder = _folder(database)
     if folder is not None and path.startswith("./"):
         return str(folder / path)

@@ -1,8 +1,8 @@
 """What rows may hold: one list of rules, used by `db check` and by `import`. A problem is a line that names run and round.
 
 SQLite keeps any value in any column, and a database may come from anywhere. So the first rule is about the values alone; where it
-finds something, the others, which compute with them, are not asked. What cannot be judged from the database alone is left: the
-hash of a partition, which needs the dataset's labels, and what follows from a specification that this pflbench does not know.
+finds something, the others, which compute with them, are not asked. The hash of a partition is not judged: that needs the
+dataset's labels.
 """
 
 from __future__ import annotations

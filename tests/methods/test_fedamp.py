@@ -217,18 +217,6 @@ def test_clipping():
     assert torch.equal(few, FedAMP(alpha_k=1e-3).attention(w, 1))
 
 
-@both
-def test_the_norm_that_pulled_nowhere_is_gone_and_keys_stay(cls):
-    name = cls.__name__.lower()
-    for full in (name, f"{name}+ala"):
-        with pytest.raises(UserError, match=r"prox = norm is no more") as refused:
-            methods.spec(full, {"prox": "norm"})
-        assert "lam=0" in str(refused.value.hint)
-        assert methods.spec(full, {"prox": "squared"}) == methods.spec(full, {})
-        assert methods.spec(full, {}).hyperparameters["prox"] == "squared", "as in the keys of stored runs"
-        assert "prox" not in {h.name for h in methods.hyperparameters(full)}
-
-
 @engines
 def test_alpha_k_decays(engine):
     """1, 1, 1/2, 1/2, ...: in round 3 xi_12 = e^-2 / 2, and HeurFedAMP's pull to u_1 = (1/2, 1/2) is twice that of round 2."""
