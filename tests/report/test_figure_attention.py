@@ -32,7 +32,7 @@ def test_the_attention_matrix_is_drawn_in_the_order_of_the_groups(engine: Engine
     own = (0.6 + 0.75 + 0.875) / 3  # client 1 attends to nobody
     # The weights' sums are 0.5, 0, 8 and 0.8. Clients 1 and 3 go together first, then 0 and 2: these are the groups.
     assert f"weight on others 0.65, on own group {100 * own:.0f} % (by chance 33 %), ARI 1.00" in drawing.caption
-    assert ax.get_title() == "FedAMP: MNIST, Pathological(2), after round 1"
+    assert " ".join(ax.get_title().split()) == "FedAMP: MNIST, Pathological(2), after round 1"
     assert [text.get_text() for text in ax.get_yticklabels()] == ["0, 1", "2, 3"]
     assert ax.get_ylabel() == "Group: its classes"
 
@@ -81,9 +81,9 @@ def test_a_weight_that_is_next_to_nothing_looks_like_it(engine: Engine, size: fl
 def test_the_round_can_be_chosen(engine: Engine) -> None:
     matrices = [{"attention": np.full((4, 4), 0.25)}, {}, {"attention": np.eye(4)[::-1]}]
     add(engine, "fedamp", matrices, partition=pathological(engine), scheme=PATHOLOGICAL)
-    assert "after round 2" in attention.plot(engine).figure.axes[0].get_title()
+    assert attention.plot(engine).figure.axes[0].get_title().endswith("round 2")
     early = attention.plot(engine, round=0).figure.axes[0]
-    assert "after round 0" in early.get_title()
+    assert early.get_title().endswith("round 0")
     assert np.nanmax(early.images[0].get_array()) == pytest.approx(0.25)
     with pytest.raises(UserError, match=r"(?s)after round 1\..*kept after: 0, 2"):
         attention.plot(engine, round=1)
@@ -105,7 +105,7 @@ def test_groups_are_those_of_the_partition_else_the_most_frequent_class() -> Non
 def test_on_a_page_the_matrix_is_in_the_order_of_the_groups(engine: Engine) -> None:
     add(engine, "fedamp", [{}, {"attention": XI}], partition=pathological(engine), scheme=PATHOLOGICAL)
     one = only("attention", engine)
-    none, below, matrix = one.spec["data"]
+    none, below, matrix, *lines = one.spec["data"]
     # By hand, of the clients in the order 0, 2, 3, 1: weights, and their shares.
     weights = [[None, 0.3, 0.1, 0.1], [6, None, 2, 0], [0.1, 0, None, 0.7], [0, 0, 0, None]]
     shares = [[None, 60, 20, 20], [75, None, 25, 0], [12.5, 0, None, 87.5], [0, 0, 0, None]]
@@ -121,7 +121,7 @@ def test_on_a_page_the_matrix_is_in_the_order_of_the_groups(engine: Engine) -> N
     assert below["z"] == [[1 if weight == 0 else None for weight in row] for row in weights]
     assert "annotations" not in one.spec["layout"] or one.spec["layout"]["annotations"] == []
     assert one.spec["layout"]["yaxis"]["ticktext"] == ["0, 1", "2, 3"]
-    assert [line["x0"] for line in one.spec["layout"]["shapes"]] == [1.5, 0]
+    assert [line["x"] for line in lines] == [[1.5, 1.5], [-0.5, 3.5]]
     assert "weight on others 0.65, on own group 74 % (by chance 33 %), ARI 1.00" in one.notes[0]
 
 
@@ -130,7 +130,7 @@ def test_on_a_page_weights_that_move_nothing_have_no_colour_of_the_scale(engine:
     tiny = np.full((4, 4), 2.7e-101)
     add(engine, "fedamp", [{}, {"attention": tiny}], partition=pathological(engine), scheme=PATHOLOGICAL)
     one = only("attention", engine)
-    _, below, matrix = one.spec["data"]
+    _, below, matrix, *_ = one.spec["data"]
     assert {cell for row in matrix["z"] for cell in row} == {None}
     assert sum(cell == 1 for row in below["z"] for cell in row) == 12
     assert (matrix["zmin"], matrix["zmax"]) == (-6, 0)
@@ -148,7 +148,7 @@ def test_on_a_page_weights_that_move_nothing_have_no_colour_of_the_scale(engine:
 def test_on_a_page_weights_with_a_sign_have_a_scale_to_both_sides(engine: Engine) -> None:
     signed = [[1, -0.01, 0.1, 0], [10, 1, 0.01, 1e-9], [0.1, -10, 1, 0.1], [0.1, 0.1, 0.1, 1]]
     add(engine, "apple", [{}, {"relationships": signed}], partition=pathological(engine), scheme=PATHOLOGICAL)
-    _, _, matrix = only("attention", engine).spec["data"]
+    _, _, matrix, *_ = only("attention", engine).spec["data"]
     drawn = {
         told[2]: z for row, said in zip(matrix["z"], matrix["customdata"], strict=True) for z, told in zip(row, said, strict=True)
     }

@@ -14,9 +14,10 @@ from pflbench.errors import UserError
 from pflbench.report import render, style, web
 from pflbench.report.figures.attention import numbers
 from pflbench.report.figures.attention.numbers import AttentionPanel
+from pflbench.report.looks import Look
 from pflbench.report.selection import Filters, cut, observed_titles, one_per_line, with_arrays
 from pflbench.report.style import small
-from pflbench.report.traces import GREY, Axis, Panel, lettered
+from pflbench.report.traces import GREY, Axis, Panel, Trace, lettered
 from pflbench.report.web import Interactive, Json
 
 if TYPE_CHECKING:
@@ -61,10 +62,14 @@ def _panel(panel: AttentionPanel) -> Panel:
     of, every = panel.seen, max(1, len(panel.order) // TICKS)
     across = {float(k): str(panel.order[k]) for k in range(0, len(panel.order), every)}
     up = dict(zip(((starts + ends - 1) / 2).tolist(), classes, strict=True))
+    first, last = -0.5, len(panel.order) - 0.5
+    between = [([at, at], [first, last]) for at in (starts[1:] - 0.5).tolist()]
+    look = Look(GREY, "o", 0, 0)
     return Panel(
         of.title,
-        Axis("Client whose model is drawn on", ticks=across, grid=False),
-        Axis(panel.groups.heading, ticks=up, grid=False),
+        Axis("Client whose model is drawn on", limits=(first, last), ticks=across, grid=False),
+        Axis(panel.groups.heading, limits=(last, first), ticks=up, grid=False),
+        [Trace(x, y, look, draws="lines", width=0.5) for line in between for x, y in (line, line[::-1])],
         runs=(of.run.id,),
         settings=(of.setting,),
         height=HEIGHT,
@@ -97,11 +102,6 @@ def _draw_matrix(panel: AttentionPanel, ax: Axes) -> None:
     if said := numbers.nothing(panel.weights):
         ax.text(0.5, 0.5, said, transform=ax.transAxes, ha="center", va="center", bbox={"facecolor": "white", "linewidth": 0.5})
 
-    starts, _, _ = panel.spans()
-    for at in starts[1:] - 0.5:
-        ax.axhline(at, color=GREY, linewidth=0.5)
-        ax.axvline(at, color=GREY, linewidth=0.5)
-
 
 def caption(panels: Sequence[AttentionPanel], below: str = "white") -> str:
     """below: the colour of what is less than the scale has."""
@@ -127,19 +127,16 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
 
 def _page(panel: AttentionPanel, notes: tuple[str, ...]) -> Interactive:
     made = _panel(panel)
-    starts, _, _ = panel.spans()
-    shapes = [line for at in (starts[1:] - 0.5).tolist() for line in _separators(at)]
     figure = web.figure(
         "attention",
         made,
         caption([panel], "light grey"),
         (f"After round {panel.round}: {numbers.measured(panel)}.", *notes),
         data=_matrix(panel),
-        shapes=shapes,
         annotations=_nothing(panel),
     )
     figure.spec["layout"]["xaxis"] |= {"constrain": "domain"}
-    figure.spec["layout"]["yaxis"] |= {"autorange": "reversed", "scaleanchor": "x", "constrain": "domain"}
+    figure.spec["layout"]["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
     return figure
 
 
@@ -218,11 +215,3 @@ def _nothing(panel: AttentionPanel) -> list[Json]:
     middle = {"x": 0.5, "y": 0.5, "xref": "x domain", "yref": "y domain", "showarrow": False}
     look = {"bgcolor": "#ffffff", "font": {"color": "#1d1f23"}, "borderpad": 4}
     return [{**middle, **look, "text": said.replace("\n", "<br>")}]
-
-
-def _separators(at: float) -> list[Json]:
-    look = {"type": "line", "line": {"color": GREY, "width": 1}}
-    return [
-        {**look, "xref": "x", "x0": at, "x1": at, "yref": "y domain", "y0": 0, "y1": 1},
-        {**look, "yref": "y", "y0": at, "y1": at, "xref": "x domain", "x0": 0, "x1": 1},
-    ]

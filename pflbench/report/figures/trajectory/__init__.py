@@ -135,14 +135,14 @@ def _arrows(ax: Axes, one: Observed, rounds: Sequence[int], at: Matrix) -> None:
 
 
 def _beginning(ax: Axes, one: Observed, rounds: Sequence[int], at: Matrix, flat: Plane) -> None:
-    """A label where ALA begins, if that is in between: towards the middle of the panel."""
+    """A label where ALA begins, if that is in between: away from the middle of the paths."""
     begins = one.row.hyperparameters.get("start_round")
     if begins not in rounds[1:]:
         return
     here = at[rounds.index(begins), 0]
-    right, up = np.sign(flat.at.reshape(-1, 2).mean(axis=0) - here)
+    right, up = np.sign(here - flat.at.reshape(-1, 2).mean(axis=0))
     ax.annotate(
-        f"ALA from round {begins}", here, xytext=(24 * right, 18 * up), textcoords="offset points", va="center",
+        f"ALA from round {begins}", here, xytext=(18 * right, 24 * up), textcoords="offset points", va="center",
         ha="left" if right > 0 else "right", fontsize=small(), bbox=BOX, zorder=4,
         arrowprops={"arrowstyle": "-", "linewidth": 0.5},
     )  # fmt: skip
