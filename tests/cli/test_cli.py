@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.command import ROOT, Shell, environment, finish, parsed, start
+from support.command import Shell, finish, parsed, start
 
 from pflbench import __version__
 from pflbench.cli import app, main
@@ -322,8 +322,3 @@ def test_quick_commands_do_not_import_torch(made: Path, tmp_path: Path) -> None:
     )
     done = finish(start(folder=tmp_path, program=program, PFLBENCH_DB=str(made)))
     assert done.code == 0, done.err
-
-
-def test_the_helper_hides_our_own_settings() -> None:
-    assert environment()["PYTHONPATH"] == str(ROOT)
-    assert not [name for name in environment() if name.startswith("PFLBENCH_")]

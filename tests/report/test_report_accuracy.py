@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from sqlalchemy import Engine
@@ -14,6 +14,7 @@ from pflbench.report import labels, paper
 from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
+from pflbench.spec import RunSpec
 from pflbench.store.runs import Select
 
 SHORT: dict[str, Any] = {"rounds": 20}
@@ -23,6 +24,13 @@ def cell(table: AccuracyTable, row: str, head: str = "MNIST, Dir(0.1)") -> Cell:
     i = [r.label for r in table.rows].index(row)
     j = [column.title for column in table.columns].index(head)
     found = table.columns[j].cells[i]
+    assert found is not None
+    return found
+
+
+def match(of: RunSpec, rule: Literal["best", "last"] = "best") -> paper.Match:
+    """The paper's value for a run."""
+    found = paper.find(of.model_dump(mode="json"), Select(rule))
     assert found is not None
     return found
 
@@ -219,15 +227,11 @@ def test_a_difference_of_one_method_is_told_of_that_method_only(engine: Engine) 
     ],
 )  # fmt: skip
 def test_each_condition_of_the_paper_is_looked_at(change: dict[str, Any], difference: str) -> None:
-    match = paper.find(spec(**change).model_dump(mode="json"), Select("best"))
-    assert match is not None
-    assert match.differences == (difference,)
+    assert match(spec(**change)).differences == (difference,)
 
 
 def test_the_last_round_is_not_what_the_paper_reports() -> None:
-    match = paper.find(spec().model_dump(mode="json"), Select("last"))
-    assert match is not None
-    assert match.differences == ("result last instead of best",)
+    assert match(spec(), "last").differences == ("result last instead of best",)
 
 
 @pytest.mark.parametrize(
@@ -246,9 +250,8 @@ def test_where_the_paper_has_no_value_none_is_shown(change: dict[str, Any]) -> N
 
 def test_a_pfllib_folder_counts_as_the_partition_it_states() -> None:
     folder = {"scheme": "pfllib", "path": "x/MNIST", "content": "c", "clients": 20, "kind": "dirichlet", "beta": 0.1}
-    match = paper.find(spec(partition=folder).model_dump(mode="json"), Select("best"))
-    assert match is not None
-    assert (match.reference.mean, match.differences) == (98.81, ())
+    found = match(spec(partition=folder))
+    assert (found.reference.mean, found.differences) == (98.81, ())
 
 
 def test_of_two_values_the_one_with_the_nearer_protocol_is_taken() -> None:
@@ -256,9 +259,8 @@ def test_of_two_values_the_one_with_the_nearer_protocol_is_taken() -> None:
     fields: dict[str, Any] = {"dataset": "cifar100", "lr": 0.005}
     half = spec(partition={"scheme": "dirichlet", "beta": 0.1, "clients": 100}, join_ratio=0.5, **fields)
     for run, mean, table in ((spec(**fields), 31.89, "Table 2"), (half, 39.51, "Table 7")):
-        match = paper.find(run.model_dump(mode="json"), Select("best"))
-        assert match is not None
-        assert (match.reference.mean, match.reference.table, match.differences) == (mean, table, ())
+        found = match(run)
+        assert (found.reference.mean, found.reference.table, found.differences) == (mean, table, ())
 
 
 def test_all_values_of_the_tables_are_read() -> None:
@@ -284,19 +286,13 @@ def test_what_the_code_of_2022_did_is_compared_too() -> None:
     for name in (*names, "fedphp+ala", "ditto+ala"):
         for chosen in (None, "fedala2022"):
             made = spec(name, dataset="cifar100", lr=0.005)
-            made = made.model_copy(update={"method": methods.spec(name, {}, chosen)})
-            match = paper.find(made.model_dump(mode="json"), Select("best"))
-            assert match is not None
-            assert not match.differences, name
+            assert not match(made.model_copy(update={"method": methods.spec(name, {}, chosen)})).differences, name
 
 
 def test_a_number_that_is_all_clients_is_all() -> None:
     for M, fits in (("all", True), (20, True), (10, False)):
         made = spec("fedfomo", dataset="cifar100", lr=0.005)
-        made = made.model_copy(update={"method": methods.spec("fedfomo", {"M": M})})
-        match = paper.find(made.model_dump(mode="json"), Select("best"))
-        assert match is not None
-        assert (not match.differences) == fits
+        assert (not match(made.model_copy(update={"method": methods.spec("fedfomo", {"M": M})})).differences) == fits
 
 
 def test_titles_are_those_of_the_methods() -> None:
@@ -309,9 +305,8 @@ def test_runs_that_adapt_on_test_labels_are_marked(engine: Engine) -> None:
     add_run(engine, leaking, [0.1, 0.5])
     add_run(engine, spec("per-fedavg", hyperparameters={"adapt_on": "train"}), [0.1, 0.4])
     table = build(engine)
-    assert [row.label for row in table.rows] == ["Per-FedAvg (adapt_on=test2022) ‡", "Per-FedAvg (adapt_on=train)"] or [
-        row.label for row in table.rows
-    ] == ["Per-FedAvg (adapt_on=train)", "Per-FedAvg (adapt_on=test2022) ‡"]
+    labelled = {row.label for row in table.rows}
+    assert labelled == {"Per-FedAvg (adapt_on=test2022) ‡", "Per-FedAvg (adapt_on=train)"}
     assert [note for note in table.notes if note.startswith("‡")] == [
         "‡: clients adapt on labelled test data, so this is no test."
     ]

@@ -183,7 +183,7 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     (other,) = plan(Wish(**planned("applicability", "fedprox").options, settings=("fedprox.mu=0.1",)))
     add_run(engine, other, [0.2])  # other hyperparameters
     table = TABLES["applicability"].load()(engine, Filters(datasets=["tiny"]))
-    gains = dict(zip([line.method for line in table.rows], table.columns[0].improvements, strict=True))
+    gains = dict(zip([line.method for line in table.rows], table.columns[0].extra["improvement"], strict=True))
     assert gains["ditto+ala"] == pytest.approx(41.0 - 32.5)
     assert gains["fedamp+ala"] == pytest.approx(0.5)
     assert (gains["fedrep+ala"], gains["fedprox+ala"], gains["fedavg+ala"]) == (None, None, None)

@@ -13,11 +13,10 @@ from typing import Any, Literal
 
 from sqlalchemy import Engine
 
-from pflbench.report import blocks, labels, paper, selection
+from pflbench.report import labels, paper, selection
 from pflbench.report import statistics as stats
 from pflbench.report.arrangement import TEST_LABELS, Arranged, SharedSetting
 from pflbench.report.needs import MethodLine, TableNeeds
-from pflbench.report.paper import Place
 from pflbench.report.selection import Filters
 from pflbench.report.tables import cell as cellular
 from pflbench.report.tables import places
@@ -44,6 +43,15 @@ _PROTOCOL = {
     "train.weight_decay": "weight decay",
     "train.optimizer_state": "optimizer state",
     "train.lr_schedule": "learning rate schedule",
+}
+
+# Further columns of a paper's table, by their names in the records: head, format, and what stands where there is none.
+_EXTRA = {
+    "improvement": ("improvement", "+.2f", "-"),
+    "paper_improvement": ("paper", "+.2f", ""),
+    "weights": ("weights", ",d", ""),
+    "paper_weights": ("paper", ",d", ""),
+    "range": ("range", "", ""),
 }
 
 
@@ -97,27 +105,12 @@ class AccuracyTable:
             columns.append(_beside("verdict", [CellText(verdict or "") for verdict in of.verdicts]))
         if self.wanted.test is not None:
             columns += cellular.columns_of_test(of.cells, self.wanted.test)
-        for name, values, form, missing in self._extra(of):
-            columns.append(_beside(name, [CellText(missing if v is None else format(v, form)) for v in values]))
+        for name, values in of.extra.items():
+            head, form, missing = _EXTRA[name]
+            if head != "paper" or self.paper != "never":
+                texts = (" ".join(v) if isinstance(v, tuple) else missing if v is None else format(v, form) for v in values)
+                columns.append(_beside(head, list(map(CellText, texts))))
         return columns
-
-    def _extra(self, of: AccuracyColumn) -> list[tuple[str, Sequence[Any], str, str]]:
-        """Further columns of a paper's table: name, values, their format, and what stands where there is none."""
-        found: list[tuple[str, Sequence[Any], str, str]] = []
-        if self.declared is None or of.place is None or self.declared.extra is None:
-            return found
-        if self.declared.extra == "improvement":
-            found.append(("improvement", list(of.improvements), "+.2f", "-"))
-            gains = [paper.improvements().get((line.method, of.place.dataset)) for line in self.rows]
-            found.append(("paper", gains, "+.2f", ""))
-        else:
-            ours, theirs, ranges = zip(*(_weights(line, of.place) for line in self.rows), strict=True)
-            found += [
-                ("weights", ours, ",d", ""),
-                ("paper", theirs, ",d", ""),
-                ("range", [" ".join(names) for names in ranges], "", ""),
-            ]
-        return [one for one in found if one[0] != "paper" or self.paper != "never"]
 
     def _records(self) -> Iterator[dict[str, Any]]:
         """One for each cell, of `table accuracy` for those with runs; accuracies in percent."""
@@ -127,7 +120,7 @@ class AccuracyTable:
                 if cell is None and self.declared is None:
                     continue
                 method = cell.method if cell else {}
-                record: dict[str, Any] = {
+                yield {
                     "setting": column.title,
                     "protocol": setting and setting.protocol,
                     "partition": setting and setting.partition,
@@ -142,13 +135,8 @@ class AccuracyTable:
                     "paper_differences": cell.differences if cell else (),
                     "std_kind": self.wanted.std,
                     **cellular.record(cell, column.verdicts[i]),
+                    **{name: values[i] for name, values in column.extra.items()},
                 }
-                if self.declared and column.place and self.declared.extra == "improvement":
-                    record["improvement"] = column.improvements[i]
-                    record["paper_improvement"] = paper.improvements().get((row.method, column.place.dataset))
-                if self.declared and column.place and self.declared.extra == "weights":
-                    record["weights"], record["paper_weights"], record["range"] = _weights(row, column.place)
-                yield record
 
 
 def build(
@@ -296,11 +284,3 @@ def _paper_notes(rows: Sequence[MethodLine], columns: Sequence[AccuracyColumn], 
 
 def _beside(name: str, entries: Sequence[CellText]) -> Column:
     return Column((name,), tuple(entries), beside=True)
-
-
-def _weights(line: MethodLine, place: Place) -> tuple[int | None, int | None, tuple[str, ...]]:
-    """The weights that ALA learns, ours and the paper's, and the blocks of its range. Nothing for a p beyond the model."""
-    varied = dict(line.varied)
-    covered = paper.covered().get((place.model, varied["p"]), ())
-    ours = blocks.weights(place.model, place.dataset, varied["p"]) if covered else None
-    return ours, paper.trained_weights().get((place.dataset, place.model, varied["s"], varied["p"])), covered

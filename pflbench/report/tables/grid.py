@@ -142,13 +142,13 @@ def _as_markdown(text: str) -> str:
 def _latex(table: Grid, width: int | None) -> str:
     """As wide as its columns need: `table*` over both columns of a page, in blocks beyond its width."""
     columns = table.columns
-    widths = [max(len(line) for line in (*_lines(c), *(_bare(e.text) for e in c.entries))) + 2 for c in columns]
+    widths = [max(len(line) for line in (*_lines(c), *(e.text.removesuffix(" *") for e in c.entries))) + 2 for c in columns]
     names = max(len(label) for label in table.labels)
     kind = "table*" if names + sum(widths) > _LATEX_COLUMN else "table"
     blocks = _blocks(columns, widths, max(_LATEX_PAGE - names, *widths))
     said = [note for note in table.notes if not _for_the_shell(note)]
     lines = [
-        *(f"% {note}" for note in ("needs \\usepackage{booktabs}", *filter(_for_the_shell, table.notes), *_latex_runs(table))),
+        *(f"% {note}" for note in ("needs \\usepackage{booktabs}", *filter(_for_the_shell, table.notes))),
         rf"\begin{{{kind}}}",
         r"\centering",
         *(["\\footnotesize"] if kind == "table*" else []),
@@ -167,7 +167,7 @@ def _tabular(table: Grid, columns: Sequence[Column]) -> list[str]:
         return rf"\shortstack[r]{{{inner}}}" if len(parts) > 1 else inner
 
     def entry(e: CellText) -> str:
-        text = "--" if e.text == "-" else _escape(_bare(e.text))
+        text = "--" if e.text == "-" else _escape(e.text.removesuffix(" *"))
         return rf"\textbf{{{text}}}" if e.best else text
 
     rows = [" & ".join([_escape(label), *(entry(c.entries[i]) for c in columns)]) for i, label in enumerate(table.labels)]
@@ -182,25 +182,9 @@ def _tabular(table: Grid, columns: Sequence[Column]) -> list[str]:
     ]
 
 
-def _bare(text: str) -> str:
-    """Without the star of the best, which is bold, and without the numbers of runs, which stand in a comment."""
-    return re.sub(r" #\d+(, \d+)*", "", text.removesuffix(" *"))
-
-
 def _for_the_shell(note: str) -> bool:
     """Commands are for the person who makes the table, not for its readers."""
     return "`" in note or "pflbench " in note or note.startswith("#")
-
-
-def _latex_runs(table: Grid) -> list[str]:
-    """A line for each cell that names its runs."""
-    return [
-        f"runs of {label}, {', '.join(column.head)}: {', '.join(map(str, entry.runs))}"
-        for i, label in enumerate(table.labels)
-        for column in table.columns
-        for entry in [column.entries[i]]
-        if entry.runs and " #" in entry.text
-    ]
 
 
 def _csv(table: Grid, width: int | None) -> str:

@@ -6,15 +6,15 @@ apart from the paper's is named (see `paper`). Each protocol and partition has a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Engine
 
 from pflbench import models
 from pflbench.errors import NothingYet, UserError
-from pflbench.report import labels, paper
+from pflbench.report import blocks, labels, paper
 from pflbench.report import statistics as stats
 from pflbench.report.arrangement import Arranged, SharedSetting, arrange
 from pflbench.report.declared import TABLES
@@ -31,7 +31,7 @@ from pflbench.store.runs import Result, Select
 class AccuracyColumn:
     """A setting; of a paper's table a place with one of the settings in which it was run, or with none. Tuples are by row.
 
-    printed: the paper's values that are shown. improvements: by ALA, in points, where the table is about them.
+    printed: the paper's values that are shown. extra: what else the table is about, by its name in the records.
     """
 
     head: tuple[str, ...]
@@ -40,7 +40,7 @@ class AccuracyColumn:
     printed: tuple[PrintedValue | None, ...]
     verdicts: tuple[str | None, ...]
     place: Place | None = None
-    improvements: tuple[float | None, ...] = ()
+    extra: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -176,11 +176,30 @@ def _columns(
         if declared.leader is not None:
             leader = _filled(found, j, declared.planned(MethodLine(declared.leader), place), rule, wanted)
         verdicts = _verdicts(declared, filled[j], possible, leader)
-        gains = tuple(_improvement(found, j, cell) for cell in filled[j]) if declared.extra == "improvement" else ()
-        made.append(AccuracyColumn(head, setting, filled[j], printed, verdicts, place, gains))
+        gains = [_improvement(found, j, cell) for cell in filled[j]]
+        made.append(AccuracyColumn(head, setting, filled[j], printed, verdicts, place, _extra(declared, place, gains)))
     empty: tuple[None, ...] = (None,) * len(planned)
     none = _verdicts(declared, empty, possible, None)
-    return made or [AccuracyColumn(_head(declared, place), None, empty, printed, none, place, empty)]
+    return made or [AccuracyColumn(_head(declared, place), None, empty, printed, none, place, _extra(declared, place, empty))]
+
+
+def _extra(declared: TableNeeds, place: Place, gains: Sequence[float | None]) -> dict[str, Sequence[Any]]:
+    """gains: the improvement by ALA of each line, in points."""
+    if declared.extra == "improvement":
+        printed = paper.improvements()
+        return {"improvement": gains, "paper_improvement": [printed.get((line.method, place.dataset)) for line in declared.lines]}
+    if declared.extra == "weights":
+        ours, theirs, covered = zip(*(_weights(line, place) for line in declared.lines), strict=True)
+        return {"weights": ours, "paper_weights": theirs, "range": covered}
+    return {}
+
+
+def _weights(line: MethodLine, place: Place) -> tuple[int | None, int | None, tuple[str, ...]]:
+    """The weights that ALA learns, ours and the paper's, and the blocks of its range. Nothing for a p beyond the model."""
+    varied = dict(line.varied)
+    covered = paper.covered().get((place.model, varied["p"]), ())
+    ours = blocks.weights(place.model, place.dataset, varied["p"]) if covered else None
+    return ours, paper.trained_weights().get((place.dataset, place.model, varied["s"], varied["p"])), covered
 
 
 def _filled(found: Arranged, j: int, planned: Planned, rule: Select, wanted: stats.Statistics) -> Cell | None:
