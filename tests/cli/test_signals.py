@@ -274,7 +274,7 @@ def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str)
     assert len(list(tmp_path.glob("*.checkpoints/*.pt"))) == kept
     assert done.err.count(" up to ") == kept
     if kept:
-        assert "Interrupted. Rounds that are kept: run" in done.err
+        assert "Interrupted. Run 1 keeps" in done.err
         assert "The same command goes on from there." in done.err
 
 
