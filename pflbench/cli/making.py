@@ -155,17 +155,12 @@ def _tell_kept(queue: RunQueue, results: sqlalchemy.Engine) -> None:
     state = queue.state(results)
     left = [run for key in state.keys("interrupted") if (run := state.runs[key]) is not None]
     reaches = {run.id: reached(run, results.url, queue.how.checkpoints) for run in left}
-    kept = [f"run {run} up to {last}" for run, last in reaches.items() if last is not None]
-    lost = [f"{run}" for run, last in reaches.items() if last is None]
-    told = ["Interrupted."]
-    if len(kept) == 1:
-        told.append(f"{kept[0].replace('run', 'Run').replace(' up', ' keeps its rounds up')}.")
-    elif kept:
-        told.append(f"Rounds that are kept: {', '.join(kept)}.")
-    if kept:
+    lost = [str(run) for run, last in reaches.items() if last is None]
+    told = [f"Run {run} keeps its rounds up to {last}." for run, last in reaches.items() if last is not None]
+    if told:
         told.append("The same command goes on from there.")
     if lost:
         told.append(f"Without a checkpoint: run {', '.join(lost)}, which the same command begins anew.")
     if not reaches:
         told.append("The same command goes on." if state.keys("finished", "diverged") else "Nothing had begun.")
-    message(" ".join(told))
+    message(" ".join(("Interrupted.", *told)))

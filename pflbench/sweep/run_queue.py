@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -116,10 +117,12 @@ def unclaimed(queue: RunQueue, engine: Engine, place: int = 0) -> Iterator[list[
     """
     given: set[str] = set()
     while True:
-        state = patiently(lambda: queue.state(engine))
+        state = patiently(partial(queue.state, engine))
         left = [spec for spec in queue.ahead(state) if spec.key not in given]
         if not left or queue.stopped(engine, state):
             return
+        over = set(state.keys("finished", "diverged"))  # each is read once: a large sweep's take a second
+        queue = replace(queue, specs=tuple(spec for spec in queue.specs if spec.key not in over))
         killed = {key for key, run in state.runs.items() if run is not None and run.status == "running"}
         left.sort(key=lambda spec: spec.key in killed)
         specs = next(islice(queue.packs(left, engine), place, None), None) or next(queue.packs(left, engine))

@@ -97,7 +97,7 @@ def test_ctrl_c_keeps_the_rounds_of_all(shell: Shell, tmp_path: Path, monkeypatc
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.code == 130
-    assert "Interrupted. Rounds that are kept: run 1 up to " in done.err
+    assert "Interrupted. Run 1 keeps its rounds up to " in done.err
     assert "Traceback" not in done.err
     assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)] * 2
     kept = rows(tmp_path, "SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")

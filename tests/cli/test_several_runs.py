@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -133,26 +131,3 @@ def test_reproduce_several_at_a_time(tmp_path):
     assert len(means[0]) == 2
     assert rows("SELECT json_extract(environment, '$.scale') FROM run", tmp_path / "2.db") == [("smoke",)] * 2
     assert rows("SELECT COUNT(*) FROM sweep", tmp_path / "2.db") == [(0,)]
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_several_had_reached(shell, tmp_path):
-    command = ("run", "-m", "fedavg", "-m", "local", "-d", "digits", "--rounds", "60", "--clients", "3", "-j", "2")
-    process = start(*command, folder=tmp_path)
-
-    under_way = 0
-    deadline = time.monotonic() + 100
-    while under_way < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-        with suppress(sqlite3.OperationalError):  # before there are tables
-            under_way = len(rows("SELECT run_id FROM round GROUP BY run_id HAVING MAX(round) > 3"))
-    process.send_signal(signal.SIGINT)
-    done = finish(process)
-    assert done.code == 130
-    assert "Interrupted. Rounds that are kept: run" in done.err
-    assert "The same command goes on from there." in done.err
-    assert rows("SELECT status FROM run") == [("interrupted",)] * 2
-    resumed = shell(*command[:-2], "--quiet")
-    assert (resumed.code, len(resumed.out.splitlines())) == (0, 2)
-    assert rows("SELECT status FROM run") == [("finished",)] * 2

@@ -274,6 +274,9 @@ def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str)
     kept = 0 if whom == "a worker" else 2
     assert len(list(tmp_path.glob("*.checkpoints/*.pt"))) == kept
     assert done.err.count(" up to ") == kept
+    if kept:
+        assert "Interrupted. Run 1 keeps" in done.err
+        assert "The same command goes on from there." in done.err
 
 
 def test_what_comes_after_the_last_block_is_ignored() -> None:

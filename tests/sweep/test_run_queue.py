@@ -158,6 +158,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it_until_that_is_killed(sto
 
         def look(state):
             seen.append(state.states[SPECS[0].key])
+            assert len(seen) < 10
             if state.counts["finished"] == 3:
                 other.close()
 

@@ -9,21 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from support.command import Shell, finish, start
+from support.command import finish, start
 
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
 
 LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 80\nseeds: 0-1\n"
 SHORT = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 2\nseeds: 0-1\n"
-
-
-@pytest.fixture
-def shell(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("PFLBENCH_")]:
-        monkeypatch.delenv(name)
-    return Shell(capsys)
 
 
 def test_dry_run_list_status_and_refusals(shell, tmp_path):
@@ -77,10 +69,10 @@ def until(condition):
     raise AssertionError("it never came to that")
 
 
-def reached(database: Path) -> list[int]:
-    if not database.exists():
+def reached(url: str) -> list[int]:
+    if url.startswith("/") and not Path(url).exists():
         return []
-    engine = connect(to_url(str(database)))
+    engine = connect(to_url(url))
     try:
         return [run.last_round or 0 for run in runs.stored(engine, runs.ALL)]
     finally:
@@ -88,12 +80,13 @@ def reached(database: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["ctrl-c", "cancel", "killed worker"])
-def test_a_sweep_broken_off_goes_on(shell, tmp_path, how):
+@pytest.mark.parametrize("how", ["ctrl-c", "cancel", "killed worker", "killed worker of a server's database"])
+def test_a_sweep_broken_off_goes_on(shell, tmp_path, how, monkeypatch, request):
     Path("long.yaml").write_text(LONG)
-    database = tmp_path / "pflbench.db"
-    process = start("sweep", "long.yaml", "-j", "2", folder=tmp_path)
-    until(lambda: sum(round > 3 for round in reached(database)) == 2)
+    url = request.getfixturevalue("server").new() if "server" in how else str(tmp_path / "pflbench.db")
+    monkeypatch.setenv("PFLBENCH_DB", url)
+    process = start("sweep", "long.yaml", "-j", "2", folder=tmp_path, PFLBENCH_DB=url)
+    until(lambda: sum(round > 3 for round in reached(url)) == 2)
     if how == "ctrl-c":
         process.send_signal(signal.SIGINT)
         done = finish(process)
@@ -112,9 +105,9 @@ def test_a_sweep_broken_off_goes_on(shell, tmp_path, how):
         assert done.err.strip().endswith("long: 4 finished.")
     status = json.loads(shell("sweep", "status", "long", "--json").out)
     assert "running" not in {one["state"] for one in status["runs"]}
-    going_on = finish(start("sweep", "resume", "long", "-j", "2", "--retry-failed", folder=tmp_path))
+    going_on = finish(start("sweep", "resume", "long", "-j", "2", folder=tmp_path, PFLBENCH_DB=url))
     assert going_on.code == 0, going_on.err
-    engine = connect(to_url(str(database)))
+    engine = connect(to_url(url))
     sweep = sweeps.find(engine, "long")
     assert sweeps.sweep_state(engine, sweep.specs).counts == {"finished": 4}
     assert len(runs.stored(engine, runs.ALL)) == 4, "each has one attempt"

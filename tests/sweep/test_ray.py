@@ -1,4 +1,4 @@
-"""What a Ray cluster is asked and told: with a stand-in for Ray."""
+"""Workers of a Ray cluster: what Ray is asked and told, with a stand-in, and three nodes of its own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command import ROOT
+from support.runs import by_key, run, spec
 
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution
+from pflbench.store.database import connect, to_url
 from pflbench.sweep import on_ray
 from pflbench.sweep.capacity import ITSELF
+from pflbench.sweep.run_jobs import run_jobs
 from pflbench.sweep.run_queue import RunQueue
 
 GB = 1_000_000_000
@@ -76,3 +80,36 @@ def test_ray_is_told_no_password(monkeypatch):
 def test_a_worker_that_no_node_has_the_cores_for(monkeypatch):
     with pytest.raises(UserError, match="No node of the Ray cluster has 16 cores"):
         asked(monkeypatch, [{"CPU": 8.0, "memory": 16.0 * GB}], cores=16, bytes=GB)
+
+
+@pytest.mark.slow
+def test_three_nodes_of_which_one_is_killed(tmp_path, monkeypatch):
+    """The rows are those of runs that were made one after another here."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    from ray.cluster_utils import Cluster
+
+    specs = [spec(name, seed=seed, rounds=40, clients=3) for seed in range(3) for name in ("fedavg", "local")]
+    store, alone = (connect(to_url(str(tmp_path / name))) for name in ("results.db", "alone.db"))
+    queue = RunQueue(tuple(specs), store.url.render_as_string(), Path("data"), Execution(engine="loop", checkpoint_every=0.2))
+    cluster, killed = Cluster(), []
+
+    def kill_a_node(state):
+        if not killed and any((state.runs[key].last_round or 0) >= 5 for key in state.keys("running") if state.runs[key]):
+            killed.append(nodes.pop())
+            cluster.remove_node(killed[0], allow_graceful=False)
+
+    try:
+        nodes = [cluster.add_node(num_cpus=1, include_dashboard=False) for _ in range(3)]
+        workers = on_ray.RayTasks(cluster.address)
+        assert workers.places == 3
+        assert run_jobs(queue, store, workers, kill_a_node) == ""
+    finally:
+        cluster.shutdown()
+    assert (len(killed), workers.lost) == (1, 1)
+    for one in specs:
+        run(one, alone)
+    assert by_key(store) == by_key(alone)
+    store.dispose()
+    alone.dispose()
