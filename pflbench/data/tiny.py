@@ -53,34 +53,30 @@ def _class_files(place: Path) -> dict[str, list[str]]:
     return found
 
 
-def _incomplete(place: Path, files: dict[str, list[str]]) -> list[Finding]:
-    if len(files) != CLASSES:
-        return [Finding(place, "corrupt", f"{len(files)} of {CLASSES} classes")]
-    few = {name: len(f) for name, f in files.items() if len(f) != PER_CLASS}
-    return [Finding(place, "corrupt", f"{number} of {PER_CLASS} images of class {name}") for name, number in few.items()]
-
-
-def _findings(root: Path) -> tuple[list[Finding], Listing | None]:
-    place = _place(root)
-    if place is None:
-        return [Finding(_places(root)[0], "missing", f"{SIZE} to download")], None
+def _listing(place: Path) -> Listing:
+    """Raises UserError where the zip file is damaged or images are missing."""
     try:
         files = _class_files(place)
     except DAMAGED as e:
-        return [Finding(place, "corrupt", str(e))], None
-    wrong = _incomplete(place, files)
-    if wrong:
-        return wrong, None
+        raise UserError(str(e)) from e
+    if len(files) != CLASSES:
+        raise UserError(f"{len(files)} of {CLASSES} classes")
+    for name, held in files.items():
+        if len(held) != PER_CLASS:
+            raise UserError(f"{len(held)} of {PER_CLASS} images of class {name}")
     classes = sorted(files)
     names = tuple(name for c in classes for name in files[c])
-    return [], Listing(place, names, np.repeat(np.arange(CLASSES), PER_CLASS), tuple(classes))
+    return Listing(place, names, np.repeat(np.arange(CLASSES), PER_CLASS), tuple(classes))
 
 
 def _whole(root: Path) -> Listing:
-    findings, listing = _findings(root)
-    if listing is None:
-        raise missing("tiny", SIZE, root, _places(root)) if _place(root) is None else corrupt("tiny", root, findings[0])
-    return listing
+    place = _place(root)
+    if place is None:
+        raise missing("tiny", SIZE, root, _places(root))
+    try:
+        return _listing(place)
+    except UserError as e:
+        raise corrupt("tiny", root, Finding(place, "corrupt", e.message)) from e
 
 
 def _load(root: Path, variant: str | None, progress: Progress | None) -> Arrays:
@@ -101,14 +97,14 @@ def _content(root: Path, variant: str | None, progress: Progress | None) -> Cont
 
 def _verify(root: Path, variant: str | None) -> list[Finding]:
     """The number of images, and that each one can be decoded."""
-    findings, listing = _findings(root)
-    if listing is None:
-        return findings
+    place = _place(root)
+    if place is None:
+        return [Finding(_places(root)[0], "missing", f"{SIZE} to download")]
     try:
-        images.load(listing, root, None)
+        images.load(_listing(place), root, None)
     except UserError as e:
-        return [Finding(listing.root, "corrupt", e.message)]
-    return [Finding(listing.root, "ok", f"{CLASSES * PER_CLASS:,} images")]
+        return [Finding(place, "corrupt", e.message)]
+    return [Finding(place, "ok", f"{CLASSES * PER_CLASS:,} images")]
 
 
 def _download(root: Path, variant: str | None, progress: Progress | None) -> None:
@@ -116,8 +112,10 @@ def _download(root: Path, variant: str | None, progress: Progress | None) -> Non
 
     place = _place(root)
     if place is not None and place.is_dir():
-        if findings := _findings(root)[0]:
-            raise UserError(f"{findings[0].file} is incomplete: {findings[0].detail}.", f"Remove {place} and run this again.")
+        try:
+            _listing(place)
+        except UserError as e:
+            raise UserError(f"{place} is incomplete: {e.message}.", f"Remove {place} and run this again.") from e
         return
     target = root / f"{NAME}.zip"
     if not (target.is_file() and md5(target) == MD5):
