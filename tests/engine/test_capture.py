@@ -144,23 +144,6 @@ def test_memory_is_given_back():
     assert fed.executor.programs.record()["programs"] == 0
 
 
-def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
-    fed, whole, failed = captured(), Samples.batch, []
-    train(make("fedavg"), fed, 1)
-
-    def batch(self, index):
-        if self.device.type != "meta" and index.dim() == 2 and len(index) > 3:
-            failed.append(len(index))
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return whole(self, index)
-
-    fed.executor.programs.forget()
-    monkeypatch.setattr(Samples, "batch", batch)
-    assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
-    assert failed
-    assert {len(one.over) for one in fed.executor.programs.made.values()} == {3}
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")])
 def test_memory_that_runs_out_while_a_program_is_made_is_given_back(error, monkeypatch):
     fed, whole, held = captured(), Programs._take, []
