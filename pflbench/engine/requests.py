@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -258,6 +259,19 @@ def pick(given: Given, which: int | slice | Tensor) -> Given:
 def unwrap(given: Given) -> dict[str, Tensor | float | int | bool]:
     """As the pure function sees it."""
     return {k: v.value if isinstance(v, Shared) else v for k, v in given.items()}
+
+
+def frozen(function: Any) -> Hashable:
+    """What a function is known by: itself, and its arguments where it is a partial one. They may turn out to have no hash."""
+    if isinstance(function, partial):
+        named = tuple(sorted((name, _value(value)) for name, value in function.keywords.items()))
+        return frozen(function.func), tuple(map(_value, function.args)), named
+    found: Hashable = function
+    return found
+
+
+def _value(value: Any) -> Any:
+    return tuple(map(_value, value)) if isinstance(value, (list, tuple)) else value
 
 
 def output(module: nn.Module, x: Tensor) -> Output:

@@ -6,7 +6,6 @@ No run is made in another way for it: it is told. Who makes the checks is `contr
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from pflbench.engine import devices
+from pflbench.run.places import state_folder
 from pflbench.store.files import aside
 from pflbench.store.schema import now
 
@@ -29,17 +29,11 @@ def identity(device: torch.device) -> dict[str, str]:
 
 
 def driver(device: torch.device) -> str:
-    """Its driver's version; of an NVIDIA GPU whose driver is not to be seen from here, the CUDA it is for; or "unknown"."""
-    told = getattr(devices.of(device), "get_device_properties", lambda _: None)(device)
-    if found := getattr(told, "driver_version", None):
-        return str(found)
-    if device.type != "cuda":
-        return "unknown"
+    """Its version, of NVIDIA's; else "unknown"."""
     with suppress(OSError):
-        if version := re.search(r"\d+\.\d[\d.]*", NVIDIA.read_text()):
+        if device.type == "cuda" and (version := re.search(r"\d+\.\d[\d.]*", NVIDIA.read_text())):
             return version[0]
-    cuda = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
-    return f"CUDA {cuda // 1000}.{cuda % 1000 // 10}" if cuda else "unknown"
+    return "unknown"
 
 
 def note(device: torch.device) -> str:
@@ -77,9 +71,7 @@ def keep(device: torch.device, checks: Sequence[dict[str, Any]]) -> None:
 
 def place(device: torch.device) -> Path:
     """A device's file, in the folder for a user's state. Raises RuntimeError where the user has no home."""
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "pflbench" / "gpu"
-    return folder / (re.sub(r"[^\w.]+", "-", " ".join(identity(device).values())) + ".json")
+    return state_folder() / "gpu" / (re.sub(r"[^\w.]+", "-", " ".join(identity(device).values())) + ".json")
 
 
 def _read(device: torch.device) -> list[dict[str, Any]] | None:

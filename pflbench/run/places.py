@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO
 
 from sqlalchemy import URL
 
@@ -20,19 +20,8 @@ from pflbench.store.files import aside
 from pflbench.store.runs import RunHead
 
 
-class Storage(Protocol):
-    def write(self, name: str) -> Any:
-        """A context that gives a file to write, which is there whole or not at all. Raises OSError."""
-
-    def read(self, name: str) -> IO[bytes] | None:
-        """None where there is no such file. Raises OSError."""
-
-    def remove(self, name: str) -> None:
-        """What was left half-written goes, too."""
-
-
 class Folder:
-    """beside: another file that is there. Should its folder have been moved, none takes its place."""
+    """A folder. beside: another file that is there. Should its folder have been moved, none takes its place."""
 
     def __init__(self, path: Path, *, beside: bool = False) -> None:
         self._path, self._beside = path, beside
@@ -42,21 +31,24 @@ class Folder:
 
     @contextmanager
     def write(self, name: str) -> Iterator[IO[bytes]]:
+        """A file to write, which is there whole or not at all. Raises OSError."""
         self._path.mkdir(parents=not self._beside, exist_ok=True)
         with aside(self._path / name) as out:
             yield out
 
     def read(self, name: str) -> IO[bytes] | None:
+        """None where there is no such file. Raises OSError."""
         path = self._path / name
         return path.open("rb") if path.exists() else None
 
     def remove(self, name: str) -> None:
+        """What was left half-written goes, too."""
         for left in (self._path / name, *self._path.glob(f".{name}.*.partial")):
             left.unlink(missing_ok=True)
 
 
 class Remote:
-    """Raises UserError for a protocol that fsspec does not have, or whose package is missing."""
+    """A folder at a URL of fsspec. Raises UserError for a protocol that fsspec does not have, or whose package is missing."""
 
     def __init__(self, url: str) -> None:
         import fsspec
@@ -101,11 +93,14 @@ class Remote:
         return f"{self._root.rstrip('/')}/{name}"
 
 
+Storage = Folder | Remote
+
+
 def place_of(database: URL, wished: str | None = None) -> Storage:
     """What is wished for, a path or a URL; else beside an SQLite file, and for a server the user's own folder."""
     if not wished:
         own = database.get_backend_name() != "sqlite"
-        return Folder(state_folder()) if own else Folder(locks.folder(sqlite_path(database)), beside=True)
+        return Folder(_checkpoints()) if own else Folder(locks.folder(sqlite_path(database)), beside=True)
     if not re.match(r"[A-Za-z][\w+.-]*://", wished):
         return Folder(Path(wished).expanduser().absolute())
     if without_passwords(wished, alone=True) != wished:
@@ -128,14 +123,18 @@ def note(database: URL, wished: str | None) -> str | None:
     if wished or database.get_backend_name() == "sqlite":
         return None
     return (
-        f"checkpoints of {place(database)} lie in {state_folder()}, for this machine alone. Where others are to go on with its "
+        f"checkpoints of {place(database)} lie in {_checkpoints()}, for this machine alone. Where others are to go on with its "
         "runs, name a place that they share: --checkpoints or PFLBENCH_CHECKPOINTS, a folder or a URL such as s3://bucket/name."
     )
 
 
 def state_folder() -> Path:
     """The user's own, where programs keep what is no document."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "pflbench" / "checkpoints"
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "pflbench"
+
+
+def _checkpoints() -> Path:
+    return state_folder() / "checkpoints"
 
 
 @contextmanager

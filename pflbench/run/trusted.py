@@ -80,4 +80,4 @@ def _known() -> set[str]:
 
 
 def _file() -> Path:
-    return state_folder().parent / "typed"
+    return state_folder() / "typed"

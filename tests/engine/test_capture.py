@@ -16,10 +16,10 @@ from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation, tensors, train
 from pflbench.engine.batched.executor import LARGE, BatchedExecutor
 from pflbench.engine.batched.program import MIXED, bucket, capture
-from pflbench.engine.batched.programs import KINDS, Programs, frozen
+from pflbench.engine.batched.programs import KINDS, Programs
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import Sgd
+from pflbench.engine.requests import Sgd, frozen
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
 
@@ -142,23 +142,6 @@ def test_memory_is_given_back():
     train(make("fedavg"), fed, 1)
     fed.executor.close()
     assert fed.executor.programs.record()["programs"] == 0
-
-
-def test_programs_are_forgotten_when_memory_runs_out(monkeypatch):
-    fed, whole, failed = captured(), Samples.batch, []
-    train(make("fedavg"), fed, 1)
-
-    def batch(self, index):
-        if self.device.type != "meta" and index.dim() == 2 and len(index) > 3:
-            failed.append(len(index))
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return whole(self, index)
-
-    fed.executor.programs.forget()
-    monkeypatch.setattr(Samples, "batch", batch)
-    assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
-    assert failed
-    assert {len(one.over) for one in fed.executor.programs.made.values()} == {3}
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")])

@@ -40,11 +40,6 @@ class Model(nn.Module):
         return self.output(self.features(x))
 
 
-class Doubled(nn.Linear):
-    def forward(self, x):
-        return F.linear(x, self.weight * 2, self.bias)
-
-
 class Activated(nn.BatchNorm1d):
     def forward(self, x):
         return F.relu(super().forward(x))
@@ -56,26 +51,6 @@ class Wide(Model):
 
     def features(self, x):
         return F.relu(self.used(F.relu(self.first(x))))
-
-
-class UsedDirectly(Wide):
-    def used(self, h):
-        return F.linear(h, self.fc.weight, self.fc.bias)
-
-
-class UsedTwice(Wide):
-    def used(self, h):
-        return self.fc(F.relu(self.fc(h)))
-
-
-class UsedOtherwiseToo(Wide):
-    def used(self, h):
-        return self.fc(h) + h @ self.fc.weight
-
-
-class OfConstant(Wide):
-    def used(self, h):
-        return h * torch.sigmoid(self.fc(h.new_ones(1, WIDE))) + h * torch.sigmoid(self.fc(h.new_ones(WIDE)))
 
 
 class Tied(Wide):
@@ -116,12 +91,7 @@ def of(width, *layers):
 
 
 MODULES = {
-    "subclass of a linear layer": (of(WIDE, nn.Linear(12, WIDE), nn.ReLU(), Doubled(WIDE, WIDE)), (12,)),
     "parametrized": (of(WIDE, nn.Linear(12, WIDE), nn.utils.parametrizations.weight_norm(nn.Linear(WIDE, WIDE))), (12,)),
-    "used directly": (UsedDirectly, (12,)),
-    "used twice": (UsedTwice, (12,)),
-    "used otherwise, too": (UsedOtherwiseToo, (12,)),
-    "of a constant": (OfConstant, (12,)),
     "tied": (Tied, (12,)),
     "attention": (Attention, (12,)),
     "subclass of a normalisation": (of(5, nn.Linear(12, 5), Activated(5)), (12,)),

@@ -105,20 +105,6 @@ def scaled(w: Tensor, *, anchor: Tensor, strength: float, factor: float = 1.0) -
     return d, (d * d).sum(-1)
 
 
-class Penalty:
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Penalty) and self.factor == other.factor
-
-    def __hash__(self) -> int:
-        return hash(self.factor)
-
-    def of(self, w: Tensor, *, anchor: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-        return scaled(w, anchor=anchor, strength=strength, factor=self.factor)
-
-
 @pytest.mark.parametrize(
     ("first", "second", "apart"),
     [
@@ -126,8 +112,6 @@ class Penalty:
         ({"strength": 0.1}, {"strength": 0.2}, 1),
         ({"correct": partial(scaled, factor=2.0)}, {"correct": partial(scaled, factor=2.0)}, 0),
         ({"correct": partial(scaled, factor=2.0)}, {"correct": partial(scaled, factor=3.0)}, 1),
-        ({"correct": Penalty(2.0).of}, {"correct": Penalty(2.0).of}, 0),
-        ({"correct": Penalty(2.0).of}, {"correct": Penalty(3.0).of}, 1),
         ({"columns": slice(None)}, {"columns": slice(0, 78)}, 1),
         ({"anchor": "rows"}, {}, 0),
     ],

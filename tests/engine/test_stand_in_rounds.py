@@ -10,11 +10,10 @@ import threading
 import pytest
 import torch
 from support.gpu import faultless
-from support.gpu.trial import TWENTY, Found, compare, farthest, make, played, small
+from support.gpu.trial import TWENTY, Found, compare
 
 from pflbench import methods
 from pflbench.engine.batched.program import MIXED, Graph
-from pflbench.engine.packed.executor import Pack
 
 WITH_ALA = [name for name in methods.names(with_ala=True) if "+" in name]
 CLOSE = 1e-9
@@ -144,51 +143,3 @@ def test_a_warm_up_finds_no_memory_idle_and_leaves_none(gpu):
 
     Graph(x.device).warm_up(step)
     assert [*idle, memory.reserved - memory.live] == [0, 0]
-
-
-# -- a pack ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_pack_gives_the_numbers_of_its_runs(gpu):
-    fed = small("mlp", "captured", "pygpu:0")
-    pack = Pack(fed.executor, 2)
-
-    def run(seed):
-        mine = small("mlp", "captured", "pygpu:0", seed=seed)
-        mine.executor = pack.executors[seed]
-        yield from played(make("fedala"), mine, 2)
-
-    found = [{}, {}]
-    for seed, numbers in pack.together([run(0), run(1)]):
-        found[seed] |= numbers
-    steps = fed.executor.record()["steps"]
-    assert steps["programs"] > 0
-    assert set(steps["apart"]) <= {MIXED}
-    for seed in (0, 1):
-        expected = {}
-        for numbers in played(make("fedala"), small("mlp", "loop", "cpu", seed=seed), 2):
-            expected |= numbers
-        off, where = farthest(expected, found[seed])
-        assert off <= CLOSE, where
-
-
-# -- what cannot be captured ----------------------------------------------------------------------------------------------
-
-
-def looks(w, *, anchor, strength):
-    """A penalty that decides by a number."""
-    pull = strength * (w - anchor)
-    return (pull if float(pull.abs().max()) > 0 else pull * 2), pull.square().sum(-1)
-
-
-def fit(fed):
-    S, anchor = fed.nobody_left_out(), torch.zeros(fed.flat.size, dtype=fed.dtype, device=fed.device)
-    return fed.at(1).sgd(fed.everyone(fed.initial()), S, correct=looks, anchor=anchor, strength=0.1)
-
-
-def test_a_step_that_cannot_be_captured_is_made_as_it_is(gpu):
-    fed = small("mlp", "captured", "pygpu:0")
-    found, expected = fit(fed), fit(small("mlp", "loop", "cpu"))
-    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=CLOSE)
-    assert fed.executor.record()["steps"]["apart"]
-    assert gpu.stream(0) is gpu.gpus[0].default, "a failed capture leaves its stream as the current one"

@@ -9,8 +9,6 @@ from support.gpu.trial import make, small
 
 from pflbench.contract.small import tensors, train
 from pflbench.engine import devices
-from pflbench.engine.batched import program
-from pflbench.engine.batched.program import AFTERWARDS, Graph
 from pflbench.engine.batched.waits import Watch
 from pflbench.engine.samples import Samples
 
@@ -69,11 +67,6 @@ def assert_trains(fed):
         torch.testing.assert_close(found[name].cpu(), value, rtol=0, atol=1e-9)
 
 
-def reads(w, *, anchor):
-    pull = 0.1 * (w - anchor)
-    return (pull if float(pull.abs().max()) > 0 else pull * 2), pull.square().sum(-1)
-
-
 def waits_unseen(w, *, anchor):
     """For the device, where no operation shows it."""
     devices.synchronise(w.device)
@@ -95,26 +88,9 @@ def short_of_memory(monkeypatch, clients):
     monkeypatch.setattr(Samples, "batch", batch)
 
 
-def test_a_step_that_waits_spoils_nothing_since_it_is_not_tried(monkeypatch):
-    with plugged_in(torch_before_2_13=True):
-        fed = small("mlp", "captured", "pygpu:0")
-        assert_as_the_loop(fed, reads, anchor=torch.zeros(fed.flat.size, dtype=fed.dtype))
-        ((reason, steps),) = fed.executor.programs.apart.items()
-        assert "aten::_local_scalar_dense waits for the device (reads, test_waits.py:" in reason
-        assert_trains(fed)
-        assert fed.executor.programs.apart == {reason: steps}
-        assert fed.executor.programs.record()["programs"] > 1
-        short_of_memory(monkeypatch, 2)
-        fed.executor.programs.forget()
-        assert_trains(fed)
-        assert [(s.clients, s.then) for s in fed.executor.chunks.shortages] == [(7, 3), (3, 1)]
-
-
 @pytest.mark.parametrize("before", [True, False], ids=["torch before 2.13", "since"])
 def test_after_a_capture_that_failed(before, monkeypatch):
-    """The first error is told. Where the allocator stays in its capture, nothing is captured any more, and halving goes on."""
-    monkeypatch.setattr(program, "RECOVERS", (99,) if before else (0,))
-    monkeypatch.setattr(Graph, "refused", "")
+    """The first error is told. Where the allocator stays in its capture, no further one is possible, and halving goes on."""
     with plugged_in(torch_before_2_13=before):
         fed = small("mlp", "captured", "pygpu:0")
         assert_as_the_loop(fed, waits_unseen, anchor=torch.zeros(fed.flat.size, dtype=fed.dtype))
@@ -122,7 +98,8 @@ def test_after_a_capture_that_failed(before, monkeypatch):
         assert "operation not permitted when stream is capturing: synchronize at" in first
         other = small("mlp", "captured", "pygpu:0")
         assert_trains(other)
-        assert list(other.executor.programs.apart) == ([AFTERWARDS] if before else [])
+        assert all("INTERNAL ASSERT" in reason for reason in other.executor.programs.apart)
+        assert bool(other.executor.programs.apart) is before
         short_of_memory(monkeypatch, 2)
         other.executor.programs.forget()
         assert_trains(other)

@@ -146,7 +146,7 @@ def test_on_a_gpu_nothing_is_measured_twice(store, tmp_path, monkeypatch):
 
 def test_a_pack_goes_on_as_its_runs_did(store, monkeypatch):
     specs = [spec(seed=seed) for seed in (0, 1)]
-    how = replace(BATCHED, pack=None)
+    how = replace(BATCHED, pack=2)
     room(monkeypatch, FEW)
     told = execute_pack(specs, store, Path("data"), how)
     next(each for each in told if each[1].round == 2)

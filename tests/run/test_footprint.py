@@ -13,7 +13,6 @@ from pflbench import methods
 from pflbench.contract.small import train
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import SHARE
-from pflbench.engine.batched.program import Capture
 from pflbench.run.execution import Execution
 from pflbench.run.memory_estimate import Peak, footprint
 from pflbench.run.plan import Wish, plan
@@ -138,33 +137,3 @@ def test_the_estimate_is_close_to_what_a_round_takes(name, more):
         fed.evaluate(method.deployed(state), fed.nobody_left_out(), method.slot)
     assert said.clients == 12
     assert 0.6 < (said.total - said.data) / peak.most < 2
-
-
-class Pooled(Capture):
-    """Its programs own what a step takes at once, which is no other tensor's, as CUDA graphs with one pool do."""
-
-    name = "pooled"
-
-    def __init__(self):
-        self.pool = torch.empty(0, dtype=torch.uint8)
-
-    def __call__(self, step):
-        with Peak() as peak:
-            step()
-        self.pool = torch.empty(max(peak.most, len(self.pool)), dtype=torch.uint8)
-        return step
-
-
-@pytest.mark.parametrize("name", ["fedavg", "ditto"])
-def test_what_captured_steps_keep_is_in_the_estimate(name):
-    (spec,) = specs(name, clients=12)
-    setting = load_setting(spec, Path("data"))
-    said = footprint(spec, setting, Execution(device="cuda:7"))
-    fed = prepare(spec, setting, CPU, Execution(engine="batched")).federation()
-    fed.executor.programs.capture = Pooled()
-    with Peak() as peak:
-        train(methods.make(spec.method), fed, 2)
-    assert fed.executor.programs.record()["programs"] > 0
-    uncaptured = said.models + said.copies + said.activations
-    assert 0.7 < (uncaptured + said.programs) / peak.most < 1.3
-    assert uncaptured / peak.most < 0.6

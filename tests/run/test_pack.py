@@ -25,8 +25,6 @@ from pflbench.run.loop import execute
 from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.run.prepared import Prepared
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
-from pflbench.store import database as db
-from pflbench.store.run_writer import RunWriter
 
 # Methods that go different ways: plain, inner loops, features of the head, matrices of all clients, initial stages.
 TOGETHER = ("fedavg", "fedala", "fedrep", "apple", "pfedme", "fedphp", "partialfed", "ditto+ala")
@@ -235,27 +233,6 @@ def test_ctrl_c_in_the_middle_of_a_call(store: Engine, monkeypatch: pytest.Monke
     assert_the_same(store, 3)
 
 
-def test_ctrl_c_in_the_middle_of_one_run(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes while one of them works by itself: all keep what they have."""
-    whole, commits = RunWriter.round, [0]
-
-    def interrupted(*arguments: Any) -> None:
-        whole(*arguments)
-        commits[0] += 1
-        if commits[0] == 5:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunWriter, "round", interrupted)
-    specs = seeds(rounds=4)
-    with pytest.raises(KeyboardInterrupt):
-        packed(specs, store)
-    assert statuses(store) == ["interrupted"] * 3
-    monkeypatch.setattr(RunWriter, "round", whole)
-    packed(specs, store)
-    assert statuses(store) == ["finished"] * 3
-    assert rows(store, "SELECT COUNT(*) FROM round GROUP BY run_id") == [(5,)] * 3
-
-
 def test_who_is_behind_catches_up_first(store: Engine, calls: Counter[str]) -> None:
     """One run stands at round 2 and two at the beginning: from round 3 on all are made together."""
     steps = execute(spec(rounds=5), store, Path("data"), BATCHED)
@@ -326,11 +303,3 @@ def test_the_loop_executor_makes_one_after_another(engine: Any) -> None:
     with pytest.raises(UserError, match="--pack 4 is not possible") as caught:
         checked(Execution("cpu", engine, pack=4))
     assert "--engine batched" in caught.value.hint
-
-
-def test_a_database_in_memory() -> None:
-    engine = db.connect("sqlite://")
-    assert [len(pack) for pack in packs(seeds(), engine, BATCHED)] == [3]
-    packed(seeds(), engine)
-    assert statuses(engine) == ["finished"] * 3
-    engine.dispose()

@@ -139,14 +139,6 @@ def test_batch_norm_buffers(rule):
         assert now.ledger.traffic.scalars_up.sum() == 0
 
 
-def test_two_processes_do_not_run_the_same_run(store):
-    first = execute(short(), store, Path("data"), Execution(workers=1))
-    next(first)
-    with pytest.raises(UserError, match="Another process is at this run"):
-        run(short(), store)
-    assert list(first)[-1].kind == "finished"
-
-
 def test_a_diverging_run_names_method_client_and_round(store):
     with pytest.raises(Diverged, match=r"fedprox, seed 3: client \d+ .* round \d+"):
         run(spec("fedprox", seed=3, lr=1e180), store)
@@ -168,19 +160,6 @@ def test_an_error_inside_marks_the_run_failed_and_keeps_a_checkpoint(store, monk
     assert rows(store, "SELECT status, message FROM run") == [("failed", "ZeroDivisionError: division by zero")]
     monkeypatch.undo()
     assert run(short(), store)[0].kind == "resumed"
-
-
-def test_out_of_gpu_memory_says_what_helps(store, monkeypatch):
-    from pflbench.methods.fedavg import FedAvg
-
-    def update(*_):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-
-    monkeypatch.setattr(FedAvg, "update", update)
-    with pytest.raises(UserError, match="Out of GPU memory") as caught:
-        run(spec("fedavg"), store, engine="batched")
-    assert "--chunk" in caught.value.hint
-    assert rows(store, "SELECT status, message FROM run") == [("failed", "out of GPU memory")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -16,7 +16,7 @@ from pflbench.engine.batched.convolutions import convolve_by, convolving
 from pflbench.engine.batched.evaluation import Layout
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
 from pflbench.engine.batched.program import Advance, Capture, Inputs
-from pflbench.engine.batched.programs import Programs, frozen
+from pflbench.engine.batched.programs import Programs
 from pflbench.engine.batched.steps import Block, blocks
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat, less, side_by_side
@@ -39,6 +39,7 @@ from pflbench.engine.requests import (
     Trained,
     Walk,
     Walked,
+    frozen,
     pick,
     unwrap,
 )

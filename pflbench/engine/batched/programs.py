@@ -86,19 +86,6 @@ class Programs:
         return same[taken[shape] - 1]
 
 
-def frozen(function: Any) -> Hashable:
-    """What a function is known by: itself, and its arguments where it is a partial one. They may turn out to have no hash."""
-    if isinstance(function, partial):
-        named = tuple(sorted((name, _value(value)) for name, value in function.keywords.items()))
-        return frozen(function.func), tuple(map(_value, function.args)), named
-    found: Hashable = function
-    return found
-
-
-def _value(value: Any) -> Any:
-    return tuple(map(_value, value)) if isinstance(value, (list, tuple)) else value
-
-
 def _code(kind: Any) -> Hashable:
     """A kind without its constants: functions by where they are written."""
     if isinstance(kind, tuple):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields, replace
-from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared
+from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared, frozen
 
 
 def joinable(a: Request[Any], b: Request[Any]) -> bool:
@@ -41,15 +39,7 @@ def same(a: Any, b: Any) -> bool:
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, Shared) and isinstance(b, Shared):
         return same(a.value, b.value)
-    if isinstance(a, partial) and isinstance(b, partial):
-        return all(same(getattr(a, name), getattr(b, name)) for name in ("func", "args", "keywords"))
-    if isinstance(a, MethodType) and isinstance(b, MethodType):
-        return a.__func__ is b.__func__ and same(a.__self__, b.__self__)
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(same(value, b[name]) for name, value in a.items())
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and bool(a == b)
+    return type(a) is type(b) and frozen(a) == frozen(b)
 
 
 def _arguments(request: Request[Any]) -> list[Field[Any]]:

@@ -39,6 +39,7 @@ class Found:
     where: str  # that is
     waits: Counter[tuple[str, str]]
     replays: int
+    programs: int
     apart: dict[str, int]  # steps of all rounds without a capture, by the reason
 
     @property
@@ -82,7 +83,7 @@ def compare(
         fed.executor.close()
     off, where = farthest(expected, numbers)
     (waits, replays), (waits_before, replays_before) = counts[-1], counts[-2]
-    return Found(off, where, waits - waits_before, replays - replays_before, steps["apart"])
+    return Found(off, where, waits - waits_before, replays - replays_before, steps["programs"], steps["apart"])
 
 
 def _counted(world: World) -> tuple[Counter[tuple[str, str]], int]:
