@@ -25,6 +25,9 @@ COPIES = 3  # of a client's rows: the program's own, and two while its numbers a
 PARTS = 8  # of the clients, while that is done
 ERROR = 1e-3  # by how much a program's change may be off, by the largest change: float32, other algorithms
 
+RECOVERS = (2, 13)  # from this version of PyTorch on, a capture that fails leaves the allocator as it was
+AFTERWARDS = "not captured: an earlier capture failed, and PyTorch before 2.13 can make no other one in the same process"
+
 Call = Callable[[], None]
 
 
@@ -32,6 +35,7 @@ class Capture(ABC):
     """Makes a call of a step: what does the same again, on the same tensors."""
 
     name: str
+    refused = ""  # why nothing is captured any more
 
     def warm_up(self, step: Call) -> None:
         """Makes the step once, as it must have been before it is captured."""
@@ -77,6 +81,8 @@ class Graph(Capture):
                     raise
         except BaseException as error:
             self._graphs.clear()  # nor is their memory offered again
+            if error is not first and _stays_as_it_failed() and not memory.ran_out(error):
+                Graph.refused = AFTERWARDS
             # The end of a capture that has failed says no more than that.
             raise first or error from None
         self._graphs.add(graph)
@@ -91,6 +97,11 @@ class Graph(Capture):
     def _pool(self) -> Any:
         """The memory of the graphs that there are: no two run at once, and they share it. It ends with the last of them."""
         return next((graph.pool() for graph in self._graphs), None)
+
+
+def _stays_as_it_failed() -> bool:
+    """Whether the allocator stays as a capture that fails leaves it."""
+    return torch.__version__ < RECOVERS  # type: ignore[operator,no-any-return]
 
 
 def capture(name: str, device: torch.device) -> Capture | None:
@@ -186,6 +197,8 @@ class Program:
 
     def _captured(self, count: int, width: int, weighted: bool) -> tuple[Call | None, str]:
         """The call, or why there is none. The step is made twice at most: as it is, then captured."""
+        if self.capture.refused:
+            return None, self.capture.refused
         index, weights = self.inputs[width, weighted]
         state = {k: v[:count] for k, v in self.state.items()}
         given = pick(self.given, slice(0, count))
