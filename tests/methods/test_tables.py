@@ -50,3 +50,9 @@ def test_impossible_values_are_refused(name: str) -> None:
     for wrong in IMPOSSIBLE[name]:
         with pytest.raises(UserError, match=rf"^{name}\.{next(iter(wrong))} = .* is not possible"):
             methods.spec(name, wrong)
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_a_card_has_the_defaults_of_the_specification(name: str) -> None:
+    """Tables read them without importing the method."""
+    assert dict(methods.card(name).hyperparameters) == methods.spec(name, {}).hyperparameters
