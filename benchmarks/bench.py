@@ -37,16 +37,16 @@ import torch
 from pflbench import environment
 from pflbench.engine import devices
 from pflbench.engine.batched import convolutions
-from pflbench.engine.packed.executor import Pack
+from pflbench.engine.packed.packed_executor import Pack
 from pflbench.errors import UserError, unknown
 from pflbench.report.paper import seconds_per_iteration
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.counting import STEADY, Work, work
 from pflbench.run.execution import Execution, checked, find_device
-from pflbench.run.plan import Wish, plan
+from pflbench.run.federation_data import FederationData, load_setting
+from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
 from pflbench.run.round import PHASES, RECEPTION, UPDATE, rounds
-from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 
 BASE = "fedavg"  # the method that others are held against
@@ -64,7 +64,7 @@ Plain = dict[str, Any]
 class Arm:
     """A method on an executor, made one way or another, on its way through the rounds."""
 
-    def __init__(self, spec: RunSpec, setting: Setting, device: torch.device, name: str) -> None:
+    def __init__(self, spec: RunSpec, setting: FederationData, device: torch.device, name: str) -> None:
         self.method, self.name, self.device, self.runs = spec.method.name, name, device, 1
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.peak = 0
@@ -125,7 +125,7 @@ def measure(options: argparse.Namespace) -> Plain:
     typed = {name: getattr(options, name) for name in ("model", "partition", "clients", "beta", "lr", "dtype")}
     asked = {name: value for name, value in typed.items() if value is not None}
     specs = plan(
-        Wish(tuple(names), (options.dataset,), options.data_dir, settings=tuple(options.set),
+        RunOptions(tuple(names), (options.dataset,), options.data_dir, settings=tuple(options.set),
              rounds=UNTIMED + options.rounds, **asked)
     )  # fmt: skip
     device, first = find_device(options.device), specs[0]

@@ -84,7 +84,7 @@ def save_partition(engine: Engine, dataset: str, spec: Pathological | Dirichlet,
 def client_results(
     rng: np.random.Generator, end: float, pace: float, total: np.ndarray, rounds: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Correct predictions and summed losses, [rounds + 1, clients]: saturating curves and noise."""
+    """Penalty predictions and summed losses, [rounds + 1, clients]: saturating curves and noise."""
     t = np.arange(rounds + 1)[:, None]
     reach = np.clip(end + rng.normal(0, 0.06, CLIENTS), 0.05, 0.995)
     mean = 0.05 + (reach - 0.05) * (1 - np.exp(-t / (pace * rng.uniform(0.7, 1.4, CLIENTS))))

@@ -21,8 +21,8 @@ from pflbench import environment
 from pflbench.engine import devices
 from pflbench.run.counting import STEADY, Work, work
 from pflbench.run.execution import find_device
-from pflbench.run.plan import Wish, plan
-from pflbench.run.setting import load_setting
+from pflbench.run.federation_data import load_setting
+from pflbench.run.plan import RunOptions, plan
 
 TRIES = 7
 SECONDS = 0.5  # of tries at least: a machine that has other work shows its speed only now and then
@@ -127,7 +127,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     (spec,) = plan(
-        Wish((options.method,), (options.dataset,), options.data_dir, options.model, tuple(options.set), rounds=options.round)
+        RunOptions(
+            (options.method,), (options.dataset,), options.data_dir, options.model, tuple(options.set), rounds=options.round
+        )
     )
     setting = load_setting(spec, options.data_dir).cut(options.share, spec.train.batch_size)
     ceilings = measure(find_device(options.device))

@@ -30,10 +30,10 @@ from pflbench.engine.batched.program import capture
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.counting import STEADY, work
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.plan import Wish, plan
+from pflbench.run.federation_data import load_setting
+from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
-from pflbench.run.setting import load_setting
 
 BATCH, CALLS, SHOWN = 10, 10, 12
 CLIENTS = (20, 100, 5)
@@ -49,7 +49,7 @@ SHAPES: dict[str, tuple[int, int, int, int, int, int, bool]] = {
 
 def profiled(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """A round: seconds, seconds in kernels, TFLOP, and milliseconds and launches by kernel."""
-    wish = Wish(("fedavg",), (options.dataset,), Path("data"), model="cnn", beta=options.beta, rounds=STEADY + 1)
+    wish = RunOptions(("fedavg",), (options.dataset,), Path("data"), model="cnn", beta=options.beta, rounds=STEADY + 1)
     (spec,) = plan(wish)
     setting = load_setting(spec, Path("data")).cut(options.share, spec.train.batch_size)
     on = ProfilerActivity.CPU if device.type == "cpu" else ProfilerActivity.CUDA

@@ -28,14 +28,14 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from pflbench import methods
 from pflbench.contract.recorded import Recorded
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.convolutions import CONVOLUTIONS
-from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import Call
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.plan import Wish, plan
+from pflbench.run.federation_data import load_setting
+from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
-from pflbench.run.setting import load_setting
 
 SCATTERS = {"index_put_", "_index_put_impl_"}
 VIEWS = {
@@ -102,7 +102,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 def steps(method: str, options: argparse.Namespace) -> list[list[Operation]]:
     """Of each kind of step that two rounds capture."""
-    request = Wish((method,), (options.dataset,), options.data_dir, model=options.model, partition="iid")
+    request = RunOptions((method,), (options.dataset,), options.data_dir, model=options.model, partition="iid")
     (spec,) = plan(request)
     setting = load_setting(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
     fed, noted = prepare(spec, setting, find_device("cpu"), Execution(engine="batched")).federation(), Noted()

@@ -37,12 +37,12 @@ from torch.utils.data import TensorDataset
 from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.partition import Partition
-from pflbench.run.evaluation import HEADLINE
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.plan import Wish, plan
+from pflbench.run.federation_data import FederationData, load_setting
+from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
 from pflbench.run.round import CommunicationRound
-from pflbench.run.setting import Setting, load_setting
+from pflbench.run.testing import HEADLINE
 from pflbench.spec import RunSpec
 
 Round = Callable[[], float]
@@ -86,11 +86,11 @@ def arms_and_ratios() -> tuple[Arms, Ratios]:
 
 def specification(dataset: str, method: str, data_dir: Path) -> RunSpec:
     settings = ("fedala.max_init_epochs=1",) if method == "fedala" else ()
-    (spec,) = plan(Wish((method,), (dataset,), data_dir, model="cnn", settings=settings))
+    (spec,) = plan(RunOptions((method,), (dataset,), data_dir, model="cnn", settings=settings))
     return spec
 
 
-def plain(spec: RunSpec, setting: Setting) -> Round:
+def plain(spec: RunSpec, setting: FederationData) -> Round:
     arrays, partition = setting.arrays, setting.partition
     x = (torch.from_numpy(np.array(arrays.x)).float() / 255 - 0.5) / 0.5
     y = torch.from_numpy(np.array(arrays.y))
@@ -102,7 +102,7 @@ def plain(spec: RunSpec, setting: Setting) -> Round:
 class Ours:
     """pflbench's rounds, each from local training to the next evaluation."""
 
-    def __init__(self, spec: RunSpec, setting: Setting) -> None:
+    def __init__(self, spec: RunSpec, setting: FederationData) -> None:
         self.fed = prepare(spec, setting, find_device("cpu"), Execution("cpu", "loop")).federation()
         self.method = methods.make(spec.method)
         self.now = CommunicationRound(self.method, self.fed, 1)
@@ -116,7 +116,7 @@ class Ours:
         return scores[HEADLINE].accuracy
 
 
-def part(setting: Setting, which: int, of: int) -> Setting:
+def part(setting: FederationData, which: int, of: int) -> FederationData:
     """The setting with a part of the clients: the parts have nearly equally many samples."""
     whole = setting.partition
     mine: list[list[int]] = [[] for _ in range(of)]

@@ -77,7 +77,7 @@ class Pathological(_Partition):
     scheme: Literal["pathological"] = "pathological"
     classes_per_client: int = Field(ge=1)
     balanced: bool = False
-    least: int | None = Field(None, ge=1)
+    min_samples: int | None = Field(None, ge=1)
 
     @property
     def label(self) -> str:
@@ -89,7 +89,7 @@ class Dirichlet(_Partition):
 
     scheme: Literal["dirichlet"] = "dirichlet"
     beta: float = Field(gt=0)
-    least: int | None = Field(None, ge=1)
+    min_samples: int | None = Field(None, ge=1)
 
     @property
     def label(self) -> str:

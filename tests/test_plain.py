@@ -135,7 +135,7 @@ def test_nothing_of_the_machine_is_kept(shell: Shell, tmp_path: Path, monkeypatc
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    command = ("run", "-m", "fedavg", "-d", f"npz:{own}", "--clients", "3", "-r", "1", "--least", "5", "--model", "mlp")
+    command = ("run", "-m", "fedavg", "-d", f"npz:{own}", "--clients", "3", "-r", "1", "--min-samples", "5", "--model", "mlp")
     done = shell(*command, "--db", str(work / "r.db"), "--data-dir", str(tmp_path / "data"), "-q")
     assert done.code == 0, done.err
     wrote = [shell("export", "runs", "--db", "r.db", "-o", f"runs.{suffix}") for suffix in ("csv", "json")]

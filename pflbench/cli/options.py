@@ -1,7 +1,7 @@
 """The options of `run`, each declared once by the field that it fills, and what else several commands share.
 
-Fields are those of `plan.Wish` and of `run.execution.Execution`. A default of None means "the paper's value for this dataset";
-the help names it. A command takes a group of them by `taking`.
+Fields are those of `plan.RunOptions` and of `run.execution.Execution`. A default of None means "the paper's value for this
+dataset"; the help names it. A command takes a group of them by `taking`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import typer
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.run.plan import Wish
+    from pflbench.run.plan import RunOptions
 
 Given = Mapping[str, Any]
 """The options of a group as they were given, by field."""
@@ -102,13 +102,13 @@ def _plug_in(context: typer.Context, files: list[Path]) -> list[Path]:
     return files
 
 
-def wish(given: Given) -> Wish:
-    """The plan.Wish of what was given for its fields."""
-    from pflbench.run.plan import Wish
+def run_options(given: Given) -> RunOptions:
+    """The plan.RunOptions of what was given for its fields."""
+    from pflbench.run.plan import RunOptions
 
-    known: dict[str, Any] = {field.name: given[field.name] for field in fields(Wish) if field.name in given}
+    known: dict[str, Any] = {field.name: given[field.name] for field in fields(RunOptions) if field.name in given}
     known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-    return Wish(**known)
+    return RunOptions(**known)
 
 
 def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -226,7 +226,7 @@ MAIN = group(
         help="A set of hyperparameters, below --set; fedala2022: what PFLlib did when the FedALA paper was written; "
         "heurfedamp2021: the values of HeurFedAMP's authors.",
     ),
-    seed=_paper(int, help="Of initialisation, batches and sampling. Default: 0."),
+    seed=_paper(int, help="Seed for initialisation, batch order and client sampling. Default: 0."),
     seeds=_paper(str, metavar="LIST", help="Several runs of each method: 0-4 or 0,2,5."),
 )
 PARTITION = group(
@@ -243,15 +243,15 @@ PARTITION = group(
     beta=_paper(float, help="dirichlet: smaller is more heterogeneous. Default: 0.1."),
     classes_per_client=_paper(int, help="pathological: classes a client holds. Default: 2 of 10, 10 of 100."),
     balanced=_paper(bool, "--balanced/--unbalanced", help="pathological: equal shares of a class. Default: unbalanced."),
-    least=_paper(
+    min_samples=_paper(
         int, help="dirichlet, pathological: fewest samples of a client. Default: 40, or half an equal share if that is less."
     ),
     iid_shares=_paper(str, **among("equal", "reference"), help="iid: equal shares, or PFLlib's unequal ones. Default: equal."),
     groups=_paper(int, help="groups: number of groups of clients. Default: 5."),
     dominant_share=_paper(float, help="groups: share of a client's samples from its group's classes. Default: 0.8."),
     group_sizes=_paper(str, metavar="N,N,...", help="groups: samples per client of each group. Default: equal."),
-    partition_seed=_paper(int, help="The same for all --seeds, as in the paper. Default: 1."),
-    test_share=_paper(float, help="Share of each client's samples it tests on. Default: 0.25."),
+    partition_seed=_paper(int, help="Seed of the partition, the same for all --seeds, as in the paper. Default: 1."),
+    test_share=_paper(float, help="Share of each client's samples used as its test set. Default: 0.25."),
     central_test=_paper(
         bool,
         "--central-test",
@@ -269,7 +269,8 @@ TRAINING = group(
     evaluate=_paper(
         str,
         **among("participants", "all"),
-        help="Whom to evaluate when --join-ratio is below 1; all: the others as if they had joined. Default: participants.",
+        help="Which clients to evaluate when --join-ratio is below 1; all: also those outside the cohort, as if they had joined. "
+        "Default: participants.",
     ),
     drop_last=_paper(
         str,
@@ -287,9 +288,9 @@ TRAINING = group(
         help="Default: float32. tf32: faster products on a GPU, with 10 bits of each factor's fraction.",
     ),
     optimizer=_paper(
-        str, **among("sgd", "momentum", "adamw"), help="Of plain local training; PyTorch's SGD and AdamW. Default: sgd."
+        str, **among("sgd", "momentum", "adamw"), help="Optimizer for local training (PyTorch's SGD or AdamW). Default: sgd."
     ),
-    momentum=_paper(float, help="momentum: how much of the last step is kept. Default: 0.9."),
+    momentum=_paper(float, help="momentum: the momentum factor. Default: 0.9."),
     weight_decay=_paper(float, help="sgd, momentum: as L2; adamw: decoupled. Default: 0; adamw: 0.01."),
     optimizer_state=_paper(
         str,
@@ -303,7 +304,7 @@ TRAINING = group(
         "--lr-step-every. Default: constant.",
     ),
     lr_step_every=_paper(int, metavar="ROUNDS", help="step: every so many rounds the rate is multiplied by --lr-gamma."),
-    lr_gamma=_paper(float, help="step: by how much. Default: 0.1."),
+    lr_gamma=_paper(float, help="step: the factor of the learning rate. Default: 0.1."),
 )
 EXECUTION = group(
     "Execution",
@@ -338,7 +339,7 @@ EXECUTION = group(
         "auto",
         typer.Option(
             **among("auto", "graph", "none"),
-            help="batched: how a step becomes one call. graph: a CUDA graph (auto on a GPU); none (auto on a CPU): as it is.",
+            help="batched: capture of training steps. graph: as CUDA graphs (auto on a GPU); none: no capture (auto on a CPU).",
         ),
     ),
     convolution=(
@@ -364,16 +365,16 @@ EXECUTION = group(
         str,
         envvar="PFLBENCH_CHECKPOINTS",
         metavar="PATH|URL",
-        help="Where checkpoints lie: a folder that machines may share, or a URL of fsspec, as s3://bucket/name. Default: beside "
-        "an SQLite database; of one on a server ~/.local/state/pflbench.",
+        help="Where checkpoints are stored: a folder that machines may share, or a URL of fsspec, as s3://bucket/name. "
+        "Default: beside an SQLite database; of one on a server ~/.local/state/pflbench.",
     ),
-    observe_every=(
+    save_artifacts_every=(
         int,
         0,
         typer.Option(
             metavar="ROUNDS",
             min=0,
-            help="Keep what a method observes (weights, attention, strategies: large) every so many rounds. Default: never.",
+            help="Save a method's artifacts (weights, attention, strategies: large) every so many rounds. Default: never.",
         ),
     ),
     trajectory=_paper(
@@ -386,6 +387,6 @@ EXECUTION = group(
         False,
         typer.Option("--record-host", help="Store the name of this machine, and paths in full, with the runs. Never passwords."),
     ),
-    force=(bool, False, typer.Option("--force", help="Run anew what is finished; the old run is kept.")),
+    force=(bool, False, typer.Option("--force", help="Run finished runs again; the old results are kept.")),
 )
 ALL = {**MAIN, **PARTITION, **TRAINING, **EXECUTION}

@@ -14,7 +14,7 @@ from pflbench.cli.progress import data_view
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.run.plan import Wish
+    from pflbench.run.plan import RunOptions
     from pflbench.store.partitions import PartitionRecord
 
 # A class is a column up to here; more do not fit a screen, and each client holds few of them.
@@ -42,10 +42,10 @@ def show(
     as_json: o.Json = False,
 ) -> None:
     """Print the client x class table of a partition, before it is run or as it was stored."""
-    wish = o.wish({**asked, "data_dir": data_dir})
+    wanted = o.run_options({**asked, "data_dir": data_dir})
     if stored is None and run is None:
-        shown = _made(wish)
-    elif wish != o.wish({"data_dir": data_dir}) or (stored and run):
+        shown = _made(wanted)
+    elif wanted != o.run_options({"data_dir": data_dir}) or (stored and run):
         raise UserError("--hash and --run stand alone.", "They name a stored partition; leave the other options out.")
     else:
         shown = [_stored(stored, run, db)]
@@ -56,18 +56,18 @@ def show(
             _print(one)
 
 
-def _made(wish: Wish) -> list[dict[str, Any]]:
+def _made(wanted: RunOptions) -> list[dict[str, Any]]:
     from pflbench import data
+    from pflbench.run.federation_data import load_setting
     from pflbench.run.plan import plan
-    from pflbench.run.setting import load_setting
 
     shown = []
     # A partition does not depend on the method; any will do to complete the specification.
-    for spec in plan(replace(wish, methods=("local",))):
-        if text := data.remark(spec.data, wish.data_dir):
+    for spec in plan(replace(wanted, methods=("local",))):
+        if text := data.remark(spec.data, wanted.data_dir):
             message(f"Note: {text}")
         with data_view() as progress:
-            record = load_setting(spec, wish.data_dir, progress).record
+            record = load_setting(spec, wanted.data_dir, progress).record
         shown.append(_plain(record))
     return shown
 

@@ -48,7 +48,7 @@ _OF_PLOTS = o.annotated(
         None,
     ),
     client=(Annotated[int | None, typer.Option(min=0, help="ala-convergence (default: 8), trajectory (default: 4).")], None),
-    select=(Rule, None),
+    round_rule=(Rule, None),
     tolerance=(Tolerance, None),
 )
 

@@ -16,7 +16,7 @@ from pflbench.errors import Diverged, Occupied
 
 if TYPE_CHECKING:
     from pflbench.data import Progress as DataProgress
-    from pflbench.run.loop import Progress as Step
+    from pflbench.run.training import Progress as Step
     from pflbench.spec import RunSpec
     from pflbench.store.sweeps import SweepState
     from pflbench.sweep.run_queue import Follow, RunQueue, Steps

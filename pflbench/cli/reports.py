@@ -77,7 +77,7 @@ FILTERS = o.annotated(
 Rule = Annotated[
     str | None,
     typer.Option(
-        "--select", metavar="RULE", help="The round that counts: best, last or mean-last:K. Default: best, as in the paper."
+        "--round-rule", metavar="RULE", help="The round that counts: best, last or mean-last:K. Default: best, as in the paper."
     ),
 ]
 Tolerance = Annotated[
@@ -93,10 +93,10 @@ Format = Annotated[
 def found_runs(engine: Engine, which: o.Given) -> list[Result]:
     """The runs that pass the filters, smoke runs too, of any status that is now unless one is named."""
     from pflbench.report.selection import Filters, statuses
-    from pflbench.store.runs import as_it_is_now
+    from pflbench.store.runs import with_current_status
 
     wanted = statuses(which["status"] or ["any"])
-    found = (as_it_is_now(engine, run) for run in Filters(**{**which, "smoke": True}).matching(engine))
+    found = (with_current_status(engine, run) for run in Filters(**{**which, "smoke": True}).matching(engine))
     return [run for run in found if run.status in wanted]
 
 

@@ -42,7 +42,9 @@ def _names() -> list[str]:
 
 @o.taking(
     which={name: FILTERS[name] for name in ("methods", "partitions")},
-    executed={name: option for name, option in o.EXECUTION.items() if name not in ("observe_every", "trajectory", "force")},
+    executed={
+        name: option for name, option in o.EXECUTION.items() if name not in ("save_artifacts_every", "trajectory", "force")
+    },
 )
 def reproduce(
     *,
@@ -280,7 +282,7 @@ def _make(
 
     def keeping(key: str) -> Execution:
         keeps = ahead[key].wanted.keeps
-        return replace(how, observe_every=keeps.observe_every, follow=keeps.follow, scale=outlook.goal.scale.name)
+        return replace(how, save_artifacts_every=keeps.save_artifacts_every, follow=keeps.follow, scale=outlook.goal.scale.name)
 
     def follow(pack: Sequence[RunSpec], steps: Steps) -> Steps:
         if not quiet:

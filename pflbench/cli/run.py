@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.run.execution import Execution
+    from pflbench.run.federation_data import FederationData
     from pflbench.run.follow import Follow
-    from pflbench.run.setting import Setting
     from pflbench.spec import RunSpec
     from pflbench.store.sweeps import SweepState
 
@@ -50,9 +50,9 @@ def run(
     from pflbench.run.plan import preset_notes, warnings
     from pflbench.sweep.grid import of_run
 
-    wish = o.wish({**asked, "data_dir": data_dir})
-    specs = of_run(wish)
-    for text in (*preset_notes(wish), *warnings(specs), *_remarks(specs, data_dir)):
+    wanted = o.run_options({**asked, "data_dir": data_dir})
+    specs = of_run(wanted)
+    for text in (*preset_notes(wanted), *warnings(specs), *_remarks(specs, data_dir)):
         message(f"Note: {text}")
     how = execution(executed)
     if dry_run:
@@ -156,8 +156,8 @@ def _remarks(specs: Sequence[RunSpec], data_dir: Path) -> list[str]:
 
 def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:
     """What each run will need of memory; None where data are missing. Says what will not fit."""
+    from pflbench.run.federation_data import load_setting
     from pflbench.run.memory_estimate import footprint
-    from pflbench.run.setting import load_setting
 
     found: dict[str, dict[str, Any] | None] = {}  # by all but the seed
     notes: dict[str, None] = {}  # in order, each once
@@ -181,8 +181,8 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
 
 def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
+    from pflbench.run.federation_data import load_setting
     from pflbench.run.memory_estimate import require_possible
-    from pflbench.run.setting import load_setting
 
     notes: dict[str, None] = {}  # in order, each once
     but_seed = {spec.model_copy(update={"seed": 0}).key: spec for spec in specs}.values()
@@ -201,8 +201,8 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
 
 def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
     """What --trajectory asks for, if every run can give it; says how much that is."""
+    from pflbench.run.federation_data import load_setting
     from pflbench.run.follow import check, parse
-    from pflbench.run.setting import load_setting
 
     client = parse(text)
     most = 0
@@ -214,10 +214,10 @@ def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow
     return client
 
 
-def _require_global_model(spec: RunSpec, setting: Setting) -> None:
-    from pflbench.run.evaluation import require_global_model
+def _require_global_model(spec: RunSpec, setting: FederationData) -> None:
     from pflbench.run.execution import Execution, find_device
     from pflbench.run.prepared import prepare
+    from pflbench.run.testing import require_global_model
 
     run = prepare(spec, setting, find_device("cpu"), Execution(engine="batched"))
     fed = run.federation()

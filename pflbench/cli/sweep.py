@@ -81,7 +81,7 @@ def run(
 ) -> None:
     """Make all runs of a grid, several at a time. The same command goes on where it was interrupted.
 
-    An option holds where it has a meaning: beta for Dirichlet partitions, a hyperparameter for its method.
+    Options that do not apply to a combination are ignored: beta for other partitions, a hyperparameter for other methods.
     """
     from pflbench.run import trusted
     from pflbench.run.places import place_of

@@ -38,7 +38,7 @@ NAMES = (
 
 
 _NUMBERS = o.annotated(
-    select=(Rule, None),
+    round_rule=(Rule, None),
     paper=(
         Annotated[
             Literal["auto", "always", "never"] | None,

@@ -20,9 +20,9 @@ from pflbench.engine.requests import Executor
 from pflbench.methods.base import Method
 from pflbench.partition import Partition
 from pflbench.run.execution import Execution
+from pflbench.run.federation_data import FederationData
 from pflbench.run.prepared import Prepared, prepare
 from pflbench.run.round import CommunicationRound
-from pflbench.run.setting import Setting
 from pflbench.spec import IID, DataSpec, RunSpec, TrainSpec
 
 Way = Literal["", "loop", "batched", "captured", "deterministic"]
@@ -70,7 +70,7 @@ def run(what: str, way: Way, floats: Floats, device: torch.device) -> Prepared:
     return prepare(spec, _setting(what, n), device, how)
 
 
-def _setting(what: str, n: tuple[int, ...]) -> Setting:
+def _setting(what: str, n: tuple[int, ...]) -> FederationData:
     """Images of bytes, texts of token ids, or else floats; a quarter of each client's samples are for tests."""
     draw, bounds = np.random.default_rng(7), np.cumsum([0, *n, *(k // 3 for k in n)])
     shape, vocabulary = IMAGES.get(what) or small.SHAPES[what], WORDS if what == "fasttext" else None
@@ -82,7 +82,7 @@ def _setting(what: str, n: tuple[int, ...]) -> Setting:
     parts = tuple(np.arange(a, b) for a, b in pairwise(bounds))
     arrays = Arrays(x, draw.integers(CLASSES, size=len(x)), tuple(map(str, range(CLASSES))), vocabulary)
     partition = Partition(parts[: len(n)], parts[len(n) :])
-    return Setting(arrays, partition, record=None, content={})  # type: ignore[arg-type]  # of the database, where nothing goes
+    return FederationData(arrays, partition, record=None, content={})  # type: ignore[arg-type]  # of the database, where nothing goes
 
 
 def federation(model: str, way: str, device: torch.device, **settings: Any) -> Federation:
@@ -104,18 +104,18 @@ def played(method: Method, fed: Federation, count: int) -> Numbers:
         before, state = state, now.receive(state)
         scores, _ = now.evaluate(before, state)
         state = now.update(state)
-        for slot, tested in scores.items():
-            found[f"round {t}: test loss {slot}"] = torch.from_numpy(tested.loss)
+        for which, tested in scores.items():
+            found[f"round {t}: test loss {which}"] = torch.from_numpy(tested.loss)
             if fed.dtype == torch.float64:  # else rounding decides whether a prediction is right
-                found[f"round {t}: {RIGHT} {slot}"] = torch.from_numpy(tested.correct)
-        for slot, loss in now.training.ledger.train_loss.items():
-            found[f"round {t}: training loss {slot}"] = torch.tensor(loss)
+                found[f"round {t}: {RIGHT} {which}"] = torch.from_numpy(tested.correct)
+        for which, loss in now.training.ledger.train_loss.items():
+            found[f"round {t}: training loss {which}"] = torch.tensor(loss)
     return {name: value.double() for name, value in found.items()} | tensors_of(state, fed)
 
 
 def tensors_of(state: Any, fed: Federation) -> Numbers:
     """The state and BatchNorm's buffers."""
-    buffers = {f"buffers {slot}": rows for slot, rows in fed.buffers.items()}
+    buffers = {f"buffers {which}": rows for which, rows in fed.buffers.items()}
     return {name: value.cpu().double() for name, value in {**small.tensors(state), **buffers}.items()}
 
 

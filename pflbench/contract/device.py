@@ -35,7 +35,7 @@ from pflbench.contract.as_run import (
 )
 from pflbench.engine.batched.program import MIXED, OTHER_NUMBERS
 from pflbench.engine.federation import Federation
-from pflbench.engine.packed.executor import Pack
+from pflbench.engine.packed.packed_executor import Pack
 from pflbench.engine.requests import Executor
 from pflbench.errors import UserError
 from pflbench.run import round as one_round
@@ -123,7 +123,7 @@ def _steps_per_second(way: Way, device: torch.device) -> float:
     with exact_arithmetic(device), closed(fed := run("cnn, 3 channels", way, "float32", device).federation()):
         play = one_round.rounds(method("fedavg"), fed)
         seconds = min([next(play)[0][one_round.UPDATE] for _ in range(4)][1:])
-        return int(fed.batches(fed.nobody_left_out()).steps().sum()) / seconds
+        return int(fed.batches(fed.all_trainable()).steps().sum()) / seconds
 
 
 def _found(one: Check, device: torch.device) -> CheckResult:

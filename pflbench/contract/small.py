@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from pflbench import models
 from pflbench.contract.recorded import Recorded
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.chunks import Chunks
-from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import capture
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
-from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.loop_executor import LoopExecutor
 from pflbench.engine.requests import Executor
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method

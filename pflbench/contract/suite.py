@@ -18,12 +18,12 @@ from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.engine import rng
 from pflbench.engine.batched.program import MIXED
 from pflbench.engine.federation import Federation
-from pflbench.engine.packed.executor import Pack
+from pflbench.engine.packed.packed_executor import Pack
 from pflbench.errors import Diverged, UserError
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
-from pflbench.run.evaluation import HEADLINE, evaluate
 from pflbench.run.places import Folder
+from pflbench.run.testing import HEADLINE, evaluate
 from pflbench.spec import MethodSpec
 
 FEW = (12, 4, 9, 7)  # samples of each client: where all that counts is that two trainings are the same
@@ -67,14 +67,14 @@ def executors_agree(name: str, model: str, join_ratio: float, engines: Iterable[
     settings: dict[str, Any] = {"n": FEW, "join_ratio": join_ratio, "local_epochs": 2}
     loop = federation(model, "loop", **settings)
     everyone, a = torch.arange(loop.size), train(make(name), loop, 2)
-    tested = loop.evaluate(make(name).deployed(a), everyone, make(name).slot)
+    tested = loop.evaluate(make(name).deployed(a), everyone, make(name).tested_model)
     for engine in engines:
         batched = federation(model, engine, **settings)
         b = train(make(name), batched, 2)
         assert_same(a, b, 1e-10)
-        for slot in loop.buffers:
-            torch.testing.assert_close(batched.buffers[slot], loop.buffers[slot], rtol=0, atol=1e-10)
-        again = batched.evaluate(make(name).deployed(b), everyone, make(name).slot)
+        for which in loop.buffers:
+            torch.testing.assert_close(batched.buffers[which], loop.buffers[which], rtol=0, atol=1e-10)
+        again = batched.evaluate(make(name).deployed(b), everyone, make(name).tested_model)
         assert again.correct.tolist() == tested.correct.tolist()
         assert again.loss == pytest.approx(tested.loss, abs=1e-9)
         if engine == "captured":
@@ -172,8 +172,8 @@ class Contract:
         found = train(make(name), loop, 1, found, start=2)
         captured = federation(engine="captured", **how)
         assert_same(found, train(make(name), captured, 2), 1e-10)
-        for slot in loop.buffers:
-            torch.testing.assert_close(captured.buffers[slot], loop.buffers[slot], rtol=0, atol=1e-10)
+        for which in loop.buffers:
+            torch.testing.assert_close(captured.buffers[which], loop.buffers[which], rtol=0, atol=1e-10)
 
     def test_a_schedule_is_followed(self, name: str) -> None:
         """Round 1 is that of a constant rate, round 2 is not."""
@@ -183,7 +183,7 @@ class Contract:
         assert_same(first, plain)
         second, plain = train(make(name), fed, 1, first, start=2), train(make(name), constant, 1, plain, start=2)
         same = torch.equal(make(name).deployed(second), make(name).deployed(plain))
-        assert not same, "the rate stays the same: an own step takes fed.lr, not fed.train.lr"
+        assert not same, "the rate stays the same: an own step takes fed.lr, not fed.protocol.lr"
         captured = federation(engine="captured", **how)
         assert_same(second, train(make(name), captured, 2), 1e-10)
         assert not set(captured.executor.record()["steps"]["apart"]) - {MIXED}
@@ -211,7 +211,7 @@ class Contract:
             now, before = fed.at(t), state
             S = now.cohort(t)
             state = method.receive(now, before, S)
-            together = now.aside()
+            together = now.scratch_copy()
             all_received = method.receive(together, before, everyone)
             counted, seen = now.ledger.traffic.by_client(), set(now.ledger.artifacts)
             scores = evaluate(method, now, before, state, S)[HEADLINE]
@@ -220,7 +220,7 @@ class Contract:
             assert scores.clients.tolist() == everyone.tolist()
             outside = [i for i in everyone.tolist() if i not in S.tolist()]
             for where, rows, clients in ((now, state, S.tolist()), (together, all_received, outside)):
-                expected = where.evaluate(method.deployed(rows), everyone, method.slot)
+                expected = where.evaluate(method.deployed(rows), everyone, method.tested_model)
                 assert scores.correct[clients].tolist() == expected.correct[clients].tolist()
                 assert scores.loss[clients] == pytest.approx(expected.loss[clients], abs=1e-9)
             if t == 3:
@@ -229,8 +229,8 @@ class Contract:
         untested = federation("batchnorm", **settings)
         assert_same(state, train(method, untested, 2))
         assert fed.buffers.keys() == untested.buffers.keys()
-        for slot, rows in untested.buffers.items():
-            assert torch.equal(fed.buffers[slot], rows), f"BatchNorm buffers of '{slot}'"
+        for which, rows in untested.buffers.items():
+            assert torch.equal(fed.buffers[which], rows), f"BatchNorm buffers of '{which}'"
 
     def test_a_state_is_never_changed_in_place(self, name: str) -> None:
         """It may be the last whole round, which an interrupted run goes on from."""
@@ -262,7 +262,7 @@ class Contract:
             assert models.isfinite().all()
             if models.dim() == 2:
                 assert torch.equal(models[0], fed.initial()), "an empty client keeps the initial model"
-            scores = fed.evaluate(models, torch.arange(4), method.slot)
+            scores = fed.evaluate(models, torch.arange(4), method.tested_model)
             assert scores.clients.tolist() == [0, 2, 3], "a client without test data is left out"
             assert scores.total.tolist() == [3, 1, 4]
 

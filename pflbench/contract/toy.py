@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
-from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.loop_executor import LoopExecutor
 from pflbench.engine.requests import Executor, Loss
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method

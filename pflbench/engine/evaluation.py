@@ -51,34 +51,34 @@ class Scores:
         return float(self.loss.sum() / self.total.sum())
 
 
-def evaluate(fed: Federation, models: Tensor, S: Tensor, slot: str = "model") -> Scores:
+def evaluate(fed: Federation, models: Tensor, S: Tensor, which: str = "model") -> Scores:
     """Each client of S on its whole own test set; models is [P] (one for all) or [N, P].
 
     Clients without test data are left out.
     """
     clients = np.array([c for c in S.tolist() if len(fed.test_indices[c])], dtype=np.int64)
     plan = Plan.through((fed.test_indices[c] for c in clients), EVALUATION_BATCH)
-    found = fed.executor.do(_request(fed, plan, models, torch.from_numpy(clients).to(fed.device), slot))
+    found = fed.executor.do(_request(fed, plan, models, torch.from_numpy(clients).to(fed.device), which))
     correct, loss = torch.stack([found.correct.to(torch.float64), found.loss]).cpu().numpy()
     total = np.array([len(mine) for mine in plan.order], dtype=np.int64)
     return Scores(clients, correct.astype(np.int64), total, loss)
 
 
-def _request(fed: Federation, plan: Plan, models: Tensor, clients: Tensor, slot: str) -> Evaluate:
+def _request(fed: Federation, plan: Plan, models: Tensor, clients: Tensor, which: str) -> Evaluate:
     """models: [P] (one for all) or [N, P]. With buffers, which every client has of its own, one for all is a model for each."""
-    buffers = fed.buffers_of(slot)[clients]
+    buffers = fed.buffers_of(which)[clients]
     if models.dim() == 1 and not fed.flat.buffers:
         return Evaluate(plan, models[None], buffers[:1], torch.tensor([len(clients)]))
     return Evaluate(plan, take(models, clients) if models.dim() > 1 else models.expand(len(clients), -1), buffers)
 
 
-def evaluate_central(fed: Federation, model: Tensor, samples: np.ndarray, slot: str = "model") -> tuple[float, float]:
+def evaluate_central(fed: Federation, model: Tensor, samples: np.ndarray, which: str = "model") -> tuple[float, float]:
     """Accuracy and mean loss of one model [P] on samples that no client holds.
 
     Its BatchNorm buffers are the mean of all clients', by sample count.
     """
     pieces = np.array_split(samples, -(-len(samples) // (8 * EVALUATION_BATCH)))  # for all cores to share
-    buffers = fed.mean(fed.buffers_of(slot), torch.arange(fed.size, device=fed.device))
+    buffers = fed.mean(fed.buffers_of(which), torch.arange(fed.size, device=fed.device))
     plan = Plan.through(pieces, EVALUATION_BATCH)
     found = fed.executor.do(Evaluate(plan, model[None], buffers[None], torch.tensor([len(plan)])))
     return int(found.correct.sum()) / len(samples), float(found.loss.sum()) / len(samples)
@@ -89,7 +89,7 @@ def losses(
     models: Tensor,
     S: Tensor,
     samples: Sequence[np.ndarray],
-    slot: str = "model",
+    which: str = "model",
     shared_by: Tensor | None = None,
 ) -> Tensor:
     """L_i of models on each client's given samples: the mean over batches of size B of the batch's mean loss, [c].
@@ -100,13 +100,13 @@ def losses(
     if shared_by is not None and fed.flat.buffers:  # these make a model of each client's own: not all at once
         counts = shared_by.tolist()
         parts = zip(models, counts, np.cumsum([0, *counts]), strict=False)
-        return torch.cat([losses(fed, one.expand(n, -1), S[a : a + n], samples[a : a + n], slot) for one, n, a in parts if n])
-    B = fed.train.batch_size
+        return torch.cat([losses(fed, one.expand(n, -1), S[a : a + n], samples[a : a + n], which) for one, n, a in parts if n])
+    B = fed.protocol.batch_size
     # A mean over full batches is one over samples: only the last, partial batch weighs differently.
     pieces = [piece for mine in samples for piece in np.split(mine, [len(mine) // B * B])]
     batches = [max(-(-len(mine) // B), 1) for mine in samples]
     weights = [[B * count, max(len(mine) % B, 1) * count] for mine, count in zip(samples, batches, strict=True)]
     twice = 2 * (torch.ones(len(models), dtype=torch.int64) if shared_by is None else shared_by)
-    buffers = fed.buffers_of(slot)[S] if shared_by is None else models[:, :0]
+    buffers = fed.buffers_of(which)[S] if shared_by is None else models[:, :0]
     summed = fed.executor.do(Evaluate(Plan.through(pieces, EVALUATION_BATCH), models, buffers, twice)).loss
     return (summed.view(len(S), 2) / torch.tensor(weights, device=fed.device).view(len(S), 2)).sum(dim=1).to(fed.dtype)

@@ -37,7 +37,7 @@ class Ledger:
     """What one round cost and showed, written down where it happens."""
 
     traffic: Traffic
-    train_loss: dict[str, float] = field(default_factory=dict)  # by model slot
+    train_loss: dict[str, float] = field(default_factory=dict)  # by model
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -65,29 +65,29 @@ class Federation:
     """N clients; `S` is everywhere a cohort, client ids in ascending order [c] (int64, on the device).
 
     Matrices have one row per client: [N, P] for all, [c, P] for a cohort. Nothing here changes between rounds except `buffers`:
-    BatchNorm's, which belong to a client and one of its models (`slot`) and travel only if the protocol says so (methods.md 4.3),
-    and what optimizers keep, which never travels (2.3).
+    BatchNorm's, which belong to a client and one of its models and travel only if the protocol says so (methods.md 4.3), and what
+    optimizers keep, which never travels (2.3).
     """
 
     def __init__(
         self,
         flat: Flat,
         executor: Executor,
-        train: TrainSpec,
+        protocol: TrainSpec,
         train_indices: Sequence[np.ndarray],
         test_indices: Sequence[np.ndarray],
         seed: int,
     ) -> None:
         self.flat = flat
         self.executor = executor
-        self.train = train
+        self.protocol = protocol
         self.seed = seed
-        self.dtype = getattr(torch, train.floats)
+        self.dtype = getattr(torch, protocol.floats)
         self.device = executor.device
         self.train_indices = [np.asarray(i, dtype=np.int64) for i in train_indices]
         self.test_indices = [np.asarray(i, dtype=np.int64) for i in test_indices]
         self.n = torch.tensor([len(i) for i in train_indices], dtype=self.dtype, device=self.device)
-        self.optimizer = optimizers.of(train)
+        self.optimizer = optimizers.of(protocol)
         self.t = 0
         self.receiving = False
         self.observing = False
@@ -107,9 +107,9 @@ class Federation:
     @property
     def lr(self) -> float | Tensor:
         """The rate of local training in this round (methods.md 2.3). A tensor [] where rounds differ: no constant of a step."""
-        if self.receiving or self.train.lr_schedule == "constant":
-            return self.train.lr
-        return torch.full((), self.train.lr_of(self.t), dtype=self.dtype, device=self.device)
+        if self.receiving or self.protocol.lr_schedule == "constant":
+            return self.protocol.lr
+        return torch.full((), self.protocol.lr_of(self.t), dtype=self.dtype, device=self.device)
 
     def at(self, t: int, receiving: bool = False) -> Federation:
         """The same federation in round t, with a new ledger. receiving: at its reception, which comes before local training."""
@@ -117,11 +117,11 @@ class Federation:
         now.t, now.ledger, now.receiving = t, Ledger(Traffic(self.size)), receiving
         return now
 
-    def aside(self) -> Federation:
+    def scratch_copy(self) -> Federation:
         """The same federation in the same round, in which nothing is counted or kept: BatchNorm buffers are a copy, too."""
         now = self.at(self.t, self.receiving)
         now.observing, now.followed = False, None
-        now.buffers = {slot: rows.clone() for slot, rows in self.buffers.items()}
+        now.buffers = {model: rows.clone() for model, rows in self.buffers.items()}
         return now
 
     def initialising(self, by: Initialise) -> Federation:
@@ -138,7 +138,7 @@ class Federation:
         """[N, P], every client's own copy of one row."""
         return row.expand(self.size, -1).clone()
 
-    def nobody_left_out(self) -> Tensor:
+    def all_trainable(self) -> Tensor:
         """All clients with training data, as a cohort."""
         return torch.from_numpy(self.candidates()).to(self.device)
 
@@ -148,7 +148,7 @@ class Federation:
 
     def cohort(self, t: int) -> Tensor:
         """S_t: int(rho * N) clients."""
-        size = int(self.train.join_ratio * self.size)
+        size = int(self.protocol.join_ratio * self.size)
         return torch.from_numpy(rng.cohort(self.seed, t, self.candidates(), size)).to(self.device)
 
     def rows(self, models: Tensor, S: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class Federation:
         return models.expand(len(S), -1) if models.dim() == 1 else models[S]
 
     def observe(self, name: str, value: Tensor) -> None:
-        """Keeps an array that is large or dear in the rounds that were chosen for that (`run --observe-every`)."""
+        """Keeps an array that is large or dear in the rounds that were chosen for that (`run --save-artifacts-every`)."""
         if self.observing:
             self.ledger.observe(name, value)
 
@@ -222,9 +222,9 @@ class Federation:
         for i, client in enumerate(S.tolist()):
             order, size = passes(
                 self.train_indices[client] if samples is None else samples[i],
-                self.train.local_epochs if epochs is None else epochs,
-                self.train.batch_size * parts,
-                drop_last or self.train.drop_last,
+                self.protocol.local_epochs if epochs is None else epochs,
+                self.protocol.batch_size * parts,
+                drop_last or self.protocol.drop_last,
                 parts * (2 if self.flat.has_batch_norm else 1),
                 rng.stream(self.seed, purpose, self.t, client) if shuffle else None,
             )
@@ -241,44 +241,44 @@ class Federation:
     sgd = local.sgd
     fit = local.fit
     train_by = local.train_by
-    course = local.course
-    walk = local.walk
+    inner_loop = local.inner_loop
+    scan = local.scan
     evaluate = evaluation.evaluate
     evaluate_central = evaluation.evaluate_central
     losses = evaluation.losses
 
     # -- what clients keep beside their models --------------------------------------------------------------------------
 
-    def buffers_of(self, slot: str) -> Tensor:
+    def buffers_of(self, model: str) -> Tensor:
         """Everyone's, [N, B], of one of a client's models; to be changed in place."""
-        if slot not in self.buffers:
-            self.buffers[slot] = self._initial_buffers.expand(self.size, -1).clone()
-        return self.buffers[slot]
+        if model not in self.buffers:
+            self.buffers[model] = self._initial_buffers.expand(self.size, -1).clone()
+        return self.buffers[model]
 
-    def lasting_moments(self, slot: str, columns: slice) -> dict[str, Tensor]:
+    def lasting_moments(self, model: str, columns: slice) -> dict[str, Tensor]:
         """Everyone's state of the optimizer, [N, ...], of columns of one of a client's models; to be changed in place.
 
         Nothing where it begins anew in every round, nor at reception: what is trained there is only initialised.
         """
-        if self.optimizer is None or self.receiving or self.train.optimizer_state == "fresh":
+        if self.optimizer is None or self.receiving or self.protocol.optimizer_state == "fresh":
             return {}
-        where = f"{slot}/{columns.start}:{columns.stop}/"
+        where = f"{model}/{columns.start}:{columns.stop}/"
         if not any(name.startswith(where) for name in self.buffers):
             begun = self.optimizer.begin(self._initial.expand(self.size, -1)[:, columns])
             self.buffers.update({where + name: value for name, value in begun.items()})
         return {name.removeprefix(where): value for name, value in self.buffers.items() if name.startswith(where)}
 
-    def reset_buffers(self, S: Tensor, slots: Sequence[str]) -> None:
+    def reset_buffers(self, S: Tensor, models: Sequence[str]) -> None:
         """bn_buffers="reset": the cohort's shared models begin their local training with initial buffers."""
-        if self.train.bn_buffers == "reset":
-            for slot in slots:
-                self.buffers_of(slot)[S] = self._initial_buffers
+        if self.protocol.bn_buffers == "reset":
+            for model in models:
+                self.buffers_of(model)[S] = self._initial_buffers
 
-    def average_buffers(self, S: Tensor, slots: Sequence[str]) -> None:
+    def average_buffers(self, S: Tensor, models: Sequence[str]) -> None:
         """bn_buffers="average": buffers of shared models are averaged like parameters, and counted as scalars sent."""
-        if self.train.bn_buffers == "average":
-            for slot in slots:
-                rows = self.buffers_of(slot)
+        if self.protocol.bn_buffers == "average":
+            for model in models:
+                rows = self.buffers_of(model)
                 rows[:] = self.mean(rows[S], S)
                 clients = S.cpu().numpy()
                 self.ledger.traffic.scalars_up[clients] += rows.shape[1]

@@ -122,7 +122,7 @@ def side_by_side(spans: Iterable[Span]) -> list[list[Span]]:
     return found
 
 
-def less(w: Tensor, g: Tensor, rate: float | Tensor, out: Tensor | None = None) -> Tensor:
+def sgd_step(w: Tensor, g: Tensor, rate: float | Tensor, out: Tensor | None = None) -> Tensor:
     """w - rate * g. rate: a number, or a tensor [], as `Federation.lr` is under a schedule."""
     return torch.addcmul(w, g, rate, value=-1, out=out) if isinstance(rate, Tensor) else torch.sub(w, g, alpha=rate, out=out)
 

@@ -15,17 +15,17 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.requests import (
     ALL,
     Argument,
-    Correct,
     Executor,
-    Given,
+    ExtractFeatures,
     Grad,
-    Head,
     Objective,
+    Penalty,
+    Scan,
+    Scanned,
     Sgd,
     Step,
+    StepArguments,
     Trained,
-    Walk,
-    Walked,
 )
 from pflbench.errors import UserError
 
@@ -49,34 +49,35 @@ def fit(
     epochs: int | None = None,
     plan: Plan | None = None,
     columns: slice = ALL,
-    correct: Correct | None = None,
+    penalty: Penalty | None = None,
     objective: Objective | None = None,
     references: Sequence[Tensor] = (),
-    slot: str = "model",
-    into: str | None = None,
+    model: str = "model",
+    save_statistics_to: str | None = None,
     moments: Mapping[str, Tensor] = {},
     **given: Argument,
 ) -> Trained:
     """SGD, or the protocol's optimizer, from rows [c, P] along a plan, by default E epochs, with the losses [c].
 
-    correct(w, **given) returns the gradient of a penalty and its value; objective and references: engine.requests.Sgd. slot names
-    which of the clients' models this is: each has its own BatchNorm buffers and batch order; into: where the new buffers go,
-    if not back. moments: the optimizer's state to go on from, of an earlier part of the same training.
+    penalty(w, **given) returns the gradient of a penalty and its value; objective and references: engine.requests.Sgd. model:
+    which of the clients' models this is; each has its own BatchNorm buffers and batch order; save_statistics_to:
+    the model whose buffers the new ones become, by default its own.
+    moments: the optimizer's state to go on from, of an earlier part of the same training.
     Raises Diverged if a client ends with a non-finite parameter.
     """
-    plan = fed.batches(S, epochs, purpose=_purpose(slot)) if plan is None else plan
-    lasting = fed.lasting_moments(into or slot, columns)
+    plan = fed.batches(S, epochs, purpose=_purpose(model)) if plan is None else plan
+    lasting = fed.lasting_moments(save_statistics_to or model, columns)
     if not moments and fed.optimizer is not None:
         moments = {name: value[S] for name, value in lasting.items()} or fed.optimizer.begin(rows[:, columns])
     asked = Sgd(
-        plan, rows, fed.buffers_of(slot)[S], fed.lr, columns, correct, given, objective, references, fed.optimizer, moments
+        plan, rows, fed.buffers_of(model)[S], fed.lr, columns, penalty, given, objective, references, fed.optimizer, moments
     )
     done = _of_head_alone(fed, asked) if _head_suffices(fed, asked) else fed.executor.do(asked)
     fed.require_finite(done.rows, S, "local training")
-    fed.buffers_of(into or slot)[S] = done.buffers
+    fed.buffers_of(save_statistics_to or model)[S] = done.buffers
     for name, value in lasting.items():
         value[S] = done.moments[name]
-    _note(fed, into or slot, S, plan, done.loss, rows, done.rows)
+    _note(fed, save_statistics_to or model, S, plan, done.loss, rows, done.rows)
     return done
 
 
@@ -87,17 +88,17 @@ def train_by(
     S: Tensor,
     *,
     carry: Mapping[str, Tensor],
-    given: Given | None = None,
+    given: StepArguments | None = None,
     each: Mapping[str, Tensor] | None = None,
     plan: Plan | None = None,
     parts: int = 1,
-    slots: tuple[str, ...] = ("model",),
-    into: tuple[str, ...] | None = None,
+    models: tuple[str, ...] = ("model",),
+    save_statistics_to: tuple[str, ...] | None = None,
 ) -> dict[str, Tensor]:
     """Local training by a step of the method's own: carry <- step(grad, **carry, **given, **each) for every batch.
 
-    rows [c, P] are the models to begin with; carry: tensors [c, ...], the trained model first; the rest: engine.requests.Walk.
-    slots: the clients' models whose gradients the step takes, `grad(w, of=k)` being that of slots[k]. Returns the new carry.
+    rows [c, P] are the models to begin with; carry: tensors [c, ...], the trained model first; the rest: engine.requests.Scan.
+    models: the clients' models whose gradients the step takes, `grad(w, of=k)` being that of models[k]. Returns the new carry.
     Raises Diverged for a non-finite value in it, UserError where the protocol asks for another optimizer than plain SGD.
     """
     if fed.optimizer is not None:
@@ -105,20 +106,20 @@ def train_by(
             "No other optimizer can take the place of a method's own step.",
             "Leave out --optimizer and --weight-decay. The method's author says so by `optimizer_refused` in its class.",
         )
-    plan = fed.batches(S, purpose=_purpose(slots[0]), parts=parts) if plan is None else plan
-    buffers = torch.stack([fed.buffers_of(slot)[S] for slot in slots], dim=1)
-    done = fed.executor.do(Walk(plan, step, rows, carry, given or {}, buffers, each=each or {}, parts=parts))
+    plan = fed.batches(S, purpose=_purpose(models[0]), parts=parts) if plan is None else plan
+    buffers = torch.stack([fed.buffers_of(model)[S] for model in models], dim=1)
+    done = fed.executor.do(Scan(plan, step, rows, carry, given or {}, buffers, each=each or {}, parts=parts))
     for value in (done.loss.unsqueeze(-1), *done.carry.values()):
         fed.require_finite(value, S, "local training")
-    for k, slot in enumerate(into or slots):
-        fed.buffers_of(slot)[S] = done.buffers[:, k]
-    _note(fed, (into or slots)[0], S, plan, done.loss, rows, done.carry[next(iter(carry))])
+    for k, model in enumerate(save_statistics_to or models):
+        fed.buffers_of(model)[S] = done.buffers[:, k]
+    _note(fed, (save_statistics_to or models)[0], S, plan, done.loss, rows, done.carry[next(iter(carry))])
     return done.carry
 
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """Whose models an inner loop changes, along which batches; made by `course`."""
+    """Whose models an inner loop changes, along which batches; made by `inner_loop`."""
 
     executor: Executor
     clients: Tensor
@@ -140,45 +141,45 @@ class InnerLoop:
 
 
 @contextmanager
-def course(
-    fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL, slot: str = "model"
+def inner_loop(
+    fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL, model: str = "model"
 ) -> Iterator[InnerLoop]:
-    """Where inner loops (`walk`) go: models `base` [c, P], of which only `columns` change, along the plan's batches.
+    """Where inner loops (`scan`) go: models `base` [c, P], of which only `columns` change, along the plan's batches.
 
     Where that is the head alone, the layers below it run once for all inner loops inside. BatchNorm's new buffers are thrown
     away.
     """
-    buffers = fed.buffers_of(slot)[S]
+    buffers = fed.buffers_of(model)[S]
     if columns != fed.flat.head or not fed.flat.has_features or not plan.steps().any():
         yield InnerLoop(fed.executor, S, plan, base, buffers.unsqueeze(1), columns)
         return
-    head = fed.executor.do(Head(plan, base, buffers))
+    head = fed.executor.do(ExtractFeatures(plan, base, buffers))
     try:
         yield InnerLoop(head.executor, S, head.plan, base[:, columns], buffers[:, None, :0], ALL)
     finally:
         head.executor.close()
 
 
-def walk(
+def scan(
     fed: Federation,
     step: Step,
-    course: InnerLoop,
+    loop: InnerLoop,
     *,
     carry: Mapping[str, Tensor],
-    given: Given,
+    given: StepArguments,
     objective: Objective | None = None,
-) -> Walked:
-    """An inner loop other than plain SGD: carry <- step(grad, **carry, **given) for every batch; see engine.requests.Walk.
+) -> Scanned:
+    """An inner loop other than plain SGD: carry <- step(grad, **carry, **given) for every batch; see engine.requests.Scan.
 
     carry: tensors [c, ...]. Raises Diverged for a non-finite loss, gradient or carry.
     """
     # One that clips may make a valid number of an infinite gradient: so the size of the largest is carried along, [c, 1].
-    watched = {**carry, LARGEST: course.base.new_zeros(len(course.base), 1)}
+    watched = {**carry, LARGEST: loop.base.new_zeros(len(loop.base), 1)}
     own = partial(_watching, step=step)
-    asked = Walk(course.plan, own, course.base, watched, given, course.buffers, course.columns, objective=objective)
-    done = course.executor.do(asked)
+    asked = Scan(loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, objective=objective)
+    done = loop.executor.do(asked)
     for value in (done.loss.unsqueeze(-1), *done.carry.values()):
-        fed.require_finite(value, course.clients, "an inner loop")
+        fed.require_finite(value, loop.clients, "an inner loop")
     return done
 
 
@@ -200,14 +201,14 @@ def _head_suffices(fed: Federation, asked: Sgd) -> bool:
 
     Not with BatchNorm: there a sample's features depend on its batch, and the running statistics move in every epoch.
     """
-    plain = asked.correct is None and asked.objective is None and asked.columns == fed.flat.head
+    plain = asked.penalty is None and asked.objective is None and asked.columns == fed.flat.head
     return plain and fed.flat.has_features and not fed.flat.has_batch_norm and bool(asked.plan.steps().any())
 
 
 def _of_head_alone(fed: Federation, asked: Sgd) -> Trained:
     """What the executor gives for the columns of the head."""
     samples, positions = asked.plan.once(FEATURES_AT_ONCE)
-    alone = fed.executor.do(Head(samples, asked.rows, asked.buffers)).executor
+    alone = fed.executor.do(ExtractFeatures(samples, asked.rows, asked.buffers)).executor
     try:
         head = asked.rows[:, fed.flat.head]
         done = alone.do(replace(asked, plan=positions, rows=head, buffers=asked.buffers[:, :0], columns=ALL))
@@ -218,14 +219,14 @@ def _of_head_alone(fed: Federation, asked: Sgd) -> Trained:
     return replace(done, rows=trained, buffers=asked.buffers)
 
 
-def _purpose(slot: str) -> str:
+def _purpose(model: str) -> str:
     """Of each model's batches: they come in another order."""
-    return "batches" if slot == "model" else f"batches/{slot}"
+    return "batches" if model == "model" else f"batches/{model}"
 
 
-def _note(fed: Federation, slot: str, S: Tensor, plan: Plan, loss: Tensor, before: Tensor, after: Tensor) -> None:
+def _note(fed: Federation, model: str, S: Tensor, plan: Plan, loss: Tensor, before: Tensor, after: Tensor) -> None:
     # A client too small for a single step has no training loss.
     stepped = torch.from_numpy(plan.steps() > 0).to(fed.device)
-    fed.ledger.train_loss[slot] = float((fed.shares(S[stepped]) * loss[stepped]).sum())
-    if fed.followed is not None and slot == "model":
+    fed.ledger.train_loss[model] = float((fed.shares(S[stepped]) * loss[stepped]).sum())
+    if fed.followed is not None and model == "model":
         fed.ledger.follow(fed.followed, S, before, after)

@@ -29,14 +29,14 @@ class Shared:
 
 Argument = Tensor | Shared | float | int | bool
 
-Given = Mapping[str, Argument]
+StepArguments = Mapping[str, Argument]
 """What a pure function is passed by name: a tensor [C, ...] is a row for each client, [P] one row for all."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """loss(output, labels), the mean over the batch; cross-entropy unless a test has a task of its own."""
 
-Correct = Callable[..., tuple[Tensor, Tensor]]
-"""correct(w, **given) -> (gradient of the penalty, like w; value of the penalty, [...]), for one row or for many."""
+Penalty = Callable[..., tuple[Tensor, Tensor]]
+"""penalty(w, **given) -> (gradient of the penalty, like w; value of the penalty, [...]), for one row or for many."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Walked:
+class Scanned:
     """Of C clients."""
 
     carry: dict[str, Tensor]  # [C, ...], what the last step returned
@@ -88,7 +88,7 @@ class Walked:
 
 
 @dataclass(frozen=True)
-class HeadAlone:
+class HeadOnFeatures:
     """The model's head by itself, on features in place of the samples."""
 
     executor: Executor  # of which a client's row is the part `Flat.head` of its model; whoever asked for it closes it
@@ -103,12 +103,12 @@ class Evaluated:
     loss: Tensor  # [C], summed over the samples (float64)
 
 
-# How a field belongs to a request's clients, as its metadata: what several runs ask for is one request by that (engine.packed).
+# Marks fields that have one row per client, so that packed runs can concatenate them (engine.packed).
 # A row for each model of an `Evaluate` counts as a row for each client: those of several runs come one after another.
 # A field without any of these is the same for all clients.
 PER_CLIENT = {"rows": "client"}  # tensors [C, ...], one or several
 PER_STEP = {"rows": "step"}  # tensors [C, steps, ...]
-GIVEN = {"rows": "given"}  # as `Given` says
+GIVEN = {"rows": "given"}  # as `StepArguments` says
 
 R = TypeVar("R")
 
@@ -128,8 +128,8 @@ class Sgd(Request[Trained]):
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
     lr: float | Tensor  # a tensor []: one that changes from round to round, for which a captured step is not made anew
     columns: slice = field(default_factory=lambda: ALL)  # those of the parameters that are trained
-    correct: Correct | None = None  # the penalty, if there is one
-    given: Given = field(default_factory=dict, metadata=GIVEN)  # what `correct` is passed by name
+    penalty: Penalty | None = None  # the penalty, if there is one
+    given: StepArguments = field(default_factory=dict, metadata=GIVEN)  # what `penalty` is passed by name
     objective: Objective | None = None  # what is minimised, if not the loss
     # Each [C, P]: frozen models that the objective compares with, in training mode on the same batch.
     references: Sequence[Tensor] = field(default=(), metadata=PER_CLIENT)
@@ -138,13 +138,13 @@ class Sgd(Request[Trained]):
 
 
 @dataclass(frozen=True, eq=False)
-class Walk(Request[Walked]):
+class Scan(Request[Scanned]):
     """Any other inner loop: carry <- step(grad, **carry, **given, **each at this step) for every batch of the plan."""
 
     step: Step
     base: Tensor = field(metadata=PER_CLIENT)  # [C, P], what the models are outside `columns`
     carry: Mapping[str, Tensor] = field(metadata=PER_CLIENT)  # [C, ...], what the first step is passed by name
-    given: Given = field(metadata=GIVEN)  # what every step is passed by name
+    given: StepArguments = field(metadata=GIVEN)  # what every step is passed by name
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, models, B], BatchNorm's of each of the client's models
     columns: slice = field(default_factory=lambda: ALL)  # those of the parameters that a gradient is of
     each: Mapping[str, Tensor] = field(default_factory=dict, metadata=PER_STEP)  # [C, steps, ...], each step's own inputs
@@ -153,7 +153,7 @@ class Walk(Request[Walked]):
 
 
 @dataclass(frozen=True, eq=False)
-class Head(Request[HeadAlone]):
+class ExtractFeatures(Request[HeadOnFeatures]):
     """The model's head alone, on the features that the models give to the plan's batches in training mode.
 
     For inner loops that change nothing below the head: the layers there run once, not once per epoch.
@@ -211,12 +211,12 @@ class Executor(Protocol):
         """Gives back what the executor holds."""
 
 
-class Direct(Executor):
+class BaseExecutor(Executor):
     """An executor that computes what it is asked for at once, and by itself has little to tell."""
 
     def do(self, request: Request[R]) -> R:
         ways: dict[type, Callable[[Any], Any]]
-        ways = {Sgd: self._sgd, Walk: self._walk, Head: self._head, Evaluate: self._evaluate}
+        ways = {Sgd: self._sgd, Scan: self._scan, ExtractFeatures: self._head, Evaluate: self._evaluate}
         result: R = ways[type(request)](request)
         return result
 
@@ -224,10 +224,10 @@ class Direct(Executor):
     def _sgd(self, asked: Sgd) -> Trained: ...
 
     @abstractmethod
-    def _walk(self, asked: Walk) -> Walked: ...
+    def _scan(self, asked: Scan) -> Scanned: ...
 
     @abstractmethod
-    def _head(self, asked: Head) -> HeadAlone: ...
+    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures: ...
 
     @abstractmethod
     def _evaluate(self, asked: Evaluate) -> Evaluated: ...
@@ -251,12 +251,12 @@ class Direct(Executor):
         """Gives back nothing: nothing is held."""
 
 
-def pick(given: Given, which: int | slice | Tensor) -> Given:
+def pick(given: StepArguments, which: int | slice | Tensor) -> StepArguments:
     """The part of `given` that belongs to some of the cohort's clients."""
     return {k: v[which] if isinstance(v, Tensor) and v.dim() > 1 else v for k, v in given.items()}
 
 
-def unwrap(given: Given) -> dict[str, Tensor | float | int | bool]:
+def unwrap(given: StepArguments) -> dict[str, Tensor | float | int | bool]:
     """As the pure function sees it."""
     return {k: v.value if isinstance(v, Shared) else v for k, v in given.items()}
 

@@ -126,21 +126,21 @@ class ALA:
         epochs = torch.zeros(len(A), dtype=torch.int64)
         last = torch.full((len(A), WINDOW), torch.nan, dtype=torch.float64)
         means: list[Tensor] = []
-        with fed.course(A, plan, received, columns=up) as course:
+        with fed.inner_loop(A, plan, received, columns=up) as loop:
             while bool(live.any()):
                 at = live.nonzero().squeeze(1)
                 where = at.to(fed.device)
-                walked = fed.walk(
+                scanned = fed.scan(
                     weight_step,
-                    course.take(at),
+                    loop.take(at),
                     carry={"W": W[where]},
                     given={"local": local[where], "received": received[where, up], "eta": self.eta},
                 )
-                W[where] = walked.carry["W"]
+                W[where] = scanned.carry["W"]
                 epochs[at] += 1
-                last[at] = torch.cat([last[at, 1:], walked.last_loss.double().cpu().unsqueeze(1)], dim=1)
+                last[at] = torch.cat([last[at, 1:], scanned.last_loss.double().cpu().unsqueeze(1)], dim=1)
                 if fed.observing:
-                    loss = walked.loss.cpu()
+                    loss = scanned.loss.cpu()
                     means.append(loss.new_full((fed.size,), torch.nan).index_copy(0, A.cpu()[at], loss))
                 settled = (epochs > WINDOW) & (last.std(dim=1, correction=0) < self.threshold)
                 enough = torch.where(first_stage, settled | (epochs >= self.max_init_epochs), torch.tensor(True))

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat, less, put
+from pflbench.engine.flat import Flat, put, sgd_step
 from pflbench.engine.requests import Argument, Grad, Shared
 from pflbench.errors import UserError
 from pflbench.methods.base import Method, hyper, method
@@ -62,7 +62,7 @@ def step(
     if velocity is None:
         return {"core": torch.addcmul(core, -eta_1 * of_own(p, own), G), **after}
     after["velocity"] = torch.addcmul(momentum * velocity, of_own(p, own), G)
-    return {"core": less(core, after["velocity"], eta_1), **after}
+    return {"core": sgd_step(core, after["velocity"], eta_1), **after}
 
 
 @method
@@ -77,7 +77,7 @@ class APPLE(Method):
     ala_refused = "its clients download several models, and ALA mixes one with the local model"
     optimizer_refused = "cores and relationships descend at once; momentum is a hyperparameter of its own, apple.momentum"
     # The buffers are those of the personal model, which does not travel.
-    shared_slots = ()
+    shared_models = ()
 
     eta_2: float = hyper(0.01, "rate of the relationships p", ge=0, search=(0.1, 0.05, 0.01, 0.005, 0.001))
     mu: float = hyper(0.1, "weight of (mu / 2) |p - p_0|^2", ge=0, search=(1, 0.5, 0.1, 0.05, 0.01, 0.005, 0.001))
@@ -109,7 +109,7 @@ class APPLE(Method):
 
     def receive(self, fed: Federation, s: APPLEState, S: Tensor) -> APPLEState:
         fed.send(s.cores, S, models=len(fed.candidates()))
-        if self.scale_lr and (rate := fed.train.lr * fed.size) >= 1:
+        if self.scale_lr and (rate := fed.protocol.lr * fed.size) >= 1:
             fed.ledger.note(
                 "large rate",
                 f"the core models' rate is N * lr = {rate:.3g}: from 1 on training has been seen to diverge. "
@@ -153,7 +153,7 @@ class APPLE(Method):
 
     def lambda_(self, fed: Federation) -> float:
         """lambda(r) in round r = t - 1."""
-        r, R_L = fed.t - 1, self.L * fed.train.rounds
+        r, R_L = fed.t - 1, self.L * fed.protocol.rounds
         if r >= R_L:
             return 0.0
         return (math.cos(math.pi * r / R_L) + 1) / 2 if self.scheduler == "cos" else 0.001 ** (r / R_L)

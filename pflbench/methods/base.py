@@ -1,4 +1,4 @@
-"""What a method is: state in, state out. A run, without clocks, checkpoints and the database (`run.loop`, `run.round`):
+"""What a method is: state in, state out. A run, without clocks, checkpoints and the database (`run.training`, `run.round`):
 
 s = method.init(fed)
 for t in range(1, rounds + 1):
@@ -63,10 +63,10 @@ class Method(ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # preset -> hyperparameters that it switches (methods.md 0.6)
     # What a preset would switch, but must be asked for by name, since clients then adapt on labelled test data.
     presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    slot: ClassVar[str] = "model"  # which of a client's models is evaluated: its BatchNorm buffers are used
-    shared_slots: ClassVar[tuple[str, ...]] = ("model",)  # which of them travel, should BatchNorm buffers do so (4.3)
+    tested_model: ClassVar[str] = "model"  # which of a client's models is evaluated: its BatchNorm buffers are used
+    shared_models: ClassVar[tuple[str, ...]] = ("model",)  # which of them travel, should BatchNorm buffers do so (4.3)
 
-    meets: ClassVar[bool] = False  # what a client receives depends on who else is in the cohort
+    depends_on_cohort: ClassVar[bool] = False  # what a client receives depends on who else is in the cohort
     # Plugging in ALA (methods.md 1.15): hyperparameters that it decides, or why it does not go with the method.
     ala_decides: ClassVar[Mapping[str, Value]] = {}
     ala_refused: ClassVar[str] = ""
@@ -108,5 +108,5 @@ class Method(ABC):
         return {}
 
     def series(self, s: Any) -> dict[str, tuple[Tensor, str]]:
-        """Further models to evaluate beside the headline: name -> (models as in `deployed`, slot)."""
+        """Further models to evaluate beside the headline: name -> (models as in `deployed`, which)."""
         return {}

@@ -29,7 +29,7 @@ class Ditto(FedAvg):
     venue = "ICML 2021"
     algorithm = "Algorithm 1"
     category = "personalized FL: additional personal model"
-    slot = "personal"
+    tested_model = "personal"
 
     lam: float = hyper(0.1, "lambda, weight of (lambda / 2) |v - Theta|^2", ge=0, search=(0.0001, 0.001, 0.01, 0.1, 1, 10))
     personal_epochs: int = hyper(2, "s, epochs of the personal branch", ge=1, search=tuple(range(1, 11)))
@@ -41,7 +41,9 @@ class Ditto(FedAvg):
 
     def update(self, fed: Federation, s: DittoState, S: Tensor) -> DittoState:
         centre = fed.rows(s.start, S)
-        v_S = fed.sgd(s.v[S], S, epochs=self.personal_epochs, slot="personal", correct=proximal, anchor=centre, strength=self.lam)
+        v_S = fed.sgd(
+            s.v[S], S, epochs=self.personal_epochs, model="personal", penalty=proximal, anchor=centre, strength=self.lam
+        )
         w_S = fed.collect(self.train(fed, s, S), S)
         return replace(s, w=fed.mean(w_S, S, self.aggregation), v=put(s.v, S, v_S))
 

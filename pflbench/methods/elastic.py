@@ -11,7 +11,7 @@ from torch import Tensor
 from pflbench.engine import rng
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
-from pflbench.engine.requests import Given, Grad, Loss, Output
+from pflbench.engine.requests import Grad, Loss, Output, StepArguments
 from pflbench.methods.base import Method, hyper, method
 
 
@@ -75,10 +75,10 @@ class Elastic(Method):
         """Omega [P]: the mean of the clients' Omega_k, by |D_k|, over those that could measure any."""
         plan = fed.batches(S, 1, purpose="sensitivity", samples=B, drop_last="never")
         theta = fed.rows(s.theta, S)
-        with fed.course(S, plan, theta) as course:
+        with fed.inner_loop(S, plan, theta) as loop:
             carry = {"Omega": torch.zeros_like(theta)}
-            given: Given = {"theta": theta, "mu": self.mu}
-            Omega_S = fed.walk(measure, course, carry=carry, given=given, objective=squared_norm).carry["Omega"]
+            given: StepArguments = {"theta": theta, "mu": self.mu}
+            Omega_S = fed.scan(measure, loop, carry=carry, given=given, objective=squared_norm).carry["Omega"]
         weights = n * torch.from_numpy(plan.steps() > 0).to(n)
         Omega = (weights / weights.sum().clamp(min=1)) @ fed.collect(Omega_S, S)
         fed.observe("sensitivities", Omega)

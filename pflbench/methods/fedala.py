@@ -36,7 +36,7 @@ class FedALA(ALA, FedAvg):
         return FedALAState(w=fed.initial(), theta=fed.everyone(fed.initial()), ala=self.first(fed))
 
     def receive(self, fed: Federation, s: FedALAState, S: Tensor) -> FedALAState:
-        A = fed.nobody_left_out() if self.ala_all else S
+        A = fed.all_trainable() if self.ala_all else S
         received = fed.rows(fed.send(s.w, A), A)
         hat_A, ala = self.initialise(fed, s.ala, A, received, take(s.theta, A))
         return replace(s, theta=put(s.theta, A, hat_A), ala=ala)

@@ -35,9 +35,9 @@ class MessagePassing(Method):
     authors = "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang"
     venue = "AAAI 2021"
     category = "personalized FL: personalized aggregation"
-    meets = True
+    depends_on_cohort = True
     ala_decides: ClassVar[Mapping[str, Any]] = {"start": "cloud"}
-    shared_slots = ()  # a client's BatchNorm buffers belong to its personal model, which no other client gets
+    shared_models = ()  # a client's BatchNorm buffers belong to its personal model, which no other client gets
 
     alpha_k: float = hyper(1000.0, "step size of the server on the attention term", gt=0, search=(10000, 1000, 100, 10, 1, 0.1))
     alpha_decay: float = hyper(1.0, "alpha_k is multiplied by this every alpha_every rounds", gt=0, le=1)
@@ -89,7 +89,7 @@ class MessagePassing(Method):
         return AMPState(w=s.w, u=put(s.u, S, u_S), start=start)
 
     def update(self, fed: Federation, s: AMPState, S: Tensor) -> AMPState:
-        w_S = fed.sgd(s.start[S], S, correct=proximal, anchor=s.u[S], strength=self.lam / self.step_size(fed.t))
+        w_S = fed.sgd(s.start[S], S, penalty=proximal, anchor=s.u[S], strength=self.lam / self.step_size(fed.t))
         w = put(s.w, S, fed.collect(w_S, S))
         return replace(s, w=w, start=w)
 

@@ -30,7 +30,7 @@ class FedAvg(Method):
     category = "traditional FL"
 
     def init(self, fed: Federation) -> Any:
-        return FedAvgState(w=fed.initial(), start=fed.load(fed.initial(), fed.nobody_left_out()))
+        return FedAvgState(w=fed.initial(), start=fed.load(fed.initial(), fed.all_trainable()))
 
     def receive(self, fed: Federation, s: Any, S: Tensor) -> Any:
         return replace(s, start=fed.load(fed.send(s.w, S), S))

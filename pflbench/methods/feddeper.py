@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import less, put
-from pflbench.engine.requests import Given, Grad
+from pflbench.engine.flat import put, sgd_step
+from pflbench.engine.requests import Grad, StepArguments
 from pflbench.methods.base import Aggregation, Method, aggregated, hyper, method
 
 
@@ -20,8 +20,8 @@ class FedDeperState:
 
 def step(grad: Grad, *, y: Tensor, v: Tensor, x: Tensor, eta: float | Tensor, rho: float) -> dict[str, Tensor]:
     """Lines 7 and 8, on the same mini-batch: SGD on f(y) + rho / (2 eta) |v + y - 2x|^2 with v fixed, and on f(v)."""
-    descended = less(y, grad(y), eta)
-    return {"y": descended.sub_((v + y).sub_(x, alpha=2), alpha=rho), "v": less(v, grad(v, of=1), eta)}
+    descended = sgd_step(y, grad(y), eta)
+    return {"y": descended.sub_((v + y).sub_(x, alpha=2), alpha=rho), "v": sgd_step(v, grad(v, of=1), eta)}
 
 
 @method
@@ -57,8 +57,8 @@ class FedDeper(Method):
                 f"rho x steps = {reach:.3g} is above 1 in round {fed.t}, where a client makes {plan.steps().max()} steps: the "
                 "penalty then outweighs the gradient, and uploads can point uphill. A rho below 1 / steps avoids it.",
             )
-        given: Given = {"x": s.x, "eta": fed.lr, "rho": self.rho}
-        done = fed.train_by(step, y_S, S, carry={"y": y_S, "v": s.v[S]}, given=given, plan=plan, slots=("model", "personal"))
+        given: StepArguments = {"x": s.x, "eta": fed.lr, "rho": self.rho}
+        done = fed.train_by(step, y_S, S, carry={"y": y_S, "v": s.v[S]}, given=given, plan=plan, models=("model", "personal"))
         v_S = (1 - self.lam) * done["v"] + self.lam * done["y"]
         change = fed.collect(done["y"] - s.x, S)
         return FedDeperState(x=s.x + fed.mean(change, S, self.aggregation), v=put(s.v, S, v_S))

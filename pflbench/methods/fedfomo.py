@@ -54,7 +54,7 @@ class FedFomo(Method):
     algorithm = "Algorithm 1"
     category = "personalized FL: personalized aggregation"
     ala_refused = "its clients download several models, and ALA mixes one with the local model"
-    shared_slots = ()  # losses are measured, and models trained, with the client's own BatchNorm buffers
+    shared_models = ()  # losses are measured, and models trained, with the client's own BatchNorm buffers
 
     M: Number = hyper("all", "models that a client downloads in a round: those that were worth most to it; all: N")
     val_ratio: float = hyper(0.2, "share of the training samples, the last ones, that validates instead", ge=0, lt=1)

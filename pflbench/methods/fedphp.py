@@ -74,7 +74,7 @@ class FedPHP(FedAvg):
         Theta = fed.send(s.w, S)
         if self.variant == "paper":
             return replace(s, start=fed.load(Theta, S))
-        mu_R = self.mu * (fed.t - 1) / fed.train.rounds
+        mu_R = self.mu * (fed.t - 1) / fed.protocol.rounds
         return replace(s, start=fed.load((1 - mu_R) * Theta + mu_R * s.start[S], S, others=s.start))
 
     def update(self, fed: Federation, s: FedPHPState, S: Tensor) -> FedPHPState:
@@ -89,7 +89,7 @@ class FedPHP(FedAvg):
 
     def _memory(self, fed: Federation, z: Tensor) -> Tensor:
         """mu_t: grows with each participation, from 0 to mu at the expected number of participations."""
-        expected = max(int(fed.train.join_ratio * fed.train.rounds), 1)
+        expected = max(int(fed.protocol.join_ratio * fed.protocol.rounds), 1)
         return (self.mu * z.to(fed.dtype) / expected).clamp(0, self.mu)
 
     def deployed(self, s: FedPHPState) -> Tensor:

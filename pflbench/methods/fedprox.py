@@ -34,4 +34,4 @@ class FedProx(FedAvg):
     mu: float = hyper(0.001, "weight of the proximal term (mu / 2) |w - Theta|^2", ge=0, search=(0.1, 0.01, 0.001, 0.0001))
 
     def train(self, fed: Federation, s: Any, S: Tensor) -> Tensor:
-        return fed.sgd(fed.rows(s.start, S), S, correct=proximal, anchor=s.w, strength=self.mu)
+        return fed.sgd(fed.rows(s.start, S), S, penalty=proximal, anchor=s.w, strength=self.mu)

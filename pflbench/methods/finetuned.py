@@ -40,7 +40,7 @@ class FedAvgC(FedAvg):
     algorithm = "in words, in the FedALA paper"
     category = "baseline: fine-tuning"
     ala_refused = "it fine-tunes the received model where ALA would mix it"
-    slot = "finetuned"
+    tested_model = "finetuned"
 
     finetune_epochs: int = hyper(14, "F, epochs of fine-tuning before local training", ge=0)
     finetune_stop: Literal["epochs", "converge"] = hyper("epochs", "stop after F epochs, or by ALA's rule for its initial stage")
@@ -63,7 +63,7 @@ class FedAvgC(FedAvg):
     def train(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
         if not self.finetune_affects_upload:
             return fed.sgd(fed.rows(s.w, S), S, **self.penalty(s))
-        return fed.sgd(s.theta[S], S, plan=fed.batches(S), slot="finetuned", into="model", **self.penalty(s))
+        return fed.sgd(s.theta[S], S, plan=fed.batches(S), model="finetuned", save_statistics_to="model", **self.penalty(s))
 
     def penalty(self, s: FineTunedState) -> dict[str, Any]:
         """What the local objective adds to the cross-entropy, in fine-tuning and in local training."""
@@ -79,7 +79,7 @@ class FedAvgC(FedAvg):
 
     def _for_epochs(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
         plan = fed.batches(S, self.finetune_epochs, purpose="batches/finetuned")
-        return fed.sgd(fed.rows(s.w, S), S, plan=plan, slot=_first_slot(fed), into="finetuned", **self.penalty(s))
+        return fed.sgd(fed.rows(s.w, S), S, plan=plan, model=_first_model(fed), save_statistics_to="finetuned", **self.penalty(s))
 
     def _until_converged(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
         plan = fed.batches(S, self.finetune_cap, purpose="batches/finetuned")
@@ -88,10 +88,12 @@ class FedAvgC(FedAvg):
         moments: dict[str, Tensor] = {}
         epochs = torch.zeros(fed.size, dtype=torch.int64, device=fed.device)
         for k, epoch in enumerate(_epochs(plan, self.finetune_cap)):
-            before = "finetuned" if k else _first_slot(fed)
+            before = "finetuned" if k else _first_model(fed)
             steps = epoch.take(live.tolist())
             kept = {name: value[live] for name, value in moments.items()}
-            done = fed.fit(hat_S[live], S[live], plan=steps, slot=before, into="finetuned", moments=kept, **self.penalty(s))
+            done = fed.fit(
+                hat_S[live], S[live], plan=steps, model=before, save_statistics_to="finetuned", moments=kept, **self.penalty(s)
+            )
             hat_S[live], epochs[S[live]] = done.rows, k + 1
             moments = {name: moments.get(name, value).index_copy(0, live, value) for name, value in done.moments.items()}
             # ALA compares the losses of the last batch, always the same one; here batches are shuffled: the mean loss.
@@ -111,12 +113,12 @@ class FedProxC(FedAvgC, FedProx):
     title = "FedProx-C"
 
     def penalty(self, s: FineTunedState) -> dict[str, Any]:
-        return {"correct": proximal, "anchor": s.w, "strength": self.mu}
+        return {"penalty": proximal, "anchor": s.w, "strength": self.mu}
 
 
-def _first_slot(fed: Federation) -> str:
+def _first_model(fed: Federation) -> str:
     """The buffers that fine-tuning begins with. It begins local training: "reset" means initial ones, which nobody writes to."""
-    return "initial" if fed.train.bn_buffers == "reset" else "model"
+    return "initial" if fed.protocol.bn_buffers == "reset" else "model"
 
 
 def _epochs(plan: Plan, count: int) -> Iterator[Plan]:

@@ -26,7 +26,7 @@ class Local(Method):
     algorithm = "plain SGD on each client"
     category = "baseline"
     ala_refused = "its clients receive nothing that could be mixed"
-    shared_slots = ()
+    shared_models = ()
 
     def init(self, fed: Federation) -> LocalState:
         return LocalState(theta=fed.everyone(fed.initial()))

@@ -18,7 +18,7 @@ from torch import Tensor
 from pflbench.engine import rng
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat, less, put
+from pflbench.engine.flat import Flat, put, sgd_step
 from pflbench.engine.requests import Argument, Grad
 from pflbench.methods.base import Method, hyper, method
 
@@ -95,7 +95,7 @@ def step(
     slope = torch.stack([torch.linalg.vecdot(x, y) for x, y in along], -1) * (soft[..., 0] * soft[..., 1]) / tau[..., 0]
     learned = adam(torch.stack([slope, -slope], -1) + decay * strategy["a"], rate, **strategy)
     after = {name: torch.where(learn, learned[name], old) for name, old in strategy.items()}
-    descended = less(mixed, g, lr, out=mixed)
+    descended = sgd_step(mixed, g, lr, out=mixed)
     return {"theta": torch.where(learn[..., 0], theta, descended, out=descended), **after}
 
 
@@ -108,7 +108,7 @@ class PartialFed(Method):
     venue = "NeurIPS 2021"
     algorithm = "adaptive strategy"
     category = "personalized FL: learned aggregation"
-    shared_slots = ()  # theta_i is tested as its client left it, and so are its BatchNorm buffers
+    shared_models = ()  # theta_i is tested as its client left it, and so are its BatchNorm buffers
     ala_decides: ClassVar[Mapping[str, Any]] = {"start": "received"}
     optimizer_refused = "its batches train the model, by SGD from a mixture, and the strategy, by Adam, in turn"
 
@@ -131,7 +131,7 @@ class PartialFed(Method):
         a = torch.zeros(fed.size, len(unit_sizes(fed.flat, self.unit)), 2, dtype=fed.dtype, device=fed.device)
         return PartialFedState(
             w=fed.initial(),
-            start=fed.load(fed.initial(), fed.nobody_left_out()),
+            start=fed.load(fed.initial(), fed.all_trainable()),
             theta=fed.everyone(fed.initial()),
             strategy=Strategy(a=a, m=a.clone(), v=a.clone(), k=a.new_zeros(fed.size, 1, 1)),
             position=torch.zeros(fed.size, dtype=torch.int64, device=fed.device),
@@ -183,7 +183,7 @@ class PartialFed(Method):
     def _schedule(self, fed: Federation, plan: Plan, position: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each batch trains the strategy [c, steps], and each client's position in the cycle afterwards [c]."""
         steps, cycle = torch.from_numpy(plan.steps()).to(fed.device), self.f_m + self.f_s
-        batches = steps // fed.train.local_epochs
+        batches = steps // fed.protocol.local_epochs
         j = torch.arange(int(plan.steps().max()), device=fed.device)
         if self.split == "block":
             of_model = (batches * self.f_m // cycle).clamp(min=1)

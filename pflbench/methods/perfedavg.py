@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import less, put
+from pflbench.engine.flat import put, sgd_step
 from pflbench.engine.requests import Argument, Grad
 from pflbench.methods.base import Aggregation, aggregated, hyper, method
 from pflbench.methods.fedavg import FedAvg
@@ -36,7 +36,7 @@ def descend(grad: Grad, *, w: Tensor, rate: Tensor) -> dict[str, Tensor]:
 def first_order(grad: Grad, *, w: Tensor, alpha: float, beta: float | Tensor) -> dict[str, Tensor]:
     """FO: the meta-gradient without its second-order term. Batches D, D'."""
     adapted = w.sub(grad(w), alpha=alpha)
-    return {"w": less(w, grad(adapted, part=1), beta)}
+    return {"w": sgd_step(w, grad(adapted, part=1), beta)}
 
 
 def hessian_free(grad: Grad, *, w: Tensor, alpha: float, beta: float | Tensor, delta: float) -> dict[str, Tensor]:
@@ -59,7 +59,7 @@ class PerFedAvg(FedAvg):
     venue = "NeurIPS 2020"
     algorithm = "Algorithm 1"
     category = "personalized FL: global model and fine-tuning"
-    slot = "adapted"
+    tested_model = "adapted"
     optimizer_refused = "its meta-step follows one of SGD through the gradient"
     presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"adapt_on": "test2022"}}
 
@@ -93,7 +93,7 @@ class PerFedAvg(FedAvg):
         alpha, beta = self._rates(fed)
         given: dict[str, Argument] = {"alpha": alpha, "beta": beta, **({"delta": self.delta} if self.hessian == "hf" else {})}
         w_S = fed.rows(s.start, S)
-        plan = fed.batches(S, self.passes * fed.train.local_epochs, parts=parts)
+        plan = fed.batches(S, self.passes * fed.protocol.local_epochs, parts=parts)
         return fed.train_by(step, w_S, S, carry={"w": w_S}, given=given, plan=plan, parts=parts)["w"]
 
     def deployed(self, s: PerFedAvgState) -> Tensor:
@@ -112,7 +112,7 @@ class PerFedAvg(FedAvg):
 
     def _rates(self, fed: Federation) -> tuple[float, float | Tensor]:
         """alpha, with which the model is trained and tested alike, and beta, which a schedule changes."""
-        alpha = fed.train.lr if isinstance(self.alpha, str) else self.alpha
+        alpha = fed.protocol.lr if isinstance(self.alpha, str) else self.alpha
         return alpha, fed.lr if isinstance(self.beta, str) else self.beta
 
     def _adapt(self, fed: Federation, rows: Tensor, S: Tensor) -> Tensor:
@@ -125,7 +125,9 @@ class PerFedAvg(FedAvg):
             tests = [fed.test_indices[client] for client in S.tolist()]
             rates, plan = [alpha, float(beta)], fed.batches(S, 1, purpose="batches/adapted", samples=tests, drop_last="never")
         each = {"rate": rows.new_tensor(rates).view(1, -1, 1).expand(len(S), -1, -1)}
-        return fed.train_by(descend, rows, S, carry={"w": rows}, each=each, plan=_first(plan, len(rates)), into=("adapted",))["w"]
+        return fed.train_by(
+            descend, rows, S, carry={"w": rows}, each=each, plan=_first(plan, len(rates)), save_statistics_to=("adapted",)
+        )["w"]
 
 
 def _first(plan: Plan, steps: int) -> Plan:

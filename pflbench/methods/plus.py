@@ -36,15 +36,15 @@ class PlusALA(Method):
     ala: ALA
 
     @property
-    def slot(self) -> str:  # type: ignore[override]
-        return self.base.slot
+    def tested_model(self) -> str:  # type: ignore[override]
+        return self.base.tested_model
 
     @property
-    def shared_slots(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.base.shared_slots
+    def shared_models(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.base.shared_models
 
     def check(self, train: TrainSpec) -> Iterator[str]:
-        if self.base.meets and self.ala.ala_all and train.join_ratio < 1:
+        if self.base.depends_on_cohort and self.ala.ala_all and train.join_ratio < 1:
             raise UserError(
                 f"ala_all does not go with {self.base.title} at a join ratio below 1: its cohort decides what is received.",
                 "Leave out ala_all, or use --join-ratio 1, where it changes nothing.",
@@ -66,7 +66,7 @@ class PlusALA(Method):
 
     def receive(self, fed: Federation, s: PlusState, S: Tensor) -> PlusState:
         begun = _Initialisation(self.ala, s.local, s.ala)
-        A = fed.nobody_left_out() if self.ala.ala_all else S
+        A = fed.all_trainable() if self.ala.ala_all else S
         base = self.base.receive(fed.initialising(begun.of(fed)), s.base, A)
         if not begun.happened:
             raise UserError(

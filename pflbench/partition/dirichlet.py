@@ -20,11 +20,11 @@ MAX_TRIES = 1000
 
 def shares(spec: Dirichlet, labels: NDArray[np.integer[Any]], classes: int, stream: np.random.RandomState) -> list[Indices]:
     """One index array per client, none shorter than `least`. Raises UserError after MAX_TRIES draws that fail."""
-    least = least_samples(len(labels), spec.clients) if spec.least is None else spec.least
+    least = least_samples(len(labels), spec.clients) if spec.min_samples is None else spec.min_samples
     if least * spec.clients > len(labels):
         raise UserError(
             f"{spec.clients} clients cannot hold at least {least} of {len(labels)} samples each.",
-            f"Use at most {len(labels) // least} clients, or a smaller least.",
+            f"Use at most {len(labels) // least} clients, or a smaller --min-samples.",
         )
     by_class = [np.flatnonzero(labels == k) for k in range(classes)]
     for _ in range(MAX_TRIES):
@@ -58,7 +58,7 @@ def _proportions(spec: Dirichlet, admissible: NDArray[np.bool_], stream: np.rand
 
 
 def _hopeless(spec: Dirichlet, failure: str, least: int | None = None) -> UserError:
-    smaller = "" if least is None else f" or a least below {least}"
+    smaller = "" if least is None else f" or --min-samples below {least}"
     return UserError(
         f"No Dir({spec.beta:g}) partition over {spec.clients} clients {failure}.",
         f"Use a larger beta, fewer clients{smaller}.",

@@ -19,7 +19,7 @@ from pflbench.spec import Pathological
 def shares(spec: Pathological, labels: NDArray[np.integer[Any]], classes: int, stream: np.random.RandomState) -> list[Indices]:
     """One index array per client. Raises UserError if the classes cannot be dealt out."""
     takers = _takers(spec.clients, classes, spec.classes_per_client)
-    least = least_samples(len(labels), spec.clients) if spec.least is None else spec.least
+    least = least_samples(len(labels), spec.clients) if spec.min_samples is None else spec.min_samples
     return deal(takers, spec.clients, labels, least, stream, balanced=spec.balanced)
 
 

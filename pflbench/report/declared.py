@@ -240,7 +240,7 @@ def _of_ala(source: str, array: str) -> Callable[[], n.FigureNeeds]:
     def needed() -> n.FigureNeeds:
         cells = n.cells(n.lines("fedala"), n.pathological("mnist"))
         # Figure 5 has a dot per 60 rounds.
-        return n.FigureNeeds(source, cells, one_seed=True, fewest=4, array=array, observe_every=60)
+        return n.FigureNeeds(source, cells, one_seed=True, fewest=4, array=array, save_artifacts_every=60)
 
     return needed
 
@@ -310,7 +310,7 @@ PLOTS: Mapping[str, Report] = {
             n.cells(n.lines("fedamp"), n.groups("mnist")),
             one_seed=True,
             array="attention",
-            observe_every=100,
+            save_artifacts_every=100,
         ),
     ),
     "ala-weights": Report(
@@ -334,7 +334,7 @@ PLOTS: Mapping[str, Report] = {
             one_seed=True,
             fewest=4,
             array="ala_epoch_losses",
-            observe_every=1,
+            save_artifacts_every=1,
             client=ala_convergence.CLIENT,
         ),
     ),

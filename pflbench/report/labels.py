@@ -23,7 +23,7 @@ MODEL_CODE = "own_model.content"
 _ITEMS = {
     "partition.clients": "{} clients",
     "partition.seed": "partition seed {}",
-    "partition.least": "at least {} samples",
+    "partition.min_samples": "at least {} samples",
     "partition.test_share": "test share {}",
     "partition.central_test": "central test set",
     "train.rounds": "{} rounds",

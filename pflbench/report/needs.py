@@ -56,7 +56,7 @@ class Planned:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it takes to run it: options of `pflbench run`, by the names of `plan.Wish`."""
+        """What it takes to run it: options of `pflbench run`, by the names of `plan.RunOptions`."""
         place, method = self.place, self.line.method
         given = {name: getattr(place, name) for name, usual in _DEFAULTS.items() if getattr(place, name) != usual}
         found: dict[str, Any] = {"methods": (method,), "datasets": (place.data,), "model": place.model}
@@ -155,8 +155,9 @@ class FigureNeeds:
     """A figure and its runs.
 
     one_seed: it draws the first seed alone. trained: whether it needs runs at all, or data and partition alone. fewest: rounds,
-    below which there is nothing to see. array: what a method observes, in every `observe_every`th round. client, window: whose
-    models are kept, and in which rounds. printed: the places of each of the FedALA paper's figures that it is.
+    below which there is nothing to see. array: what a method observes, in every
+    `save_artifacts_every`th round. client, window: whose models are kept, and in which rounds. printed: the places of each of
+    the FedALA paper's figures that it is.
     """
 
     source: str
@@ -165,14 +166,14 @@ class FigureNeeds:
     trained: bool = True
     fewest: int = 1
     array: str | None = None
-    observe_every: int = 0
+    save_artifacts_every: int = 0
     client: int | None = None
     window: tuple[int, int] | None = None
     printed: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
 
 
 def command(options: Mapping[str, Any]) -> str:
-    """`pflbench run` with these options, which bear the names of `plan.Wish` or else of its long options."""
+    """`pflbench run` with these options, which bear the names of `plan.RunOptions` or else of its long options."""
     words = ["pflbench run"]
     for name, value in options.items():
         flag = _FLAGS.get(name, "--" + name.replace("_", "-"))

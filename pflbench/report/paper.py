@@ -26,7 +26,7 @@ from pflbench import methods
 from pflbench.models import MODELS
 from pflbench.papers import Value, values
 from pflbench.report import labels
-from pflbench.store.runs import Select
+from pflbench.store.runs import RoundRule
 
 ACCURACY = "test_accuracy_percent"
 UNKNOWN = ("unknown", 0.0)
@@ -173,7 +173,7 @@ def hyperparameters(method: str) -> Mapping[str, Any]:
     return methods.card(method).hyperparameters
 
 
-def find(spec: dict[str, Any], select: Select) -> Match | None:
+def find(spec: dict[str, Any], select: RoundRule) -> Match | None:
     """The paper's value for a run's specification, nearest protocol first; None if the paper has none."""
     found = [
         Match(reference, differences(spec, select, reference.place, reference.varied))
@@ -199,7 +199,7 @@ def is_at(spec: dict[str, Any], place: Place) -> bool:
     return label == place.dataset and _partition(spec["partition"]) == place.partition
 
 
-def differences(spec: dict[str, Any], select: Select, place: Place, varied: Iterable[tuple[str, Any]] = ()) -> tuple[str, ...]:
+def differences(spec: dict[str, Any], select: RoundRule, place: Place, varied: Iterable[tuple[str, Any]] = ()) -> tuple[str, ...]:
     """What of a run's protocol is not the paper's: ('rounds 20 instead of 2000',)."""
     name, mine = spec["method"]["name"], dict(spec["method"]["hyperparameters"])
     theirs = {**hyperparameters(name), **dict(varied)}
@@ -250,7 +250,7 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
         items += [
             ("test share", partition["test_share"], 0.25),
             ("partition seed", partition["seed"], 1),
-            ("fewest samples", partition.get("least") or 40, 40),
+            ("fewest samples", partition.get("min_samples") or 40, 40),
             ("balanced classes", partition.get("balanced", False), False),
             ("central test set", partition["central_test"], False),
             ("dominant share", partition.get("dominant_share", 0.8), 0.8),

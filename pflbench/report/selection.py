@@ -14,11 +14,11 @@ from pflbench.errors import NothingYet, UserError, unknown
 from pflbench.report import labels, style
 from pflbench.report.arrangement import TEST_LABELS, Arranged, Row, SharedSetting, arrange, short, titles
 from pflbench.store import arrays, runs
-from pflbench.store.runs import Among, Result, Select
+from pflbench.store.runs import Result, RoundRule, RunScope
 from pflbench.store.schema import STATUSES
 
 T = TypeVar("T")
-BEST = Select("best")
+BEST = RoundRule("best")
 PROTOCOL = "train"  # in --where, in a method's place
 RULES = "best, last, mean-last:K"
 TEST_LABELS_NOTE = f"{TEST_LABELS}: clients adapt on labelled test data, so this is no test."
@@ -81,26 +81,26 @@ class Filters:
         """The same without those that choose by the name of method, dataset and partition."""
         return replace(self, methods=(), datasets=(), partitions=())
 
-    def among(self, engine: Engine) -> Among:
+    def among(self, engine: Engine) -> RunScope:
         """The runs that a report is of, whatever their method, dataset, partition and status.
 
         Raises UserError for what no run has, and where none is left.
         """
         if not self.words:
-            return Among(self.only, smoke=self.smoke)
-        return Among(frozenset(run.id for run in self.unnamed().matching(engine)))
+            return RunScope(self.only, smoke=self.smoke)
+        return RunScope(frozenset(run.id for run in self.unnamed().matching(engine)))
 
-    def matching(self, engine: Engine, rule: Select = BEST) -> list[Result]:
+    def matching(self, engine: Engine, rule: RoundRule = BEST) -> list[Result]:
         """The runs that pass, of any status. Raises UserError for values that no run has, and where no run is left."""
         return self._once("matching", rule, lambda: self._passing(engine, self._all(engine, rule)))
 
-    def select(self, engine: Engine, rule: Select = BEST, belongs: Callable[[Result], bool] | None = None) -> Arranged:
+    def select(self, engine: Engine, rule: RoundRule = BEST, belongs: Callable[[Result], bool] | None = None) -> Arranged:
         """Of the runs that pass the newest attempt with one of the statuses, arranged.
 
         rule: which of their rounds count. belongs: whether a run is one of the report's. Raises UserError as `matching`.
         """
         if belongs is None:
-            return self._once("select", rule, lambda: self._arranged(engine, self.matching(engine, rule)))
+            return self._once("round_rule", rule, lambda: self._arranged(engine, self.matching(engine, rule)))
         if not (found := [run for run in self.matching(engine, rule) if belongs(run)]):
             raise NothingYet("None of the runs belongs to this.")
         return self._arranged(engine, found)
@@ -126,11 +126,11 @@ class Filters:
         return replace(arranged, notes=tuple(notes))
 
     @property
-    def _scope(self) -> Among:
+    def _scope(self) -> RunScope:
         """What there is to choose from: a run that is named may be a smoke run."""
-        return Among(self.only, smoke=self.smoke or bool(self.runs))
+        return RunScope(self.only, smoke=self.smoke or bool(self.runs))
 
-    def _all(self, engine: Engine, rule: Select) -> list[Result]:
+    def _all(self, engine: Engine, rule: RoundRule) -> list[Result]:
         """All runs that there are to choose from, read once."""
         scope = self._scope
 
@@ -159,7 +159,7 @@ class Filters:
             raise UserError("No run fits these filters together.", "`pflbench runs list` shows what there is.")
         return [run for run in found if run.id in passing]
 
-    def _once(self, what: str, rule: Select, read: Callable[[], T]) -> T:
+    def _once(self, what: str, rule: RoundRule, read: Callable[[], T]) -> T:
         return self._kept((what, repr(self), rule), read)
 
     def _kept(self, key: Any, read: Callable[[], T]) -> T:
@@ -308,25 +308,25 @@ def observed_titles(seen: Sequence[Observed], *, named: bool = False) -> list[st
     return [f"{name}: {title}" for name, title in zip(names, settings, strict=True)]
 
 
-def parse(text: str) -> Select:
+def parse(text: str) -> RoundRule:
     """'best' | 'last' | 'mean-last:K', K >= 1 evaluated rounds. Raises UserError for anything else."""
     if text == "best":
-        return Select("best")
+        return RoundRule("best")
     if text == "last":
-        return Select("last")
+        return RoundRule("last")
     rule, _, count = text.partition(":")
     if rule == "mean-last" and count.isascii() and count.isdigit() and int(count) > 0:
-        return Select("mean-last", int(count))
+        return RoundRule("mean-last", int(count))
     raise UserError(f"Unknown selection '{text}'.", f"Valid: {RULES}, e.g. mean-last:10 for the mean of the last 10 rounds.")
 
 
-def sentence(select: Select) -> str:
+def sentence(round_rule: RoundRule) -> str:
     """What a table says about its selection; the best round is chosen on test data (methods.md 2.1)."""
-    if select.rule == "best":
+    if round_rule.rule == "best":
         return "Result of a run: its best round, chosen on the test data, which is optimistic."
-    if select.rule == "last":
+    if round_rule.rule == "last":
         return "Result of a run: its last evaluated round."
-    return f"Result of a run: mean of its last {select.last} evaluated rounds."
+    return f"Result of a run: mean of its last {round_rule.last} evaluated rounds."
 
 
 def statuses(status: Collection[str]) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def page() -> PrintPage:
 
 
 def scale() -> float:
-    """By what everything is larger that goes with the text."""
+    """Font size relative to the default."""
     return page().font_size / FONT
 
 

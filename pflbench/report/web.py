@@ -90,12 +90,12 @@ def possible(items: Iterable[T], of: Callable[[T], U]) -> tuple[list[U], tuple[s
         try:
             made.append(of(item))
         except UserError as error:
-            unless_absent(error)
+            reraise_database_error(error)
             left_out.append(f"Left out: {error.message}")
     return made, tuple(left_out)
 
 
-def unless_absent(error: UserError) -> None:
+def reraise_database_error(error: UserError) -> None:
     """Raises it again where the database could not be read: such an error has a cause, one about its content has none."""
     if error.__cause__ is not None:
         raise error

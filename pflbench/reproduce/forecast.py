@@ -19,10 +19,10 @@ from pflbench.reproduce.goal import Keeps, Wanted
 from pflbench.reproduce.progress import Clock, progress_of
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, find_device
+from pflbench.run.federation_data import FederationData, load_setting
 from pflbench.run.memory_estimate import footprint
 from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
-from pflbench.run.setting import Setting, load_setting
 from pflbench.spec import RunSpec
 from pflbench.store.rounds import Speed, speeds
 from pflbench.store.runs import ALL
@@ -78,7 +78,7 @@ def _settings(specs: Sequence[RunSpec]) -> list[RunSpec]:
     return list({(spec.data, spec.partition): spec for spec in specs}.values())
 
 
-def _small(spec: RunSpec, setting: Setting, runs: int) -> bool:
+def _small(spec: RunSpec, setting: FederationData, runs: int) -> bool:
     samples = sum(map(len, setting.partition.train)) * spec.train.local_epochs * spec.train.rounds * runs
     with torch.device("meta"):
         model = setting.model(spec)
@@ -86,7 +86,7 @@ def _small(spec: RunSpec, setting: Setting, runs: int) -> bool:
     return samples * parameters < SMALL_WORK and samples / spec.train.batch_size < SMALL_STEPS
 
 
-def _measure(spec: RunSpec, setting: Setting, how: Execution) -> Speed:
+def _measure(spec: RunSpec, setting: FederationData, how: Execution) -> Speed:
     """What a round takes, from rounds on one batch of each client, and on some more where that is quick."""
     clients = int(spec.train.join_ratio * spec.partition.clients)
     whole = sum(map(len, setting.partition.train))
@@ -101,14 +101,14 @@ def _measure(spec: RunSpec, setting: Setting, how: Execution) -> Speed:
     return Speed(spec.method.name, spec.data.label, spec.model, clients, spec.train.local_epochs, taken)
 
 
-def _timed(spec: RunSpec, setting: Setting, how: Execution, batches: int) -> tuple[int, float]:
+def _timed(spec: RunSpec, setting: FederationData, how: Execution, batches: int) -> tuple[int, float]:
     """(training samples, seconds) of the last of some rounds on so many batches of each client."""
     device, threads, size = find_device(how.device), torch.get_num_threads(), batches * spec.train.batch_size
     sides = setting.partition
     cut = Partition(tuple(part[:size] for part in sides.train), tuple(part[: max(1, size // 3)] for part in sides.test))
     begun, seconds = time.monotonic(), 0.0
     with exact_arithmetic(device, spec.train.dtype, how.deterministic):
-        run = prepare(spec, replace(setting, partition=cut), device, replace(how, observe_every=0, follow=None))
+        run = prepare(spec, replace(setting, partition=cut), device, replace(how, save_artifacts_every=0, follow=None))
         fed = run.federation()
         try:
             for of_phases, _ in islice(rounds(run.method, fed), ROUNDS):

@@ -17,7 +17,7 @@ from pflbench.report.papermap import Part, resolve
 from pflbench.report.tables.places import named
 from pflbench.reproduce.scales import SCALES, Scale, proportion
 from pflbench.run.follow import Follow
-from pflbench.run.plan import Wish, plan
+from pflbench.run.plan import RunOptions, plan
 from pflbench.spec import DataSpec, RunSpec
 
 
@@ -27,13 +27,13 @@ class Keeps:
 
     array: str | None = None
     rounds: range = range(0)
-    observe_every: int = 0
+    save_artifacts_every: int = 0
     follow: Follow | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of `pflbench run` that ask for it."""
-        found: dict[str, Any] = {"observe_every": self.observe_every} if self.observe_every else {}
+        found: dict[str, Any] = {"save_artifacts_every": self.save_artifacts_every} if self.save_artifacts_every else {}
         if self.follow is not None:
             found["trajectory"] = f"{self.follow.client}:{self.follow.first}-{self.follow.last}"
         return found
@@ -96,7 +96,7 @@ class Goal:
         for cell in self.cells:
             options = {**self._options(cell), "seeds": seeds or self._seeds}
             keeps = self._keeps(cell)
-            for spec in plan(Wish(**options, data_dir=data_dir), parsed):
+            for spec in plan(RunOptions(**options, data_dir=data_dir), parsed):
                 found.setdefault(spec.key, Wanted(spec, keeps, {**options, **keeps.options}, cell not in self.drawn))
         settings = list(dict.fromkeys((one.spec.data, one.spec.partition) for one in found.values()))
         order = {setting: place for place, setting in enumerate(settings)}
@@ -149,7 +149,7 @@ class Goal:
             follow = Follow(self._client(cell), first, last)
             return Keeps(follow.name, range(first, last + 1), follow=follow)
         if figure.array is not None:
-            every = proportion(figure.observe_every, factor)
+            every = proportion(figure.save_artifacts_every, factor)
             return Keeps(figure.array, range(every, rounds + 1, every), every)
         return Keeps()
 

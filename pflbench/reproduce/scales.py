@@ -53,7 +53,7 @@ class Scale:
         return not self.embedded or dict(line.varied).get("p", 1) <= len(MODELS["mlp"].blocks)
 
     def options(self, cell: Planned, fewest: int = 1) -> dict[str, Any]:
-        """What it takes to run a cell at this scale: options of `pflbench run`, by the names of `plan.Wish`."""
+        """What it takes to run a cell at this scale: options of `pflbench run`, by the names of `plan.RunOptions`."""
         place = self.place(cell.place, fewest)
         line = self.line(cell.line, place.rounds / cell.place.rounds)
         found = Planned(line, place, None).options

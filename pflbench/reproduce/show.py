@@ -21,8 +21,8 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables.grid import Grid
 from pflbench.reproduce.goal import Goal
 from pflbench.run import surface
-from pflbench.run.plan import Wish, partition_options, plan
-from pflbench.run.setting import load_setting
+from pflbench.run.federation_data import load_setting
+from pflbench.run.plan import RunOptions, partition_options, plan
 from pflbench.spec import RunSpec
 from pflbench.store import arrays
 from pflbench.store.partitions import PartitionRecord
@@ -88,7 +88,7 @@ def planned_partitions(
         schemes = [partition_options(text) for text in partitions] or [{}]
     except UserError as no_label:
         raise no_label if isinstance(missing, NothingYet) else missing from None
-    specs = [spec for scheme in schemes for spec in plan(Wish(("local",), tuple(datasets), data_dir, **scheme))]
+    specs = [spec for scheme in schemes for spec in plan(RunOptions(("local",), tuple(datasets), data_dir, **scheme))]
     drawn = distribution.drawing(held(specs, data_dir, progress))
     if datasets:
         return drawn

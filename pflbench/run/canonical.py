@@ -13,7 +13,7 @@ import torch
 from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.partition.core import least_samples
-from pflbench.run.setting import load_setting
+from pflbench.run.federation_data import load_setting
 from pflbench.spec import Dirichlet, Pathological, RunSpec, Spec, Value
 
 
@@ -23,7 +23,7 @@ def canonical(spec: RunSpec, data_root: Path) -> RunSpec:
     found = _changed(spec, "train", weight_decay=_positive_zero(spec.train.weight_decay))
     found = _changed(found, "method", hyperparameters=values)
     if isinstance(spec.partition, Pathological) and spec.partition.balanced:
-        found = _changed(found, "partition", least=None)
+        found = _changed(found, "partition", min_samples=None)
     with suppress(UserError):
         found = _by_data(found, data_root)
     return found
@@ -32,11 +32,11 @@ def canonical(spec: RunSpec, data_root: Path) -> RunSpec:
 def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
     """What only data and model can tell. Nothing is loaded where nothing was typed that may mean the same as a default."""
     partition = spec.partition
-    if isinstance(partition, Pathological | Dirichlet) and partition.least is not None:
+    if isinstance(partition, Pathological | Dirichlet) and partition.min_samples is not None:
         setting = load_setting(spec, data_root)
         dealt = sum(map(len, (*setting.partition.train, *setting.partition.test))) + (setting.record.left_out or 0)
-        if partition.least == least_samples(dealt, partition.clients):
-            spec = _changed(spec, "partition", least=None)
+        if partition.min_samples == least_samples(dealt, partition.clients):
+            spec = _changed(spec, "partition", min_samples=None)
     if spec.train.bn_buffers != "local":
         with torch.device("meta"):
             model = load_setting(spec, data_root).model(spec)

@@ -30,13 +30,26 @@ from torch.utils.flop_counter import FlopCounterMode
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat, Span
-from pflbench.engine.requests import ALL, Direct, Evaluate, Evaluated, Head, HeadAlone, Sgd, Shared, Trained, Walk, Walked, unwrap
+from pflbench.engine.requests import (
+    ALL,
+    BaseExecutor,
+    Evaluate,
+    Evaluated,
+    ExtractFeatures,
+    HeadOnFeatures,
+    Scan,
+    Scanned,
+    Sgd,
+    Shared,
+    Trained,
+    unwrap,
+)
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
 from pflbench.run.execution import Execution
+from pflbench.run.federation_data import FederationData
 from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
-from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 
 STEADY = 3  # the first round that is like all later ones: in the second, ALA has its initial stage
@@ -53,7 +66,7 @@ class Work:
     steps: float = 0.0
 
 
-def work(spec: RunSpec, setting: Setting, t: int = STEADY) -> dict[str, Work]:
+def work(spec: RunSpec, setting: FederationData, t: int = STEADY) -> dict[str, Work]:
     """By phase, the work of round t. Nothing is trained.
 
     In ALA's initial stage (t = 2) it is that of the fewest epochs after which the stage can end.
@@ -138,7 +151,7 @@ class Costs:
         return {name: sum(flops.values()) / len(self.x) for name, flops in counted.get_flop_counts().items()}
 
 
-class Counter(Direct):
+class Counter(BaseExecutor):
     """Adds to `work` what each request must cost. Models come back moved a little, losses and correct predictions as zero."""
 
     name = "counting"
@@ -173,11 +186,11 @@ class Counter(Direct):
         moved[:, columns] += MOVE * torch.arange(1, len(rows) + 1).to(rows).unsqueeze(1)
         return Trained(moved, asked.buffers.clone(), rows.new_zeros(len(plan)), dict(asked.moments))
 
-    def _walk(self, asked: Walk) -> Walked:
+    def _scan(self, asked: Scan) -> Scanned:
         carry, given, plan, columns = asked.carry, asked.given, asked.plan, asked.columns
         none = next(iter(carry.values())).new_zeros(len(plan))
         if not plan.steps().any():
-            return Walked(dict(carry), asked.buffers.clone(), none, none)
+            return Scanned(dict(carry), asked.buffers.clone(), none, none)
         taken: list[int] = []
 
         def grad(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
@@ -199,9 +212,9 @@ class Counter(Direct):
             for part in taken:
                 self._differentiate(pieces[part], columns)
             self.work.bytes += 2 * sum(self._carried(value, batch, columns) for value in carry.values())
-        return Walked(dict(after), asked.buffers.clone(), none, none)
+        return Scanned(dict(after), asked.buffers.clone(), none, none)
 
-    def _head(self, asked: Head) -> HeadAlone:
+    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
         plan = asked.plan
         self._read(plan.order, slice(0, self.flat.head.start), asked.rows.itemsize)
         for order in plan.order:
@@ -211,7 +224,7 @@ class Counter(Direct):
         alone.flat = self.flat.head_alone()
         alone.costs = Costs(alone.flat, self.costs.features)
         alone.sample_bytes, alone.tables = 0, ()
-        return HeadAlone(alone, plan.positions())
+        return HeadOnFeatures(alone, plan.positions())
 
     def _evaluate(self, asked: Evaluate) -> Evaluated:
         plan, model_of = asked.plan, asked.model_of

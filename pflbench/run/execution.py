@@ -27,7 +27,7 @@ class Execution:
     capture: Literal["auto", "graph", "none"] = "auto"  # batched: how steps become programs
     convolution: Literal["auto", "groups", "search", "unfold"] = "auto"  # batched on a GPU: engine.batched.convolutions
     deterministic: bool = False  # on a GPU: the same bits each time, or a refusal; a CPU gives them anyway
-    observe_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
+    save_artifacts_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
     follow: Follow | None = None  # the client whose models are kept
     checkpoint_every: float = 30.0  # seconds between checkpoints
     checkpoints: str | None = None  # where they lie: run.places

@@ -16,7 +16,7 @@ import torch
 
 from pflbench.engine import devices
 from pflbench.run.places import state_folder
-from pflbench.store.files import aside
+from pflbench.store.files import atomic_write
 from pflbench.store.schema import now
 
 NVIDIA = Path("/proc/driver/nvidia/version")
@@ -65,7 +65,7 @@ def keep(device: torch.device, checks: Sequence[dict[str, Any]]) -> None:
     """Checks have at least a name and a status. Raises OSError or RuntimeError where they cannot be kept."""
     path = place(device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with aside(path) as out:
+    with atomic_write(path) as out:
         out.write(json.dumps({**identity(device), "checked_at": now(), "checks": checks}, indent=1).encode())
 
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from pflbench import environment, methods
 from pflbench.engine import memory
+from pflbench.engine.batched.batched_executor import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT, BatchedExecutor
 from pflbench.engine.batched.chunks import SHARE
-from pflbench.engine.batched.executor import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT, BatchedExecutor
 from pflbench.engine.batched.program import COPIES
 from pflbench.engine.evaluation import EVALUATION_BATCH
 from pflbench.engine.federation import Federation
@@ -27,7 +27,7 @@ from pflbench.errors import UserError
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import tensors
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.setting import Setting
+from pflbench.run.federation_data import FederationData
 from pflbench.spec import RunSpec
 
 
@@ -79,7 +79,7 @@ class Footprint(Needs):
         return f"needs about {needed} of memory with {self.clients} clients at a time, but {there_is} are free on {self.device}"
 
 
-def estimate(spec: RunSpec, method: Method, setting: Setting, *, captured: bool, unfolded: bool = False) -> Needs | None:
+def estimate(spec: RunSpec, method: Method, setting: FederationData, *, captured: bool, unfolded: bool = False) -> Needs | None:
     """The run's. None for a method of one's own whose `init` looks at values, and for such a model.
 
     unfolded: convolutions may be (engine.batched.convolutions).
@@ -98,7 +98,7 @@ def estimate(spec: RunSpec, method: Method, setting: Setting, *, captured: bool,
     optimizer = 0 if fed.optimizer is None else fed.optimizer.kept * row  # what a client has of it
     workspace = 0 if fed.optimizer is None else WORKSPACE * row + optimizer
     # Of how many models of a client the optimizer lasts from round to round: of those that it may train.
-    lasting = 0 if spec.train.optimizer_state == "fresh" else len({"model", method.slot})
+    lasting = 0 if spec.train.optimizer_state == "fresh" else len({"model", method.tested_model})
     # Of this round and of the last one, and the states in which clients outside the cohort are tested.
     states = 3 if spec.train.tests_outsiders else 2
     return Needs(
@@ -112,7 +112,7 @@ def estimate(spec: RunSpec, method: Method, setting: Setting, *, captured: bool,
     )
 
 
-def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | None:
+def footprint(spec: RunSpec, setting: FederationData, how: Execution) -> Footprint | None:
     """The run's, on a device that need not be here. None where `estimate` has none."""
     try:
         device: torch.device | None = find_device(how.device)
@@ -144,7 +144,7 @@ def footprint(spec: RunSpec, setting: Setting, how: Execution) -> Footprint | No
     )
 
 
-def require_possible(spec: RunSpec, setting: Setting) -> None:
+def require_possible(spec: RunSpec, setting: FederationData) -> None:
     """Raises UserError where the method does not go with the model or the protocol, or no memory here holds the model."""
     fed = _without_data(spec, setting)[0]
     half = memory.room(torch.device("cpu"))
@@ -162,7 +162,7 @@ def readable(size: float) -> str:
     return f"{size / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _without_data(spec: RunSpec, setting: Setting) -> tuple[Federation, Samples]:
+def _without_data(spec: RunSpec, setting: FederationData) -> tuple[Federation, Samples]:
     """The federation with its samples, all on the device "meta"."""
     with torch.device("meta"):
         module = setting.model(spec)
@@ -194,7 +194,7 @@ def _step(fed: Federation, samples: Samples, unfolded: bool) -> int:
         if unfolded and isinstance(layer, nn.Conv2d):
             layer.register_forward_hook(lambda layer, _, out: columns.append(out[:, 0].nbytes * layer.weight[0].numel()))
     with Peak() as peak, torch.enable_grad():
-        x, y = _batch(samples, max(2, min(fed.train.batch_size, largest)))
+        x, y = _batch(samples, max(2, min(fed.protocol.batch_size, largest)))
         torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
     # Of one layer at a time there are columns and their gradient.
     return int(peak.most) + 2 * max(columns)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import sqlalchemy
 
-from pflbench.engine.packed.executor import Pack
+from pflbench.engine.packed.packed_executor import Pack
 from pflbench.errors import Diverged, Occupied
 from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.loop import Progress, execute, execute_on, goes_on
+from pflbench.run.federation_data import load_setting
 from pflbench.run.prepared import prepare
 from pflbench.run.record import as_begun
-from pflbench.run.setting import load_setting
+from pflbench.run.training import Progress, execute, execute_on, goes_on
 from pflbench.spec import RunSpec
 from pflbench.store import runs
 from pflbench.store.failures import patiently

@@ -16,7 +16,7 @@ from pflbench.errors import UserError
 from pflbench.plain import without_passwords
 from pflbench.store import locks
 from pflbench.store.failures import place, sqlite_path
-from pflbench.store.files import aside
+from pflbench.store.files import atomic_write
 from pflbench.store.runs import RunHead
 
 
@@ -33,7 +33,7 @@ class Folder:
     def write(self, name: str) -> Iterator[IO[bytes]]:
         """A file to write, which is there whole or not at all. Raises OSError."""
         self._path.mkdir(parents=not self._beside, exist_ok=True)
-        with aside(self._path / name) as out:
+        with atomic_write(self._path / name) as out:
             yield out
 
     def read(self, name: str) -> IO[bytes] | None:

@@ -41,11 +41,11 @@ MAX_SEEDS = 1000
 ADAMW_LR = 0.001  # torch.optim.AdamW's: the papers' rates are those of SGD
 LARGEST_FLOAT32 = 3.4028234e38
 
-# Option (as a field of Wish) -> field of the partition's specification. A scheme refuses the options it does not list.
+# Option (as a field of RunOptions) -> field of the partition's specification. A scheme refuses the options it does not list.
 _COMMON = {"clients": "clients", "partition_seed": "seed", "test_share": "test_share", "central_test": "central_test"}
 SCHEMES: dict[str, dict[str, str]] = {
-    "pathological": {**_COMMON, "classes_per_client": "classes_per_client", "balanced": "balanced", "least": "least"},
-    "dirichlet": {**_COMMON, "beta": "beta", "least": "least"},
+    "pathological": {**_COMMON, "classes_per_client": "classes_per_client", "balanced": "balanced", "min_samples": "min_samples"},
+    "dirichlet": {**_COMMON, "beta": "beta", "min_samples": "min_samples"},
     "iid": {**_COMMON, "iid_shares": "shares"},
     "groups": {**_COMMON, "groups": "groups", "dominant_share": "dominant_share", "group_sizes": "group_sizes"},
     "pfllib": {},
@@ -66,7 +66,7 @@ _PARTITION_OPTIONS = tuple(dict.fromkeys(option for options in SCHEMES.values() 
 
 
 @dataclass(frozen=True)
-class Wish:
+class RunOptions:
     """The options of `pflbench run`, by the same names. None means "not given": the paper's value for that dataset is used."""
 
     methods: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class Wish:
     beta: float | None = None
     classes_per_client: int | None = None
     balanced: bool | None = None
-    least: int | None = None
+    min_samples: int | None = None
     iid_shares: str | None = None
     groups: int | None = None
     dominant_share: float | None = None
@@ -112,30 +112,30 @@ class Wish:
     lr_gamma: float | None = None
 
 
-def plan(wish: Wish, parsed: Parsed | None = None) -> list[RunSpec]:
-    """All runs of a wish, validated, in the order dataset, seed, method: results that belong together come together.
+def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:
+    """All runs of a wanted, validated, in the order dataset, seed, method: results that belong together come together.
 
     parsed: what -d and -p have named before, kept by the caller of many plans: to look at the data again takes its time.
     Raises UserError for unknown names, values out of range and options that do not belong to the chosen partition.
     """
-    if not wish.methods:
+    if not wanted.methods:
         raise UserError("No method given.", f"Add -m/--method, one or more of: {', '.join(sorted(methods.names()))}.")
-    names = _names(wish)
+    names = _names(wanted)
     settings, seeds, places = (
-        _settings(wish.settings, names),
-        _seeds(wish),
-        _places(wish, {} if parsed is None else parsed),
+        _settings(wanted.settings, names),
+        _seeds(wanted),
+        _places(wanted, {} if parsed is None else parsed),
     )
-    trained = [methods.spec(name, settings[name], wish.preset) for name in names]
+    trained = [methods.spec(name, settings[name], wanted.preset) for name in names]
     specs = [
-        _run(wish, dataset, partition, method, seed) for dataset, partition in places for seed in seeds for method in trained
+        _run(wanted, dataset, partition, method, seed) for dataset, partition in places for seed in seeds for method in trained
     ]
     warnings(specs)
     return specs
 
 
 def partition_options(label: str) -> dict[str, Any]:
-    """The fields of a Wish that ask for a partition by its label: "Dir(0.1)", "Pathological(2)", "Groups(5)", "IID".
+    """The fields of a RunOptions that ask for a partition by its label: "Dir(0.1)", "Pathological(2)", "Groups(5)", "IID".
 
     Raises UserError for another label.
     """
@@ -166,59 +166,59 @@ def _require_optimizer(spec: RunSpec) -> None:
     raise UserError(f"{cls.title} does not go with {asked}: {cls.optimizer_refused}.", f"Those that do: {fitting}.")
 
 
-def preset_notes(wish: Wish) -> list[str]:
+def preset_notes(wanted: RunOptions) -> list[str]:
     """What the preset would switch, but does not unless it is asked for by name, since it uses test labels (methods.md 0.6)."""
-    settings = _settings(wish.settings, _names(wish))
+    settings = _settings(wanted.settings, _names(wanted))
     return [
-        f"--preset {wish.preset} leaves {name} as it is: {item}={value} adapts on test labels. Ask for it: "
+        f"--preset {wanted.preset} leaves {name} as it is: {item}={value} adapts on test labels. Ask for it: "
         f"--set {name}.{item}={value}"
-        for name in _names(wish)
-        for item, value in methods.load(name).presets_on_test_labels.get(wish.preset or "", {}).items()
+        for name in _names(wanted)
+        for item, value in methods.load(name).presets_on_test_labels.get(wanted.preset or "", {}).items()
         if item not in settings[name]
     ]
 
 
-def _names(wish: Wish) -> tuple[str, ...]:
-    if wish.preset is not None and wish.preset not in methods.PRESETS:
-        raise unknown("preset", wish.preset, methods.PRESETS)
-    names = dict.fromkeys(wish.methods)
+def _names(wanted: RunOptions) -> tuple[str, ...]:
+    if wanted.preset is not None and wanted.preset not in methods.PRESETS:
+        raise unknown("preset", wanted.preset, methods.PRESETS)
+    names = dict.fromkeys(wanted.methods)
     for name in names:
         methods.load(name)
-    if wish.ala:
+    if wanted.ala:
         names = dict.fromkeys(name if name.endswith(SUFFIX) else f"{name}{SUFFIX}" for name in names)
         for name in names:
             methods.load(name)
     return tuple(names)
 
 
-def _places(wish: Wish, parsed: Parsed) -> list[tuple[DataSpec, PartitionSpec]]:
-    """Data and partition of each dataset of a wish. A PFLlib folder brings its data along: -d then only names the dataset."""
-    scheme, _, path = (wish.partition or "dirichlet").partition(":")
+def _places(wanted: RunOptions, parsed: Parsed) -> list[tuple[DataSpec, PartitionSpec]]:
+    """Data and partition of each dataset of a wanted. A PFLlib folder brings its data along: -d then only names the dataset."""
+    scheme, _, path = (wanted.partition or "dirichlet").partition(":")
     if scheme not in SCHEMES:
         raise unknown("partition", scheme, SCHEMES)
-    _refuse_foreign_options(wish, scheme)
+    _refuse_foreign_options(wanted, scheme)
     if scheme == "pfllib":
-        return [_pfllib(wish, path, parsed)]
+        return [_pfllib(wanted, path, parsed)]
     if path:
         raise UserError(f"--partition {scheme} takes no path.", "Only pfllib does: --partition pfllib:PATH.")
-    names = dict.fromkeys(wish.datasets or ("digits",))
+    names = dict.fromkeys(wanted.datasets or ("digits",))
     for text in names:
         if text not in parsed:
-            parsed[text] = data.parse(text, wish.data_dir)
-    return [(parsed[text], _partition(wish, scheme, parsed[text])) for text in names]
+            parsed[text] = data.parse(text, wanted.data_dir)
+    return [(parsed[text], _partition(wanted, scheme, parsed[text])) for text in names]
 
 
-def _run(wish: Wish, dataset: DataSpec, partition: PartitionSpec, method: MethodSpec, seed: int) -> RunSpec:
-    defaults = data.defaults(dataset, wish.data_dir)
-    model, own = models.find(wish.model or defaults.model)
-    given = _given(wish, {name: name for name in TrainSpec.model_fields if hasattr(wish, name)})
+def _run(wanted: RunOptions, dataset: DataSpec, partition: PartitionSpec, method: MethodSpec, seed: int) -> RunSpec:
+    defaults = data.defaults(dataset, wanted.data_dir)
+    model, own = models.find(wanted.model or defaults.model)
+    given = _given(wanted, {name: name for name in TrainSpec.model_fields if hasattr(wanted, name)})
     of_dataset = own or (dataset.name in data.DATASETS and model == defaults.model)
     lr = defaults.lr if of_dataset else models.learning_rate(model)
-    lr = ADAMW_LR if wish.optimizer == "adamw" else lr
+    lr = ADAMW_LR if wanted.optimizer == "adamw" else lr
     train = _make(TrainSpec, {"rounds": defaults.rounds, "lr": lr, **given})
     _require_floats(train, method)
     fields = {"data": dataset, "partition": partition, "model": model, "train": train, "method": method, "seed": seed}
-    return canonical(_make(RunSpec, {**fields, "own_model": own}), wish.data_dir)
+    return canonical(_make(RunSpec, {**fields, "own_model": own}), wanted.data_dir)
 
 
 def _require_floats(train: TrainSpec, method: MethodSpec) -> None:
@@ -231,30 +231,30 @@ def _require_floats(train: TrainSpec, method: MethodSpec) -> None:
             raise UserError(f"{name} {value:g} is larger than any number of {train.dtype}.", hint)
 
 
-def _partition(wish: Wish, scheme: str, dataset: DataSpec) -> PartitionSpec:
-    defaults = data.defaults(dataset, wish.data_dir)
+def _partition(wanted: RunOptions, scheme: str, dataset: DataSpec) -> PartitionSpec:
+    defaults = data.defaults(dataset, wanted.data_dir)
     own: dict[str, dict[str, Any]] = {
         "dirichlet": {"beta": defaults.beta},
         "pathological": {"classes_per_client": defaults.classes_per_client},
     }
-    given = _given(wish, SCHEMES[scheme])
+    given = _given(wanted, SCHEMES[scheme])
     if "group_sizes" in given:
         given["group_sizes"] = _sizes(given["group_sizes"])
     return _make(_CLASSES[scheme], {"clients": defaults.clients, **own.get(scheme, {}), **given}, SCHEMES[scheme])
 
 
-def _pfllib(wish: Wish, path: str, parsed: Parsed) -> tuple[DataSpec, PartitionSpec]:
+def _pfllib(wanted: RunOptions, path: str, parsed: Parsed) -> tuple[DataSpec, PartitionSpec]:
     if not path:
         raise UserError("--partition pfllib needs a folder.", "Write --partition pfllib:PATH.")
-    if len(set(wish.datasets)) > 1:
+    if len(set(wanted.datasets)) > 1:
         raise UserError(
-            f"--partition pfllib:{path} holds one dataset, but -d names {len(set(wish.datasets))}.",
+            f"--partition pfllib:{path} holds one dataset, but -d names {len(set(wanted.datasets))}.",
             "Give one -d: it names the dataset for the model, the learning rate and the table.",
         )
     if (named := f"pfllib:{path}") not in parsed:
         parsed[named] = describe(Path(path).expanduser().absolute())
     partition = parsed[named]
-    name = wish.datasets[0] if wish.datasets else _known_name(Path(path).resolve().name)
+    name = wanted.datasets[0] if wanted.datasets else _known_name(Path(path).resolve().name)
     if name.partition(":")[0] in data.SOURCES:
         raise UserError(
             f"--partition pfllib:{path} brings its own data, but -d names other data: {name}.",
@@ -280,8 +280,8 @@ def _letters(text: str) -> str:
     return "".join(c for c in text.lower() if c.isalnum())
 
 
-def _refuse_foreign_options(wish: Wish, scheme: str) -> None:
-    for option in _given(wish, {name: name for name in _PARTITION_OPTIONS}):
+def _refuse_foreign_options(wanted: RunOptions, scheme: str) -> None:
+    for option in _given(wanted, {name: name for name in _PARTITION_OPTIONS}):
         if option in SCHEMES[scheme]:
             continue
         owners = [name for name, options in SCHEMES.items() if option in options]
@@ -296,9 +296,9 @@ def _refuse_foreign_options(wish: Wish, scheme: str) -> None:
         )
 
 
-def _given(wish: Wish, options: Mapping[str, str]) -> dict[str, Any]:
+def _given(wanted: RunOptions, options: Mapping[str, str]) -> dict[str, Any]:
     """The options that were given, under the names of the specification's fields."""
-    values = {field: getattr(wish, option) for option, field in options.items()}
+    values = {field: getattr(wanted, option) for option, field in options.items()}
     return {field: value for field, value in values.items() if value is not None}
 
 
@@ -328,19 +328,19 @@ def _settings(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, dict[
     return found
 
 
-def _seeds(wish: Wish) -> list[int]:
-    if wish.seeds is None:
-        return [0 if wish.seed is None else wish.seed]
-    if wish.seed is not None:
+def _seeds(wanted: RunOptions) -> list[int]:
+    if wanted.seeds is None:
+        return [0 if wanted.seed is None else wanted.seed]
+    if wanted.seed is not None:
         raise UserError("--seed and --seeds exclude each other.", "Write --seed 3 for one run, --seeds 0-4 for several.")
     found: dict[int, None] = {}
-    for part in wish.seeds.split(","):
+    for part in wanted.seeds.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise UserError(f"--seeds {wish.seeds}: '{part.strip()}' is no seed and no range.", "Write 0-4 or 0,2,5.")
+            raise UserError(f"--seeds {wanted.seeds}: '{part.strip()}' is no seed and no range.", "Write 0-4 or 0,2,5.")
         end = int(last) if dash else int(first)
         if end - int(first) >= MAX_SEEDS:
-            raise UserError(f"--seeds {wish.seeds} asks for more than {MAX_SEEDS} runs of each method.", "Write 0-4 or 0,2,5.")
+            raise UserError(f"--seeds {wanted.seeds} asks for more than {MAX_SEEDS} runs of each method.", "Write 0-4 or 0,2,5.")
         found.update(dict.fromkeys(range(int(first), end + 1)))
     return list(found)
 

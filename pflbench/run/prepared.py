@@ -12,21 +12,21 @@ from torch import Tensor
 from pflbench import methods
 from pflbench.engine import memory, rng
 from pflbench.engine.batched import convolutions
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.chunks import Chunks
-from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.program import capture
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
-from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.loop_executor import LoopExecutor
 from pflbench.engine.requests import Evaluate, Executor, Sgd
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.methods.base import Method
 from pflbench.plugins import in_a_line
 from pflbench.run.execution import Execution
+from pflbench.run.federation_data import FederationData
 from pflbench.run.memory_estimate import estimate
-from pflbench.run.setting import Setting
 from pflbench.spec import RunSpec
 
 STEPS = 4  # with which ways of convolving are compared
@@ -36,7 +36,7 @@ STEPS = 4  # with which ways of convolving are compared
 class Prepared:
     spec: RunSpec
     method: Method
-    data: Setting
+    data: FederationData
     device: torch.device
     how: Execution
 
@@ -55,7 +55,7 @@ class Prepared:
         """Closes the executor and raises UserError where no client can train."""
         train, partition = self.spec.train, self.data.partition
         fed = Federation(flat, executor, train, partition.train, partition.test, self.spec.seed)
-        if not fed.batches(fed.nobody_left_out(), 1).steps().any():
+        if not fed.batches(fed.all_trainable(), 1).steps().any():
             executor.close()
             raise UserError(
                 f"No client has a single batch to train on (batch size {train.batch_size}, drop-last {train.drop_last}).",
@@ -66,7 +66,7 @@ class Prepared:
     def executor(self, flat: Flat, runs: int = 1) -> Executor:
         """Computes the clients of the run, or of several runs that differ in the seed, with the samples on the device."""
         spec, how, arrays = self.spec, self.how, self.data.arrays
-        chunks = Chunks(how.chunk, self._clients_at_a_time(runs), firm=how.deterministic)
+        chunks = Chunks(how.chunk, self._clients_at_a_time(runs), deterministic=how.deterministic)
         samples = Samples(arrays.x, arrays.y, getattr(torch, spec.train.floats), self.device)
         if how.engine_on(str(self.device)) == "loop":
             return LoopExecutor(flat, samples, how.workers)
@@ -139,7 +139,7 @@ class Prepared:
             made.close()
 
 
-def prepare(spec: RunSpec, data: Setting, device: torch.device, how: Execution) -> Prepared:
+def prepare(spec: RunSpec, data: FederationData, device: torch.device, how: Execution) -> Prepared:
     return Prepared(spec, methods.make(spec.method), data, device, how)
 
 

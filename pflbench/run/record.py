@@ -18,15 +18,15 @@ from pflbench.engine.federation import COUNTERS, Federation
 from pflbench.engine.memory import Shortage
 from pflbench.errors import Diverged
 from pflbench.run import gpu_check
-from pflbench.run.evaluation import HEADLINE
 from pflbench.run.execution import Execution
+from pflbench.run.federation_data import FederationData
 from pflbench.run.round import EVALUATION, RECEPTION, UPDATE, CommunicationRound
-from pflbench.run.setting import Setting
+from pflbench.run.testing import HEADLINE
 from pflbench.spec import RunSpec
 from pflbench.store import partitions, write
 from pflbench.store.database import reading
 from pflbench.store.failures import patiently
-from pflbench.store.locks import Hold
+from pflbench.store.locks import RequireOwned
 from pflbench.store.run_writer import RunWriter
 from pflbench.store.runs import Run
 from pflbench.store.schema import now
@@ -39,10 +39,10 @@ FALLBACK = (
 TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and received, in the order of COUNTERS
 
 
-class Account:
+class RunRecord:
     """Of one run, from its beginning to its end. Part of it is found out only while the run goes on."""
 
-    def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation, hold: Hold) -> None:
+    def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation, hold: RequireOwned) -> None:
         self.run_id = row.id
         self.rounds_stored = patiently(lambda: write.whole_rounds(store, row.id))
         self._store, self._fed = store, fed
@@ -59,7 +59,7 @@ class Account:
         self._always_deterministic = self.rounds_stored == 0 or row.environment.get("deterministic", False)
         self._fallbacks_told: set[str] = set()
 
-    def begin(self, spec: RunSpec, setting: Setting, how: Execution) -> None:
+    def begin(self, spec: RunSpec, setting: FederationData, how: Execution) -> None:
         """Marks the run as running, and says where and how it is made. Notes of earlier rounds stay."""
         fed = self._fed
         described = {
@@ -193,7 +193,7 @@ def cost(this: CommunicationRound) -> dict[str, Any]:
         "seconds_receive": this.seconds[RECEPTION],
         "seconds_update": this.seconds[UPDATE],
         # What is tested may be a copy that is not trained in a round's update, only made from what is.
-        "train_loss": ledger.train_loss.get(this.method.slot, ledger.train_loss.get("model")),
+        "train_loss": ledger.train_loss.get(this.method.tested_model, ledger.train_loss.get("model")),
         "participants": len(this.S),
         "peak_memory": devices.peak(this.training.device),
     }

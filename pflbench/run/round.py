@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import COUNTERS, Federation
 from pflbench.methods.base import Method
-from pflbench.run import evaluation
+from pflbench.run import testing as evaluation
 
 RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
 """Of a round, in order: download and local initialisation, test, local training and aggregation."""
@@ -50,12 +50,12 @@ class CommunicationRound:
 
     def update(self, state: Any) -> Any:
         """Local training, upload, aggregation, with what the protocol does about BatchNorm buffers before and after (4.3)."""
-        fed, slots = self.training, self.method.shared_slots
+        fed, models = self.training, self.method.shared_models
         fed.executor.begin_round(self.t)
         with self._within(UPDATE):
-            fed.reset_buffers(self.S, slots)
+            fed.reset_buffers(self.S, models)
             state = self.method.update(fed, state, self.S)
-            fed.average_buffers(self.S, slots)
+            fed.average_buffers(self.S, models)
             return state
 
     @property

@@ -18,8 +18,8 @@ from pflbench.errors import UserError
 from pflbench.run import trusted
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, find_device
+from pflbench.run.federation_data import load_setting
 from pflbench.run.prepared import prepare
-from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 from pflbench.store import paths, runs
 

@@ -11,7 +11,7 @@ from pflbench.report import figures
 from pflbench.report.declared import PLOTS
 from pflbench.report.papermap import sources
 from pflbench.report.selection import Filters
-from pflbench.report.web import Interactive, unless_absent
+from pflbench.report.web import Interactive, reraise_database_error
 from pflbench.site.papermap import Missing
 
 
@@ -45,6 +45,6 @@ def views(engine: Engine, filters: Filters, most: int | None) -> tuple[tuple[Fig
             made = figures.pages(name, engine, filters, most)
             drawn.append(FigureGroup(name, entry.title, made, most is not None and len(made) >= most))
         except UserError as error:
-            unless_absent(error)
+            reraise_database_error(error)
             empty.append(Missing("plot", name, entry.title, error.message, error.hint))
     return tuple(drawn), tuple(empty)

@@ -19,7 +19,7 @@ from pflbench.report.tables.overhead import TOLERANCE
 from pflbench.store import arrays, rounds
 from pflbench.store.arrays import Kept
 from pflbench.store.rounds import Cost
-from pflbench.store.runs import Among, Result, Run, Select, as_it_is_now
+from pflbench.store.runs import Result, RoundRule, Run, RunScope, with_current_status
 from pflbench.store.runs import results as stored_results
 
 
@@ -48,7 +48,7 @@ def listed(engine: Engine, results: Sequence[Result]) -> tuple[RunLine, ...]:
         cells[_cell(result)].append(result.id)
     lines = []
     for result in reversed(results):
-        info = as_it_is_now(engine, result)
+        info = with_current_status(engine, result)
         lines.append(
             RunLine(
                 info=info,
@@ -75,7 +75,7 @@ def pages(engine: Engine, lines: Collection[RunLine], chosen: Collection[int]) -
 
 def page(engine: Engine, run_id: int) -> dict[str, Any]:
     """What the page on one run shows. Raises UserError where there is no such run."""
-    results = stored_results(engine, Among(), Select("best"))
+    results = stored_results(engine, RunScope(), RoundRule("best"))
     lines = [line for line in listed(engine, results) if line.info.id == run_id]
     for _, content in pages(engine, lines, [run_id]):
         return content

@@ -23,7 +23,7 @@ except ImportError:  # Windows: no advisory locks there
 
 
 @contextmanager
-def aside(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """A file to write that takes its name when it is complete. An interruption or a full disk leaves what was there before.
 
     What is no plain file, such as a pipe or /dev/null, is written as it is. Raises OSError if it cannot be written.
@@ -49,8 +49,8 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def aside_by_name(path: Path) -> Iterator[Path]:
-    """As `aside`, the name of a file for SQLite to make, in a folder of its own with what it writes beside it.
+def atomic_path(path: Path) -> Iterator[Path]:
+    """As `atomic_write`, the name of a file for SQLite to make, in a folder of its own with what it writes beside it.
 
     The lock is the folder's: on NFS one of the file itself would keep SQLite from it, also in this process.
     """
@@ -116,13 +116,13 @@ def _own(partial: Path) -> IO[bytes]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """As `aside`, for what the user has asked for.
+    """As `atomic_write`, for what the user has asked for.
 
     Raises:
         UserError: it cannot be written.
     """
     try:
-        with aside(path) as out:
+        with atomic_write(path) as out:
             yield out
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror or error}.", "Give a file in a writable folder with -o.") from None

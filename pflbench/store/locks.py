@@ -33,7 +33,7 @@ def folder(database: Path | None) -> Path:
     return Path(f"{database.resolve()}.checkpoints") if database else Path("pflbench.checkpoints")
 
 
-Hold = Callable[[], None]
+RequireOwned = Callable[[], None]
 """Makes sure that this process still is at the runs of a key. Raises Occupied where another one has taken over."""
 
 
@@ -60,7 +60,7 @@ def _present(status: str, held: bool) -> str:
 
 
 @contextmanager
-def locked(engine: Engine, key: str) -> Iterator[Hold]:
+def locked(engine: Engine, key: str) -> Iterator[RequireOwned]:
     """Keeps other processes from the runs of a key. It ends with the process, also when that is killed.
 
     Raises UserError if another process is at them, or the folder of an SQLite file's locks cannot be written.

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, insert, select, update
 from pflbench.errors import UserError
 from pflbench.store.arrays import LARGEST, Counts
 from pflbench.store.database import again_if_there, inserted, reading, writing
-from pflbench.store.runs import Among
+from pflbench.store.runs import RunScope
 from pflbench.store.schema import PartitionRow, RunRow
 
 
@@ -69,7 +69,7 @@ def save(engine: Engine, record: PartitionRecord) -> int:
     return again_if_there(add)
 
 
-def stored(engine: Engine, among: Among) -> list[PartitionRecord]:
+def stored(engine: Engine, among: RunScope) -> list[PartitionRecord]:
     """The partitions of these runs in the order in which they were stored; where no runs are named, also those of no run."""
     query = _query().order_by(PartitionRow.id)
     if among.runs is not None:

@@ -15,7 +15,7 @@ from pflbench.errors import UserError
 from pflbench.store import runs
 from pflbench.store.arrays import Floats, Integers
 from pflbench.store.database import reading
-from pflbench.store.runs import Among, Result, Select
+from pflbench.store.runs import Result, RoundRule, RunScope
 from pflbench.store.schema import ArtifactRow, ClientRoundRow, RoundRow, RunRow, SeriesRow
 
 CENTRAL = "central"  # the second series of the global model on the central test set
@@ -178,7 +178,7 @@ def second_series(engine: Engine, run_id: int) -> tuple[SecondSeries, ...]:
     return tuple(SecondSeries(name, of[:, 0].astype(np.int64), of[:, 1], of[:, 2]) for name, of in found)
 
 
-def by_series(engine: Engine, results: Sequence[Result], name: str, selection: Select) -> list[Result]:
+def by_series(engine: Engine, results: Sequence[Result], name: str, selection: RoundRule) -> list[Result]:
     """The results with value, round and `used` by the named series, under the same rule; those without it are left out."""
     columns = runs.counted(selection, SeriesRow, SeriesRow.name == name)
     query = select(RunRow.id, *columns).where(RunRow.id.in_([result.id for result in results]))
@@ -257,7 +257,7 @@ def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[in
     return found
 
 
-def speeds(engine: Engine, among: Among, methods: Collection[str]) -> list[Speed]:
+def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Speed]:
     """One per run of these methods that has a trained round, whatever became of it."""
     of = {run.id: run for run in runs.stored(engine, among, RunRow.method.in_(methods))}
     spent = costs(engine, list(of), 0.0)

@@ -12,7 +12,7 @@ from pflbench.errors import Occupied, Unreachable
 from pflbench.store import write
 from pflbench.store.database import writing
 from pflbench.store.failures import place
-from pflbench.store.locks import Hold
+from pflbench.store.locks import RequireOwned
 from pflbench.store.runs import Run
 from pflbench.store.schema import RunRow
 from pflbench.store.write import RoundRecord
@@ -25,7 +25,7 @@ class RunWriter:
     It raises Occupied where the run is no longer this process's, and Vanished.
     """
 
-    def __init__(self, engine: Engine, run: Run, started_at: str, hold: Hold) -> None:
+    def __init__(self, engine: Engine, run: Run, started_at: str, hold: RequireOwned) -> None:
         self._engine, self._run_id, self._hold = engine, run.id, hold
         self._before = _mark(run.key, run.attempt, run.created_at, run.started_at)
         self._mark = _mark(run.key, run.attempt, run.created_at, started_at)

@@ -21,7 +21,7 @@ SMOKE = "smoke"  # the scale of runs which show that everything works, and nothi
 
 
 @dataclass(frozen=True)
-class Among:
+class RunScope:
     """The runs that a read regards: those with these numbers, or (None) all. smoke: then also those of `reproduce --scale smoke`.
 
     Every read of several runs takes one, unless it is told their numbers or keys.
@@ -38,12 +38,12 @@ class Among:
         return true() if self.smoke else ~_IS_SMOKE
 
 
-ALL = Among(smoke=True)
+ALL = RunScope(smoke=True)
 _IS_SMOKE = func.coalesce(RunRow.environment["scale"].as_string(), "") == SMOKE
 
 
 @dataclass(frozen=True)
-class Select:
+class RoundRule:
     """A run's result (methods.md 2.1): its best evaluated round, its last, or the mean of its `last` last ones."""
 
     rule: Literal["best", "last", "mean-last"] = "best"
@@ -119,7 +119,7 @@ class Result(Run):
 
 
 def counted(
-    selection: Select, table: type[RoundRow] | type[SeriesRow] = RoundRow, *where: ColumnElement[bool]
+    selection: RoundRule, table: type[RoundRow] | type[SeriesRow] = RoundRow, *where: ColumnElement[bool]
 ) -> tuple[ColumnElement[Any], ColumnElement[Any], ColumnElement[Any]]:
     """What a run counts for (methods.md 2.1), as columns of a query of runs: value, round, rounds used. None without a round.
 
@@ -131,7 +131,7 @@ def counted(
         best = select(func.max(table.accuracy)).where(*mine).correlate(RunRow).scalar_subquery()
         earliest = select(func.min(table.round)).where(*mine, table.accuracy == best).correlate(RunRow)
         return best, earliest.scalar_subquery(), literal(1)
-    # One row too many would change the mean: the limit must be inside, hence a subquery in the subquery.
+    # LIMIT must apply before AVG: hence a subquery in the subquery.
     tail = select(table.accuracy, table.round).where(*mine).order_by(table.round.desc()).limit(selection.last)
     t = tail.correlate(RunRow).subquery().c
     value, at, used = (select(of).scalar_subquery() for of in (func.avg(t.accuracy), func.max(t.round), func.count(t.round)))
@@ -141,10 +141,10 @@ def counted(
 R = TypeVar("R", bound=RunHead)
 
 _LAST = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
-_OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": counted(Select())[0]}
+_OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": counted(RoundRule())[0]}
 
 
-def stored(engine: Engine, among: Among, *where: ColumnElement[bool]) -> list[Run]:
+def stored(engine: Engine, among: RunScope, *where: ColumnElement[bool]) -> list[Run]:
     """Runs as they were written down, by number. where: conditions on the table."""
     return _stored(engine, Run, among.condition, *where)
 
@@ -175,19 +175,19 @@ def find_head(engine: Engine, id_or_key: int | str) -> RunHead:
     return _found(engine, RunHead, id_or_key)
 
 
-def as_it_is_now(engine: Engine, run: R) -> R:
+def with_current_status(engine: Engine, run: R) -> R:
     """The run; one under way that no process is at is interrupted, though it could not write that down."""
     return _now(run, presence(engine)) if run.status in UNDER_WAY else run
 
 
-def distinct(engine: Engine, among: Among, column: Literal["method", "dataset"]) -> list[str]:
+def distinct(engine: Engine, among: RunScope, column: Literal["method", "dataset"]) -> list[str]:
     """The methods or datasets for which there are runs, sorted."""
     named: InstrumentedAttribute[str] = getattr(RunRow, column)
     with reading(engine) as c:
         return list(c.scalars(select(named).where(among.condition).distinct().order_by(named)))
 
 
-def results(engine: Engine, among: Among, selection: Select) -> list[Result]:
+def results(engine: Engine, among: RunScope, selection: RoundRule) -> list[Result]:
     """One Result per run of any status, as it was written down, ordered by run.
 
     The rule is applied by the database, along its indexes.
@@ -197,7 +197,7 @@ def results(engine: Engine, among: Among, selection: Select) -> list[Result]:
         return [Result(*row) for row in c.execute(query.order_by(RunRow.id))]
 
 
-def hidden_smoke(engine: Engine, among: Among) -> int:
+def hidden_smoke(engine: Engine, among: RunScope) -> int:
     """How many smoke runs are left out for being that."""
     if among.smoke or among.runs is not None:
         return 0
@@ -216,7 +216,7 @@ def _found(engine: Engine, kind: type[R], id_or_key: int | str) -> R:
         raise UserError(f"No run '{text}' in this database.", "`pflbench runs list` shows the numbers and keys of all runs.")
     if len(keys) > 1:
         raise UserError(f"The keys of {len(keys)} runs begin with '{text}'.", "Give more digits of the key.")
-    return as_it_is_now(engine, found[-1])
+    return with_current_status(engine, found[-1])
 
 
 def _stored(engine: Engine, kind: type[R], *where: ColumnElement[bool]) -> list[R]:

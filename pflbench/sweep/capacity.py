@@ -12,8 +12,8 @@ from pflbench import environment
 from pflbench.engine import devices, memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.run.execution import Execution, find_device
+from pflbench.run.federation_data import load_setting
 from pflbench.run.memory_estimate import footprint
-from pflbench.run.setting import load_setting
 from pflbench.spec import RunSpec
 
 ITSELF = 600_000_000  # bytes of a process with PyTorch, beside its tensors

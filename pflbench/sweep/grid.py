@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pflbench import methods
 from pflbench.errors import UserError, unknown, why
 from pflbench.methods.cards import SUFFIX
-from pflbench.run.plan import SCHEMES, Parsed, Wish, plan, setting
+from pflbench.run.plan import SCHEMES, Parsed, RunOptions, plan, setting
 from pflbench.spec import DEPENDS_ON, RunSpec, TrainSpec
 
 Point = Mapping[str, Any]
@@ -107,7 +107,7 @@ class RunGrid:
         return point
 
 
-def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Wish = Wish()) -> list[RunSpec]:
+def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: RunOptions = RunOptions()) -> list[RunSpec]:
     """All runs of a grid, each once. base: the options that no axis has.
 
     order: one seed of everything before the next; all seeds of a setting together; or a dataset after the other, one seed of
@@ -120,7 +120,7 @@ def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Wis
     found: dict[str, RunSpec] = {}
     for point in grid.points():
         try:
-            for spec in plan(_wish(point, replace(base, data_dir=data_dir)), parsed):
+            for spec in plan(_options(point, replace(base, data_dir=data_dir)), parsed):
                 found.setdefault(spec.key, spec)
             if len(found) > MOST:
                 raise _too_many()
@@ -135,10 +135,10 @@ def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Wis
     return _ordered(list(found.values()), order)
 
 
-def of_run(wish: Wish) -> list[RunSpec]:
+def of_run(wanted: RunOptions) -> list[RunSpec]:
     """The runs of `pflbench run`: those of `plan`, in its order, where each --set may have several values (`listed`)."""
-    grid = RunGrid({"method": wish.methods, "ala": (wish.ala,), **listed(wish.settings)})
-    return specifications(grid, wish.data_dir, "dataset", wish)
+    grid = RunGrid({"method": wanted.methods, "ala": (wanted.ala,), **listed(wanted.settings)})
+    return specifications(grid, wanted.data_dir, "dataset", wanted)
 
 
 def listed(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -162,8 +162,8 @@ def listed(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 @cache
 def options() -> dict[str, str]:
-    """The options of a grid: name on the command line -> field of `run.plan.Wish`."""
-    names = {field.name.replace("_", "-"): field.name for field in fields(Wish) if field.name not in _LEFT_OUT}
+    """The options of a grid: name on the command line -> field of `run.plan.RunOptions`."""
+    names = {field.name.replace("_", "-"): field.name for field in fields(RunOptions) if field.name not in _LEFT_OUT}
     return {**_RENAMED, **names}
 
 
@@ -190,11 +190,11 @@ def checked(name: str, value: Any) -> tuple[str, Any]:
 def _type(name: str) -> TypeAdapter[Any]:
     if name in _RENAMED:
         return TypeAdapter(str)
-    kind = typing.get_type_hints(Wish)[options()[name]]
+    kind = typing.get_type_hints(RunOptions)[options()[name]]
     return TypeAdapter(next((each for each in typing.get_args(kind) if each is not type(None)), kind))
 
 
-def _wish(point: Point, base: Wish) -> Wish:
+def _options(point: Point, base: RunOptions) -> RunOptions:
     settings = tuple(f"{name}={value}" for name, value in point.items() if "." in name)
     plain: dict[str, Any] = {
         options()[name]: (value,) if name in _RENAMED else value for name, value in point.items() if "." not in name

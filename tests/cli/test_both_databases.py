@@ -39,7 +39,7 @@ READS = [
     ("db", "check"),
     ("sweep", "list"),
     ("sweep", "status", "two"),
-    *(("table", "accuracy", *options) for options in ((), ("--select", "last"), ("--select", "mean-last:3", "--json"))),
+    *(("table", "accuracy", *options) for options in ((), ("--round-rule", "last"), ("--round-rule", "mean-last:3", "--json"))),
     ("table", "overhead", "--json"),
     ("plot", "ala-weights", "-o", "figure.svg"),
 ]

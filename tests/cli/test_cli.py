@@ -14,10 +14,10 @@ from support.command import Shell, finish, parsed, start
 
 from pflbench import __version__
 from pflbench.cli import app, main
-from pflbench.cli.options import complete_setting, wish
+from pflbench.cli.options import complete_setting, run_options
 from pflbench.cli.run import run
 from pflbench.methods import METHODS
-from pflbench.run.plan import Wish
+from pflbench.run.plan import RunOptions
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,9 @@ def test_version_and_help(shell: Shell) -> None:
 
 def test_every_request_can_be_made_on_the_command_line() -> None:
     given = dict.fromkeys(run.__annotations__)
-    assert wish({**given, "methods": ["a"]}) == Wish(**{name: given[name] for name in Wish.__annotations__} | {"methods": ("a",)})
+    assert run_options({**given, "methods": ["a"]}) == RunOptions(
+        **{name: given[name] for name in RunOptions.__annotations__} | {"methods": ("a",)}
+    )
 
 
 def test_methods(shell: Shell) -> None:
@@ -172,7 +174,7 @@ def test_table(shell: Shell, tmp_path: Path) -> None:
     assert "Made by `pflbench table -f markdown -o out.md` (pflbench " in made
     assert made.endswith("from runs 1, 2, 3, 4.")
     assert "Did you mean 'accuracy'?" in shell.refused("table", "acuracy")
-    assert "mean-last:K" in shell.refused("table", "--select", "middle")
+    assert "mean-last:K" in shell.refused("table", "--round-rule", "middle")
     assert "'pdf' is not one of 'text', 'markdown', 'latex', 'csv', 'json'" in shell.refused("table", "-f", "pdf")
     assert "No runs with" in shell.refused("table", "-d", "mnist")
     assert "Cannot write no/such/out.md: No such file or directory" in shell.refused("table", "-o", "no/such/out.md")

@@ -42,7 +42,7 @@ def test_nothing_yet_says_what_it_takes(command: tuple[str, str], says: str, she
         assert f"{command[1]} --scale smoke|quick|full" in told
         assert "smoke about a minute, the rest not known before a first run" in told
         made = db.connect(db.to_url("pflbench.db"))
-        if not runs.distinct(made, runs.Among(), "method") and Path("again").exists():
+        if not runs.distinct(made, runs.RunScope(), "method") and Path("again").exists():
             add_run(made, spec("fedavg"), [0.1, 0.2])
         Path("again").touch()
 

@@ -177,7 +177,7 @@ def test_force_goes_on_with_the_attempt_that_it_began(shell: Shell, tmp_path: Pa
     assert first == second
     interrupted_in(monkeypatch, 2)
     shell(*RUN, "--force")
-    assert "started" in shell(*RUN, "--force", "--observe-every", "1").err, "it keeps arrays, which the other did not"
+    assert "started" in shell(*RUN, "--force", "--save-artifacts-every", "1").err, "it keeps arrays, which the other did not"
     assert rows(tmp_path, "SELECT status FROM run") == [("finished",)] * 2 + [("interrupted",), ("finished",)]
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from pflbench.contract import as_run, device, small
 from pflbench.contract.device import PACKING, PRODUCTS, RESUME, TF32, Check
 from pflbench.contract.recorded import Recorded
-from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.program import bucket
 from pflbench.models import MODELS
 from pflbench.run import prepared

@@ -30,7 +30,7 @@ def test_every_epoch_is_another_permutation_of_the_client_s_samples_without_its_
 ) -> None:
     """Batches of 5. The whole permutations are those of the same streams where nothing is dropped."""
     now, whole = (federation(n=(n, 21), drop_last=d).at(3) for d in (drop_last, "never"))
-    S = now.nobody_left_out()[:1]
+    S = now.all_trainable()[:1]
     epochs, kept = whole.batches(S, EPOCHS).order[0].reshape(EPOCHS, n), sum(sizes)
     assert all(sorted(epoch) == sorted(now.train_indices[0]) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == EPOCHS
@@ -44,7 +44,7 @@ def test_every_epoch_is_another_permutation_of_the_client_s_samples_without_its_
 def test_the_order_changes_with_round_client_seed_and_purpose_alone() -> None:
     def order(t: int = 1, seed: int = 0, purpose: str = "batches") -> tuple[int, ...]:
         fed = federation(n=(20, 20), seed=seed).at(t)
-        first, second = fed.batches(fed.nobody_left_out(), 1, purpose=purpose).order
+        first, second = fed.batches(fed.all_trainable(), 1, purpose=purpose).order
         assert tuple(first) != tuple(second - second.min())
         return tuple(first)
 
@@ -56,7 +56,7 @@ def test_unshuffled_epochs_are_the_given_order() -> None:
     """ALA's: only then can the losses of the last batch be compared between epochs."""
     fed = federation(n=(20,))
     mine = fed.train_indices[0][[3, 1, 4, 15, 9, 2, 6]]
-    plan = fed.batches(fed.nobody_left_out(), 2, samples=[mine], shuffle=False, drop_last="never")
+    plan = fed.batches(fed.all_trainable(), 2, samples=[mine], shuffle=False, drop_last="never")
     assert plan.order[0].tolist() == [*mine, *mine]
     assert plan.sizes[0].tolist() == [5, 2, 5, 2]
 
@@ -65,14 +65,14 @@ def test_unshuffled_epochs_are_the_given_order() -> None:
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_a_subset_has_so_many_whole_samples(percent: float, n: int, m: int, contiguous: bool) -> None:
     """max(1, int(s / 100 * n_i)): a fraction of a sample is none, but there is always one."""
-    (chosen,) = federation(n=(n,)).subset(federation(n=(n,)).nobody_left_out(), percent, contiguous)
+    (chosen,) = federation(n=(n,)).subset(federation(n=(n,)).all_trainable(), percent, contiguous)
     assert len(set(chosen)) == len(chosen) == m
 
 
 @pytest.mark.parametrize("verb", ["fit", "train_by"])
 def test_a_plan_for_nobody_is_a_plan(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = federation()
-    nobody = fed.nobody_left_out()[:0]
+    nobody = fed.all_trainable()[:0]
     rows, plan = fed.rows(fed.initial(), nobody), Plan((), ())
     how: dict[str, Any] = {"step": lambda grad, w: {"w": w - grad(w)}, "carry": {"w": rows}} if verb == "train_by" else {}
 

@@ -14,9 +14,9 @@ import torch
 from pflbench import methods
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation, tensors, train
-from pflbench.engine.batched.executor import LARGE, BatchedExecutor
+from pflbench.engine.batched.batched_executor import LARGE, BatchedExecutor
 from pflbench.engine.batched.program import MIXED, bucket, capture
-from pflbench.engine.batched.programs import KINDS, Programs, frozen
+from pflbench.engine.batched.program_cache import KINDS, Programs, frozen
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
 from pflbench.engine.requests import Sgd
@@ -83,10 +83,10 @@ assert bucket(5, len(SIX)) == 6
 @pytest.mark.parametrize(("model", "large"), [("mlp", LARGE), ("mlp", 1), ("fasttext", LARGE)])
 def test_a_client_that_has_finished_stays_finite(model, large, monkeypatch):
     """The step that others go on to make would find no numbers for it any more, and 0 times none is none."""
-    monkeypatch.setattr("pflbench.engine.batched.executor.LARGE", large)
+    monkeypatch.setattr("pflbench.engine.batched.batched_executor.LARGE", large)
     found = []
     for fed in (federation(model, n=SIX), captured(model, n=SIX)):
-        plan, rows, buffers = fed.batches(fed.nobody_left_out(), 1), fed.everyone(fed.initial()), fed.buffers_of("model")
+        plan, rows, buffers = fed.batches(fed.all_trainable(), 1), fed.everyone(fed.initial()), fed.buffers_of("model")
         done = fed.executor.do(Sgd(plan, rows, buffers, 1e200))
         found.append((done.rows[5:], done.loss[5:]))
     torch.testing.assert_close(found[1], found[0])
@@ -98,9 +98,9 @@ def test_a_client_that_has_finished_stays_finite(model, large, monkeypatch):
 def test_a_correction_without_a_number_is_not_that_of_those_who_have_finished():
     found = []
     for fed in (federation(n=SIX), captured(n=SIX)):
-        S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
+        S, rows = fed.all_trainable(), fed.everyone(fed.initial())
         by = torch.tensor([[0.5]] * 5 + [[torch.inf]] * 3, dtype=fed.dtype)
-        found.append(fed.sgd(rows, S, correct=pushed_later, start=rows, by=by))
+        found.append(fed.sgd(rows, S, penalty=pushed_later, start=rows, by=by))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
     assert found[1].isfinite().all()
 
@@ -129,7 +129,7 @@ def test_after_the_first_round_no_step_runs_python(monkeypatch):
     state = train(method, fed, 2)
     programs, calls, whole = fed.executor.programs.record()["programs"], [], Samples.batch
     monkeypatch.setattr(Samples, "batch", lambda self, index: calls.append(index.shape) or whole(self, index))
-    S = fed.nobody_left_out()
+    S = fed.all_trainable()
     state = method.update(fed.at(3), state, S)
     assert calls == []
     method.receive(fed.at(4), state, S)
@@ -225,9 +225,9 @@ def looks(w, *, anchor, strength):
 
 
 def fit(fed, **how):
-    S = fed.nobody_left_out()
+    S = fed.all_trainable()
     rows = fed.everyone(fed.initial())
-    return fed.at(1).sgd(rows, S, correct=looks, anchor=torch.zeros(fed.flat.size, dtype=fed.dtype), **how)
+    return fed.at(1).sgd(rows, S, penalty=looks, anchor=torch.zeros(fed.flat.size, dtype=fed.dtype), **how)
 
 
 def test_a_step_that_reads_numbers_is_made_without_capture_and_said():
@@ -282,16 +282,16 @@ def test_a_program_that_gives_other_numbers_is_not_used():
 @pytest.mark.slow
 def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever():
     fed = captured()
-    S, anchor = fed.nobody_left_out(), torch.zeros(fed.flat.size, dtype=fed.dtype)
+    S, anchor = fed.all_trainable(), torch.zeros(fed.flat.size, dtype=fed.dtype)
     rows = fed.everyone(fed.initial())
     for k in range(KINDS + 2):
-        rows = fed.at(1).sgd(rows, S, correct=proximal, anchor=anchor, strength=0.01 * k)
+        rows = fed.at(1).sgd(rows, S, penalty=proximal, anchor=anchor, strength=0.01 * k)
     (reason,) = fed.executor.programs.apart
     assert "give numbers that change as tensors" in reason
     as_tensors = captured()
     rows = as_tensors.everyone(as_tensors.initial())
     for k in range(KINDS + 2):
-        rows = as_tensors.at(1).sgd(rows, S, correct=proximal, anchor=anchor, strength=torch.tensor(0.01 * k, dtype=fed.dtype))
+        rows = as_tensors.at(1).sgd(rows, S, penalty=proximal, anchor=anchor, strength=torch.tensor(0.01 * k, dtype=fed.dtype))
     assert not as_tensors.executor.programs.apart
 
 

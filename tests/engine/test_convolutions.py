@@ -18,16 +18,16 @@ from pflbench import methods
 from pflbench.contract.small import federation, tensors, train
 from pflbench.engine import devices
 from pflbench.engine.batched import convolutions
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.convolutions import CONVOLUTIONS, convolve_by, fastest, seconds
-from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.batched.layers import Together
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution, checked, find_device
+from pflbench.run.federation_data import load_setting
 from pflbench.run.memory_estimate import Peak, footprint
-from pflbench.run.plan import Wish, plan
+from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
-from pflbench.run.setting import load_setting
 
 CPU = torch.device("cpu")
 CLIENTS, BATCH = 5, 4
@@ -150,7 +150,7 @@ def test_images_need_no_gradient(monkeypatch):
     folded, fold = [], F.fold
     monkeypatch.setattr(F, "fold", lambda x, *more: folded.append(x.shape[1]) or fold(x, *more))
     fed = federation("cnn", "batched", n=(5, 5), convolution="unfold")
-    fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out())
+    fed.at(1).sgd(fed.everyone(fed.initial()), fed.all_trainable())
     assert folded == [2 * 32 * 25], "two clients, windows of the second layer"
 
 
@@ -178,7 +178,7 @@ def images(tmp_path):
     def made(model="cnn", **more):
         np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
         few = {"clients": 4, "beta": 50.0, "least": 4, "batch_size": 5, **more}
-        (spec,) = plan(Wish(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, model, **few))
+        (spec,) = plan(RunOptions(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, model, **few))
         return spec, load_setting(spec, tmp_path)
 
     return made
@@ -249,7 +249,7 @@ def test_memory_for_columns_is_in_the_estimate(images):
         fed = prepare(spec, setting, CPU, Execution("cpu", "batched")).federation()
         fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, convolution=way)
         with Peak() as peak:
-            fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out())
+            fed.at(1).sgd(fed.everyone(fed.initial()), fed.all_trainable())
         taken.append(peak.most)
         found = footprint(spec, setting, Execution("cuda:7", "batched", convolution=way, capture="none"))
         said.append(found.copies + found.activations)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from pflbench.contract.small import EXECUTORS, federation
 from pflbench.engine.batches import Plan
-from pflbench.engine.loop import Worker
+from pflbench.engine.loop_executor import Worker
 from pflbench.engine.packed.join import joinable, joined, split
 from pflbench.engine.requests import Evaluate
 from pflbench.run.memory_estimate import Peak

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pflbench import methods
 from pflbench.contract.small import federation, tensors, train
-from pflbench.engine.batched import executor
-from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched import batched_executor as executor
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.layers import (
     compute_together,
     cross_entropy,
@@ -189,7 +189,7 @@ def test_a_step_is_the_same_where_large_gradients_are_not_copied_beside_the_othe
     for engine in ("loop", "batched"):
         fed = federation("cnn", engine, n=(12, 7, 9), lr=0.1)
         where = slice(None) if columns is None else fed.flat.columns(columns)
-        trained.append(fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out(), columns=where))
+        trained.append(fed.at(1).sgd(fed.everyone(fed.initial()), fed.all_trainable(), columns=where))
     torch.testing.assert_close(*trained, rtol=0, atol=1e-12)
 
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pflbench import models
-from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.gradients import Lookup
 from pflbench.engine.batched.program import Capture
 from pflbench.engine.batches import Plan

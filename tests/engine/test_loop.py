@@ -10,7 +10,7 @@ from torch.nn.utils import parameters_to_vector
 
 from pflbench.contract.small import federation, train
 from pflbench.engine.flat import Flat
-from pflbench.engine.loop import Worker
+from pflbench.engine.loop_executor import Worker
 from pflbench.methods.fedala import FedALA
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedprox import FedProx
@@ -36,7 +36,7 @@ def test_embeddings_train_as_with_dense_gradients(texts, mu):
     for i in range(len(S)):
         module = copy.deepcopy(texts.flat.module).double().train()
         anchor = [p.detach().clone() for p in module.parameters()]
-        optimiser = torch.optim.SGD(module.parameters(), lr=texts.train.lr)
+        optimiser = torch.optim.SGD(module.parameters(), lr=texts.protocol.lr)
         for index in plan.batches(i):
             x, y = texts.executor.samples.batch(torch.from_numpy(index))
             optimiser.zero_grad()

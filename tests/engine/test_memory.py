@@ -17,7 +17,7 @@ from pflbench.contract.small import federation, tensors, train
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import _near
-from pflbench.engine.requests import Sgd, Walk
+from pflbench.engine.requests import Scan, Sgd
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS
 from pflbench.run.memory_estimate import Peak, readable
@@ -222,14 +222,14 @@ def test_what_a_failed_part_held_is_free_before_the_next():
 def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
     fed, method = batched(), make(name)
     whole = train(method, fed, 1)
-    tested = fed.evaluate(method.deployed(whole), fed.nobody_left_out(), method.slot)
+    tested = fed.evaluate(method.deployed(whole), fed.all_trainable(), method.tested_model)
 
     def same(chunks):
         other = batched(chunks)
         state = train(method, other, 1)
         for field, value in tensors(whole).items():
             torch.testing.assert_close(tensors(state)[field], value, rtol=0, atol=1e-12)
-        scores = other.evaluate(method.deployed(state), other.nobody_left_out(), method.slot)
+        scores = other.evaluate(method.deployed(state), other.all_trainable(), method.tested_model)
         assert scores.correct.tolist() == tested.correct.tolist()
         assert scores.loss == pytest.approx(tested.loss, abs=1e-12)
         return chunks
@@ -241,7 +241,7 @@ def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
 
 def test_running_out_counts_no_loss_twice(monkeypatch):
     fed = batched()
-    S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
+    S, rows = fed.all_trainable(), fed.everyone(fed.initial())
     steps, buffers = fed.batches(S, 1), fed.buffers_of("model")
 
     def step(grad, w):
@@ -249,8 +249,8 @@ def test_running_out_counts_no_loss_twice(monkeypatch):
 
     def losses():
         fed.executor.chunks = Chunks()
-        walked = fed.executor.do(Walk(steps, step, rows, {"w": rows}, {}, buffers.unsqueeze(1)))
-        return torch.stack([walked.loss, walked.last_loss, fed.executor.do(Sgd(steps, rows, buffers, 0.1)).loss])
+        scanned = fed.executor.do(Scan(steps, step, rows, {"w": rows}, {}, buffers.unsqueeze(1)))
+        return torch.stack([scanned.loss, scanned.last_loss, fed.executor.do(Sgd(steps, rows, buffers, 0.1)).loss])
 
     before = losses()
     limit(monkeypatch, 2)
@@ -265,15 +265,15 @@ def test_running_out_leaves_batch_norm_alone(name, monkeypatch):
     limit(monkeypatch, 2)
     train(make(name), b, 1)
     assert b.executor.chunks.halvings("training") == 1
-    for slot in a.buffers:
-        torch.testing.assert_close(b.buffers[slot], a.buffers[slot], rtol=0, atol=1e-12)
+    for which in a.buffers:
+        torch.testing.assert_close(b.buffers[which], a.buffers[which], rtol=0, atol=1e-12)
 
 
 def test_running_out_in_evaluation_shrinks_its_batches_too(monkeypatch):
     fed = batched(tests=(90, 4, 30, 70, 110))
-    models, S = fed.everyone(fed.initial()), fed.nobody_left_out()
+    models, S = fed.everyone(fed.initial()), fed.all_trainable()
     before = fed.evaluate(models, S)
-    monkeypatch.setattr("pflbench.engine.batched.executor.EVALUATED_AT_ONCE", 64)
+    monkeypatch.setattr("pflbench.engine.batched.batched_executor.EVALUATED_AT_ONCE", 64)
     seen, whole = [], Samples.batch
 
     def batch(self, index):

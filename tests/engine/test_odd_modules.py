@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from pflbench import models
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation
-from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
-from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.loop_executor import LoopExecutor
 from pflbench.engine.requests import Evaluate, Sgd
 from pflbench.engine.samples import Samples
 
@@ -152,7 +152,7 @@ def test_steps_may_return_what_they_were_given(step, carried, engine):
     found = []
     for kind in ("loop", engine):
         fed = federation("mlp", kind, n=(12, 12, 7)).at(1)
-        S, rows = fed.nobody_left_out(), fed.everyone(fed.initial())
+        S, rows = fed.all_trainable(), fed.everyone(fed.initial())
         carry = {"w": rows, "c": (rows.clone() if carried == rows.dtype else torch.zeros_like(rows)).to(carried)}
         found.append(fed.train_by(step, rows, S, carry=carry, given={"anchor": rows[0] + 0.1}))
     for name, value in found[0].items():
@@ -170,7 +170,7 @@ def test_objectives_get_pytorch_s_loss(engine):
     for kind in ("loop", engine):
         fed = federation("mlp", kind, n=(12, 12, 7)).at(1)
         rows = fed.everyone(fed.initial())
-        found.append(fed.sgd(rows, fed.nobody_left_out(), objective=soft, references=(rows,)))
+        found.append(fed.sgd(rows, fed.all_trainable(), objective=soft, references=(rows,)))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
 
 

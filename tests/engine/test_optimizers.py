@@ -19,7 +19,7 @@ from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import q2
 from pflbench.engine.batched.program import MIXED
 from pflbench.engine.optimizers import Optimizer
-from pflbench.engine.packed.executor import Pack
+from pflbench.engine.packed.packed_executor import Pack
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": "momentum", "momentum": 0.8, "weight_decay": 0.01},
@@ -42,14 +42,14 @@ class OptimTwin(Twin):
         self.own: dict[Any, tuple[nn.Module, torch.optim.Optimizer]] = {}
 
     def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        how = self.fed.train
+        how = self.fed.protocol
         if how.optimizer == "adamw":
             return torch.optim.AdamW(module.parameters(), how.lr, weight_decay=how.weight_decay)
         return torch.optim.SGD(module.parameters(), how.lr, momentum=how.momentum or 0, weight_decay=how.weight_decay or 0)
 
     def rate(self, t: int) -> float:
         """As a PyTorch scheduler that is stepped once a round has it in round t."""
-        how, one = self.fed.train, torch.optim.SGD([torch.zeros(1, requires_grad=True)], self.fed.train.lr)
+        how, one = self.fed.protocol, torch.optim.SGD([torch.zeros(1, requires_grad=True)], self.fed.protocol.lr)
         scheduler: Any = None
         if how.lr_schedule == "cosine":
             scheduler = CosineAnnealingLR(one, how.rounds)
@@ -62,7 +62,7 @@ class OptimTwin(Twin):
 
     def train(self, which: Any, start: nn.Module, plan, i: int, t: int, anchor=None, strength: float = 0.0) -> nn.Module:
         """`which` of the models there are, from `start`, along the plan of the i-th client of the cohort."""
-        if which not in self.own or self.fed.train.optimizer_state == "fresh":
+        if which not in self.own or self.fed.protocol.optimizer_state == "fresh":
             module = self.fresh()
             self.own[which] = module, self.optimizer(module)
         module, optimizer = self.own[which]
@@ -227,14 +227,16 @@ def test_numbers_by_hand():
     for engine in ("loop", "batched"):
         fed = q2(engine, epochs=2)
         fed.optimizer = Optimizer(False, 0.9, 0.0)
-        uploads = fed.at(1).sgd(fed.everyone(fed.initial()), fed.nobody_left_out())
+        uploads = fed.at(1).sgd(fed.everyone(fed.initial()), fed.all_trainable())
         torch.testing.assert_close(uploads, torch.tensor([[0.28, 0], [0, 0.56]], dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 def test_the_rate_of_a_round():
     for schedule in SCHEDULES.values():
         fed, twin = both("loop", **schedule)
-        assert [fed.train.lr_of(t) for t in range(1, ROUNDS + 1)] == pytest.approx([twin.rate(t) for t in range(1, ROUNDS + 1)])
+        assert [fed.protocol.lr_of(t) for t in range(1, ROUNDS + 1)] == pytest.approx(
+            [twin.rate(t) for t in range(1, ROUNDS + 1)]
+        )
         assert float(fed.at(2).lr) == pytest.approx(twin.rate(2))
-        assert fed.at(2, receiving=True).lr == fed.train.lr
+        assert fed.at(2, receiving=True).lr == fed.protocol.lr
     assert isinstance(federation().at(2).lr, float)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pflbench.contract.small import federation
-from pflbench.engine.batched.executor import BatchedExecutor
-from pflbench.engine.packed.executor import Pack
+from pflbench.engine.batched.batched_executor import BatchedExecutor
+from pflbench.engine.packed.packed_executor import Pack
 from pflbench.engine.requests import Evaluate, Evaluated
 
 # -- the time, and taking turns ------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ def scaled(w: Tensor, *, anchor: Tensor, strength: float, factor: float = 1.0) -
     [
         ({}, {}, 0),
         ({"strength": 0.1}, {"strength": 0.2}, 1),
-        ({"correct": partial(scaled, factor=2.0)}, {"correct": partial(scaled, factor=2.0)}, 0),
-        ({"correct": partial(scaled, factor=2.0)}, {"correct": partial(scaled, factor=3.0)}, 1),
+        ({"penalty": partial(scaled, factor=2.0)}, {"penalty": partial(scaled, factor=2.0)}, 0),
+        ({"penalty": partial(scaled, factor=2.0)}, {"penalty": partial(scaled, factor=3.0)}, 1),
         ({"columns": slice(None)}, {"columns": slice(0, 78)}, 1),
         ({"anchor": "rows"}, {}, 0),
     ],
@@ -124,7 +124,7 @@ def test_differences_between_requests(first: dict[str, Any], second: dict[str, A
         fed.executor = executor or fed.executor
         S = torch.arange(fed.size)
         anchor = fed.everyone(fed.initial() + 1) if how.get("anchor") else fed.initial() + 1
-        return fed.at(1).sgd(fed.everyone(fed.initial()), S, **{"correct": scaled, "strength": 0.1, **how, "anchor": anchor})
+        return fed.at(1).sgd(fed.everyone(fed.initial()), S, **{"penalty": scaled, "strength": 0.1, **how, "anchor": anchor})
 
     pack, found = together(partial(work, 0, first), partial(work, 1, second))
     for seed, how in enumerate((first, second)):

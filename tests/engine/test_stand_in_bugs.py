@@ -15,8 +15,9 @@ from support.gpu.trial import compare, farthest, make, on_the_cpu, played, small
 from support.planted import plant
 
 from pflbench.engine import local
-from pflbench.engine.batched import executor, program
-from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched import batched_executor as executor
+from pflbench.engine.batched import program
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.program import MIXED, Graph, Program
 from pflbench.engine.federation import Federation
 from pflbench.engine.samples import Samples
@@ -57,7 +58,7 @@ def fewer(world: World, **_: Any) -> str:
     results, apart = [], ""
     for engine, device in (("loop", "cpu"), ("captured", f"{NAME}:0")):
         fed = small("mlp", engine, device, n=(11, 10, 12, 13, 11, 10, 14))
-        S = fed.nobody_left_out()
+        S = fed.all_trainable()
         rows = fed.at(1).sgd(fed.everyone(fed.initial()), S)
         results.append(fed.at(2).sgd(rows[:6], S[:6], plan=fed.batches(S[:6], 1, parts=2)).cpu())
         apart += _apart(fed.executor.record().get("steps", {}).get("apart", {}))
@@ -165,7 +166,14 @@ BUGS = {
     ),
     "another tensor says who is at work": Bug(
         "given back",
-        [(Program, "_set", "self.over.copy_(self.ladder[block.first])", "self.over = self.ladder[block.first].clone()")],
+        [
+            (
+                Program,
+                "_set",
+                "self.over.copy_(self.finished_masks[block.first])",
+                "self.over = self.finished_masks[block.first].clone()",
+            )
+        ],
     ),
     "what the capture did stays": Bug("off", [(program, "_set_back", "state[name].copy_(value)", "pass")]),
     "samples known by their shape alone": Bug("off|given back", [_NOT_KEPT, _BY_SHAPE], rounds, {"name": "fedrep"}),

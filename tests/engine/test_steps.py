@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pflbench import methods
 from pflbench.contract.small import federation, train
-from pflbench.engine.loop import LoopExecutor
-from pflbench.engine.requests import Request, Sgd, Shared, Walk
+from pflbench.engine.loop_executor import LoopExecutor
+from pflbench.engine.requests import Request, Scan, Sgd, Shared
 
 
 @pytest.mark.parametrize("name", methods.names(with_ala=True))
@@ -19,8 +19,8 @@ def test_what_changes_from_round_to_round_is_a_tensor(name: str, monkeypatch: py
     constants: set[tuple[Any, str, Any]] = set()
 
     def noted(executor: LoopExecutor, asked: Request[Any]) -> Any:
-        if isinstance(asked, Sgd | Walk):
-            step = asked.step if isinstance(asked, Walk) else asked.correct
+        if isinstance(asked, Sgd | Scan):
+            step = asked.step if isinstance(asked, Scan) else asked.penalty
             numbers = {k: v for k, v in asked.given.items() if not isinstance(v, (Tensor, Shared))}
             constants.update((getattr(step, "func", step), k, v) for k, v in numbers.items())
         return original(executor, asked)

@@ -59,7 +59,7 @@ def assert_as_the_loop(fed, step, **given):
     found = []
     for one in (small("mlp", "loop", "cpu"), fed):
         at = {name: value.to(one.device) if value.dim() else value for name, value in given.items()}
-        found.append(one.at(1).sgd(one.everyone(one.initial()), one.nobody_left_out(), correct=step, **at).cpu())
+        found.append(one.at(1).sgd(one.everyone(one.initial()), one.all_trainable(), penalty=step, **at).cpu())
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-9)
 
 

@@ -38,8 +38,8 @@ RUNS: dict[str, tuple[str, ...]] = {
         f"{THREE} {DIGITS} --partition pathological",
     ),
     "observed": (
-        "-m fedamp -m apple -d digits --model logreg --partition groups --rounds 4 --observe-every 2",
-        "-m fedala -d digits --rounds 4 --batch-size 32 --observe-every 2 --set fedala.p=2 --set fedala.min_epochs=3",
+        "-m fedamp -m apple -d digits --model logreg --partition groups --rounds 4 --save-artifacts-every 2",
+        "-m fedala -d digits --rounds 4 --batch-size 32 --save-artifacts-every 2 --set fedala.p=2 --set fedala.min_epochs=3",
         "-m fedavg -m fedala -d digits --model logreg --rounds 6 --trajectory 4:3-6 --set fedala.start_round=4",
     ),
     "elastic": (f"-m fedavg -m elastic --seeds 0-1 {POSTER}",),

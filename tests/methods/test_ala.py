@@ -73,16 +73,16 @@ def test_an_infinite_gradient_behind_a_clip_is_noticed(engine: str) -> None:
     def step(grad: Any, *, w: Tensor, at: Tensor) -> dict[str, Tensor]:
         return {"w": (w - grad(at)).nan_to_num(0).clamp(-1, 1)}
 
-    S = fed.nobody_left_out()
+    S = fed.all_trainable()
     base = torch.tensor([[1.0, 1.0], [0.0, 0.0]]).double()
     for client, diverges in ((0, False), (1, True)):
-        with fed.course(S[[client]], fed.batches(S[[client]], 1), base[[client]]) as course:
+        with fed.inner_loop(S[[client]], fed.batches(S[[client]], 1), base[[client]]) as loop:
             given = {"at": base[[client]]}
             if not diverges:
-                assert fed.walk(step, course, carry={"w": base[[client]]}, given=given).carry["w"].isfinite().all()
+                assert fed.scan(step, loop, carry={"w": base[[client]]}, given=given).carry["w"].isfinite().all()
                 continue
             with pytest.raises(Diverged, match="client 1 has a non-finite value after an inner loop"):
-                fed.walk(step, course, carry={"w": base[[client]]}, given=given)
+                fed.scan(step, loop, carry={"w": base[[client]]}, given=given)
 
 
 @pytest.fixture

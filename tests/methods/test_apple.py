@@ -83,9 +83,9 @@ def test_twin(model, engine, options):
     start = torch.full((N,), 1 / N, dtype=torch.float64) if method.p_init == "uniform" else p_0
     p = [nn.Parameter(start.clone()) for _ in range(N)]
     personal = [twin.fresh() for _ in range(N)]  # their modules also hold BatchNorm's buffers
-    eta_1 = fed.train.lr * (N if method.scale_lr else 1)
+    eta_1 = fed.protocol.lr * (N if method.scale_lr else 1)
     for t in range(1, 4):
-        now, r, R_L = fed.at(t), t - 1, fed.train.rounds
+        now, r, R_L = fed.at(t), t - 1, fed.protocol.rounds
         lam = 0.001 ** (r / R_L) if method.scheduler == "exp" else (np.cos(np.pi * r / R_L) + 1) / 2
         S = now.cohort(t)
         downloaded = [[q.detach().clone() for q in core.parameters()] for core in cores]

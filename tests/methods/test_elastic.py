@@ -14,7 +14,7 @@ from pflbench.contract.toy import executor
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
-from pflbench.engine.requests import Walked
+from pflbench.engine.requests import Scanned
 from pflbench.engine.samples import Samples
 from pflbench.methods.elastic import Elastic, ElasticState, elasticity, measure, squared_norm
 from pflbench.methods.fedavg import FedAvg
@@ -56,10 +56,10 @@ def exact(values):
 def test_sensitivity_numbers(engine, batches, expected):
     fed = one_layer(engine)
     S, theta = torch.tensor([0]), fed.initial()[None]
-    with fed.course(S, Plan((np.arange(batches),), (np.ones(batches, dtype=np.int64),)), theta) as course:
+    with fed.inner_loop(S, Plan((np.arange(batches),), (np.ones(batches, dtype=np.int64),)), theta) as loop:
         carry, given = {"Omega": torch.zeros(1, 2).double()}, {"theta": theta, "mu": 0.95}
-        walked = fed.walk(measure, course, carry=carry, given=given, objective=squared_norm)
-    close(walked.carry["Omega"], exact([expected]))
+        scanned = fed.scan(measure, loop, carry=carry, given=given, objective=squared_norm)
+    close(scanned.carry["Omega"], exact([expected]))
 
 
 def test_server_numbers(monkeypatch):
@@ -69,7 +69,7 @@ def test_server_numbers(monkeypatch):
     of_clients = exact([[0.8, 1.2], [0.6, 0.8]]), exact([[0.4, 0.1], [0.8, 0.1]])
     zeros = torch.zeros(2)
     monkeypatch.setattr(Federation, "sgd", lambda *_, **__: of_clients[0])
-    monkeypatch.setattr(Federation, "walk", lambda *_, **__: Walked({"Omega": of_clients[1]}, zeros, zeros, zeros))
+    monkeypatch.setattr(Federation, "scan", lambda *_, **__: Scanned({"Omega": of_clients[1]}, zeros, zeros, zeros))
     method, begin = Elastic(tau=0.5, holdout=0.5), ElasticState(theta=exact([1, 1]))
     close(method.update(fed, begin, fed.cohort(1)).theta, exact([0.875, 1.13]))
     Omega = torch.from_numpy(fed.ledger.artifacts["sensitivities"])

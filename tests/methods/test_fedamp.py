@@ -121,7 +121,7 @@ def test_twin(method, model, engine):
                 reach = max(reach, (u[c] - w[c]).norm().item())
         for k, c in enumerate(S):
             module = twin.clients[c].train()
-            optimiser = torch.optim.SGD(module.parameters(), lr=fed.train.lr)
+            optimiser = torch.optim.SGD(module.parameters(), lr=fed.protocol.lr)
             torch.nn.utils.vector_to_parameters((u if method.start == "cloud" else w)[c].clone(), module.parameters())
             for index in plan.batches(k):
                 x, y = twin.data(index)

@@ -54,7 +54,7 @@ def test_the_models_that_are_mixed_and_uploaded(engine):
 def test_twin(model, engine, aggregation):
     """Line 7 as SGD on the surrogate f(y) + rho / (2 eta) |v + y - 2x|^2 of equation 5, by autograd."""
     fed, twin = setup(model, engine)
-    rho, lam, eta = 0.2, 0.7, fed.train.lr
+    rho, lam, eta = 0.2, 0.7, fed.protocol.lr
     state = train(FedDeper(rho=rho, lam=lam, aggregation=aggregation), fed)
     personal = [twin.fresh() for _ in twin.clients]
     for t in range(1, 4):
@@ -83,9 +83,9 @@ def test_twin(model, engine, aggregation):
     close(state.x, parameters_to_vector(twin.server.parameters()).detach())
     close(state.v, rows(personal))
     if model == "batchnorm":
-        for slot, modules in (("model", twin.clients), ("personal", personal)):
+        for which, modules in (("model", twin.clients), ("personal", personal)):
             expected = torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in modules])
-            close(fed.buffers[slot], expected)
+            close(fed.buffers[which], expected)
         assert (fed.buffers["model"] - fed.buffers["personal"]).abs().max() > 1e-3
 
 
@@ -117,7 +117,7 @@ def test_the_penalty_holds_uploads_away_from_the_personal_models():
 def test_personal_models_are_a_series_of_their_own():
     method, fed = FedDeper(), federation()
     state = train(method, fed)
-    models, slot = method.series(state)["personal"]
+    models, which = method.series(state)["personal"]
     assert models is state.v
-    assert slot == "personal"
+    assert which == "personal"
     assert method.deployed(state) is state.x

@@ -89,7 +89,7 @@ class FomoTwin(Twin):
 
     def loss(self, client, vector, samples):
         """Mean over batches of the batch's mean, of a model with this client's BatchNorm statistics."""
-        module, B = self.clients[client], self.fed.train.batch_size
+        module, B = self.clients[client], self.fed.protocol.batch_size
         kept = parameters_to_vector(module.parameters()).detach().clone()
         vector_to_parameters(vector.clone(), module.parameters())
         module.eval()

@@ -179,7 +179,7 @@ def test_twin(model, variant, kernel, engine):
 
     def receive(t, S):
         for c in S.tolist():
-            weight = mu * (t - 1) / fed.train.rounds if variant == "fedala2022" else 0.0
+            weight = mu * (t - 1) / fed.protocol.rounds if variant == "fedala2022" else 0.0
             with torch.no_grad():
                 for own, new in zip(twin.clients[c].parameters(), twin.server.parameters(), strict=True):
                     own.copy_((1 - weight) * new + weight * own)
@@ -189,7 +189,7 @@ def test_twin(model, variant, kernel, engine):
         receive(t, S)
         for i, c in enumerate(S.tolist()):
             module, frozen = twin.clients[c].train(), (private[c] if variant == "paper" else twin.server).train()
-            optimiser = torch.optim.SGD(module.parameters(), lr=fed.train.lr)
+            optimiser = torch.optim.SGD(module.parameters(), lr=fed.protocol.lr)
             for index in plan.batches(i):
                 x, y = twin.data(index)
                 own = module.features(x)
@@ -198,7 +198,7 @@ def test_twin(model, variant, kernel, engine):
                 optimiser.zero_grad()
                 ((1 - lam) * F.cross_entropy(logits, y) + lam * distance).backward()
                 optimiser.step()
-            mu_t = min(max(mu * taken_part[c] / int(0.75 * fed.train.rounds), 0), mu)
+            mu_t = min(max(mu * taken_part[c] / int(0.75 * fed.protocol.rounds), 0), mu)
             with torch.no_grad():
                 for p, w in zip(private[c].parameters(), module.parameters(), strict=True):
                     p.copy_(mu_t * p + (1 - mu_t) * w)

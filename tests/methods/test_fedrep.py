@@ -22,7 +22,7 @@ from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedrep import FedRep
-from pflbench.run.evaluation import HEADLINE, evaluate
+from pflbench.run.testing import HEADLINE, evaluate
 from pflbench.spec import MethodSpec, TrainSpec
 
 engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
@@ -103,7 +103,7 @@ def alternate(twin, module, phases):
             p.requires_grad_(False)
         for p in parameters:
             p.requires_grad_(True)
-        optimiser = torch.optim.SGD(parameters, lr=twin.fed.train.lr)
+        optimiser = torch.optim.SGD(parameters, lr=twin.fed.protocol.lr)
         for index in batches:
             x, y = twin.data(index)
             optimiser.zero_grad()
@@ -223,7 +223,9 @@ def test_with_batch_norm_the_base_runs_in_every_epoch(monkeypatch):
 def counting(executor, monkeypatch):
     """The requests for a head that are made."""
     heads, original = [], executor.do
-    monkeypatch.setattr(executor, "do", lambda asked: heads.extend([asked] * isinstance(asked, requests.Head)) or original(asked))
+    monkeypatch.setattr(
+        executor, "do", lambda asked: heads.extend([asked] * isinstance(asked, requests.ExtractFeatures)) or original(asked)
+    )
     return heads
 
 

@@ -15,7 +15,7 @@ from pflbench.contract.toy import q2, rounds
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedprox import FedProx
 from pflbench.methods.finetuned import FedAvgC, FedProxC
-from pflbench.run.evaluation import HEADLINE, evaluate
+from pflbench.run.testing import HEADLINE, evaluate
 
 engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 ROUNDS = 2
@@ -44,7 +44,7 @@ def test_q2_fedprox_c(engine):
 
 def epoch_of_sgd(twin, module, batches, anchor, mu):
     """One epoch in place; returns the mean of the batches' losses."""
-    optimiser, losses = torch.optim.SGD(module.train().parameters(), lr=twin.fed.train.lr), []
+    optimiser, losses = torch.optim.SGD(module.train().parameters(), lr=twin.fed.protocol.lr), []
     for index in batches:
         x, y = twin.data(index)
         optimiser.zero_grad()
@@ -159,14 +159,14 @@ def test_who_is_only_tested_is_fine_tuned_but_carries_nothing_into_training():
     state = train(method, fed, 2)
     now, S = fed.at(4), fed.cohort(4)
     received = method.receive(now, state, S)
-    before = {slot: rows.clone() for slot, rows in fed.buffers.items()}
+    before = {which: rows.clone() for which, rows in fed.buffers.items()}
     tested = evaluate(method, now, state, received, S)
-    assert all(torch.equal(fed.buffers[slot], rows) for slot, rows in before.items())
+    assert all(torch.equal(fed.buffers[which], rows) for which, rows in before.items())
     assert now.ledger.traffic.params_down.sum() == fed.flat.size * len(S)
-    everyone = fed.nobody_left_out()
+    everyone = fed.all_trainable()
     tuned = method.receive(now, state, everyone)
-    assert tested[HEADLINE].loss == pytest.approx(now.evaluate(tuned.theta, everyone, method.slot).loss)
-    assert list(method.check(fed.train)) == [
+    assert tested[HEADLINE].loss == pytest.approx(now.evaluate(tuned.theta, everyone, method.tested_model).loss)
+    assert list(method.check(fed.protocol)) == [
         "clients outside the cohort are fine-tuned too, only to be tested (evaluate=participants would spare that)."
     ]
     assert not list(method.check(federation(join_ratio=0.5).train))
@@ -186,6 +186,6 @@ def test_buffers_that_are_reset_then_see_fine_tuning_and_training():
 
 def test_the_global_model_is_a_series():
     state = train(FedAvgC(finetune_epochs=1), federation())
-    models, slot = FedAvgC().series(state)["global"]
+    models, which = FedAvgC().series(state)["global"]
     assert models is state.w
-    assert slot == "model"
+    assert which == "model"

@@ -103,13 +103,13 @@ def test_the_initial_stage_ends_at_convergence_or_at_its_cap(engine):
 
 def counting(monkeypatch) -> list[int]:
     calls: list[int] = []
-    original = Federation.walk
+    original = Federation.scan
 
-    def spy(self, step, course, **arguments):
-        calls.append(len(course.clients))
-        return original(self, step, course, **arguments)
+    def spy(self, step, loop, **arguments):
+        calls.append(len(loop.clients))
+        return original(self, step, loop, **arguments)
 
-    monkeypatch.setattr(Federation, "walk", spy)
+    monkeypatch.setattr(Federation, "scan", spy)
     return calls
 
 

@@ -34,7 +34,7 @@ print(json.dumps(said))
 NAMES = ("fed-mix", "fed-mix+ala", "late-mix", "late-mix+ala")
 TITLES = ("FedMix", "FedMix+ALA", "LateMix", "LateMix+ALA")
 pytestmark = pytest.mark.slow
-RUN = "run --plugin late_mix.py -d digits -r 2 -q --batch-size 100 --observe-every 1 --trajectory 4:1-2 -m fedavg "
+RUN = "run --plugin late_mix.py -d digits -r 2 -q --batch-size 100 --save-artifacts-every 1 --trajectory 4:1-2 -m fedavg "
 RUNS = tuple(RUN + " ".join(f"-m {name}" for name in NAMES) + more for more in (" --beta 0.1", " --beta 1", " --clients 5"))
 TABLES = ("accuracy", "overhead", "ranks")
 OF_ALL = ("curves", "overhead", "scalability", "heterogeneity", "fairness", "ranks")

@@ -212,7 +212,7 @@ def test_twin(model, options, engine):
                 take_over(module, chosen(G[0]))
             if per_epoch > method.f_m:
                 batches_seen[c] = 0
-            sgd = torch.optim.SGD(module.parameters(), lr=fed.train.lr)
+            sgd = torch.optim.SGD(module.parameters(), lr=fed.protocol.lr)
             for j, index in enumerate(batches):
                 x, y = twin.data(index)
                 if method.split == "cycle":
@@ -288,7 +288,7 @@ def test_loading_everything_before_every_batch_leaves_one_step_from_the_global_m
         module = twin.fresh()
         x, y = twin.data(list(plan.batches(i))[-1])
         slopes = torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
-        close(theta[c], fed.initial() - fed.train.lr * torch.cat([g.reshape(-1) for g in slopes]))
+        close(theta[c], fed.initial() - fed.protocol.lr * torch.cat([g.reshape(-1) for g in slopes]))
 
 
 def test_gumbel_noise_is_that_of_client_and_round_and_finite(monkeypatch):

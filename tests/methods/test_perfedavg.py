@@ -17,8 +17,8 @@ from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import executor, q2, rounds
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.perfedavg import PerFedAvg, first_order, hessian_free
-from pflbench.run.evaluation import HEADLINE, evaluate
-from pflbench.run.plan import Wish, preset_notes
+from pflbench.run.plan import RunOptions, preset_notes
+from pflbench.run.testing import HEADLINE, evaluate
 from pflbench.spec import MethodSpec
 
 engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
@@ -122,7 +122,7 @@ def buffers(modules):
 @pytest.mark.parametrize("adapt_on", ["train", "test2022"])
 def test_twin(model, hessian, adapt_on, engine):
     fed, twin = setup(model, engine, n=(33, 8, 21, 14))
-    alpha, beta, delta, B = 0.15, 0.08, 0.01, fed.train.batch_size
+    alpha, beta, delta, B = 0.15, 0.08, 0.01, fed.protocol.batch_size
     method = PerFedAvg(hessian=hessian, alpha=alpha, beta=beta, delta=delta, passes=1, adapt_on=adapt_on)
     state, parts = train(method, fed, 2), 2 if hessian == "fo" else 3
     adapted = [twin.fresh() for _ in twin.clients]
@@ -164,7 +164,7 @@ def test_twin(model, hessian, adapt_on, engine):
 def meta_steps(fed, method):
     """Meta-steps of each client in a round, counted by BatchNorm's buffer; FO makes 2 passes forward in each."""
     counter = next(e for e in fed.flat.buffers if e.name.endswith("num_batches_tracked")).start
-    method.update(fed.at(1), method.init(fed), fed.nobody_left_out())
+    method.update(fed.at(1), method.init(fed), fed.all_trainable())
     return (fed.buffers["model"][:, counter] / (2 if method.hessian == "fo" else 4)).tolist()
 
 
@@ -250,7 +250,7 @@ def test_whoever_is_tested_is_adapted():
     state, S, now = train(method, fed, 2), fed.cohort(4), fed.at(4)
     received = method.receive(now, state, S)
     tested = evaluate(method, now, state, received, S)[HEADLINE]
-    plan = now.batches(fed.nobody_left_out(), 1, purpose="batches/adapted")
+    plan = now.batches(fed.all_trainable(), 1, purpose="batches/adapted")
     for c in range(fed.size):
         module = copy.deepcopy(fed.flat.module).double()
         vector_to_parameters(state.w.clone(), module.parameters())
@@ -262,7 +262,7 @@ def test_whoever_is_tested_is_adapted():
 def test_adapting_on_test_data_must_be_asked_for_by_name_and_is_marked():
     assert methods.spec("per-fedavg", {}, "fedala2022") == methods.spec("per-fedavg", {})
     assert not methods.spec("per-fedavg", {}).test_labels
-    assert preset_notes(Wish(methods=("per-fedavg",), preset="fedala2022")) == [
+    assert preset_notes(RunOptions(methods=("per-fedavg",), preset="fedala2022")) == [
         "--preset fedala2022 leaves per-fedavg as it is: adapt_on=test2022 adapts on test labels. Ask for it: "
         "--set per-fedavg.adapt_on=test2022"
     ]
@@ -271,7 +271,7 @@ def test_adapting_on_test_data_must_be_asked_for_by_name_and_is_marked():
         (True, "per-fedavg.adapt_on = test2022"),
         (True, "per-fedavg+ala.adapt_on=test2022"),
     ):
-        assert preset_notes(Wish(methods=("per-fedavg",), ala=ala, preset="fedala2022", settings=(text,))) == []
+        assert preset_notes(RunOptions(methods=("per-fedavg",), ala=ala, preset="fedala2022", settings=(text,))) == []
     for name in ("per-fedavg", "per-fedavg+ala"):
         asked = methods.spec(name, {"adapt_on": "test2022"})
         assert asked.test_labels

@@ -72,7 +72,7 @@ def test_twin(model, reset, evaluate, engine):
             twin.load(w, twin.server)
             twin.load(theta, twin.server)
             inner = torch.optim.SGD(theta.parameters(), lr=eta_p, weight_decay=c2)
-            outer = torch.optim.SGD(w.parameters(), lr=fed.train.lr)
+            outer = torch.optim.SGD(w.parameters(), lr=fed.protocol.lr)
             theta.train()
             for index in plan.batches(i):
                 x, y = twin.data(index)
@@ -145,9 +145,9 @@ def test_a_download_does_not_touch_the_personal_models():
     assert torch.equal(received.personal, updated.personal)
     assert torch.equal(method.deployed(received), updated.personal)
     assert (received.personal - received.start).abs().amax(dim=1).min() > 1e-3
-    models, slot = method.series(received)["global"]
+    models, which = method.series(received)["global"]
     assert torch.equal(models, updated.w)
-    assert slot == "model"
+    assert which == "model"
 
 
 def test_the_preset_tests_w():

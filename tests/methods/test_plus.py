@@ -11,7 +11,7 @@ from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import q2
 from pflbench.errors import UserError
 from pflbench.methods.fedala import FedALA
-from pflbench.run.evaluation import evaluate
+from pflbench.run.testing import evaluate
 from pflbench.spec import MethodSpec, TrainSpec
 
 engines = pytest.mark.parametrize("engine", [*EXECUTORS[:2], *(pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS[2:])])

@@ -42,7 +42,7 @@ def lenet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lenet")
 def test_a_new_model_runs_and_has_its_rate_and_its_title(shell: Shell) -> None:
-    done = shell("run", "-m", "fedala", "-d", "digits", "--model", "lenet", "--rounds", "2", "--observe-every", "1")
+    done = shell("run", "-m", "fedala", "-d", "digits", "--model", "lenet", "--rounds", "2", "--save-artifacts-every", "1")
     assert done.code == 0, done.err
     run = parsed(shell("runs", "show", "1", "--json"))
     assert (run["spec"]["model"], run["spec"]["train"]["lr"]) == ("lenet", 0.3)

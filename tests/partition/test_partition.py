@@ -96,7 +96,7 @@ def test_pathological_gives_blocks_of_clients_the_same_classes():
 
 
 def test_pathological_small_example():
-    small = Pathological(clients=4, classes_per_client=2, least=40)
+    small = Pathological(clients=4, classes_per_client=2, min_samples=40)
     rows = [[47, 22, 0, 0], [53, 78, 0, 0], [0, 0, 18, 19], [0, 0, 82, 81]]
     assert table(small, (100,) * 4).tolist() == rows
     half = [[50, 50, 0, 0], [50, 50, 0, 0], [0, 0, 50, 50], [0, 0, 50, 50]]
@@ -178,15 +178,15 @@ def test_dirichlet_over_more_clients(clients, least, most, first):
 
 def test_dirichlet_small_example():
     rows = [[0, 9, 0], [0, 30, 0], [0, 1, 40], [40, 0, 0]]
-    assert table(Dirichlet(beta=0.5, clients=4, least=5), (40,) * 3).tolist() == rows
+    assert table(Dirichlet(beta=0.5, clients=4, min_samples=5), (40,) * 3).tolist() == rows
 
 
 def test_dirichlet_survives_a_beta_so_small_that_draws_underflow():
-    assert sum(totals(Dirichlet(beta=1e-4, clients=4, least=1, seed=3), (50,) * 30)) == 1500
+    assert sum(totals(Dirichlet(beta=1e-4, clients=4, min_samples=1, seed=3), (50,) * 30)) == 1500
 
 
 def test_an_empty_class_is_no_obstacle():
-    assert sum(totals(Dirichlet(beta=0.5, clients=3, least=2), (40, 40, 0))) == 80
+    assert sum(totals(Dirichlet(beta=0.5, clients=3, min_samples=2), (40, 40, 0))) == 80
 
 
 # --- methods.md 3.3 ---
@@ -348,10 +348,10 @@ def test_a_client_too_small_for_the_split_only_tests():
         (Pathological(clients=2, classes_per_client=3), (50, 50), "3 classes per client are more than the 2 classes"),
         (Pathological(clients=3, classes_per_client=1), (50,) * 4, "leave 1 classes without a client"),
         (Pathological(clients=20, classes_per_client=2), TINY, "leave 160 classes without a client"),
-        (Pathological(clients=2, classes_per_client=2, least=100), (50, 50), "Class 0 has 25 samples per client"),
-        (Dirichlet(beta=0.1, clients=10, least=20), (50, 50), "10 clients cannot hold at least 20 of 100 samples"),
-        (Dirichlet(beta=0.01, clients=10, least=10), (50, 50), r"No Dir\(0.01\) partition over 10 clients"),
-        (Dirichlet(beta=1e-300, clients=10, least=1), (50, 50), r"No Dir\(1e-300\) partition over 10 clients"),
+        (Pathological(clients=2, classes_per_client=2, min_samples=100), (50, 50), "Class 0 has 25 samples per client"),
+        (Dirichlet(beta=0.1, clients=10, min_samples=20), (50, 50), "10 clients cannot hold at least 20 of 100 samples"),
+        (Dirichlet(beta=0.01, clients=10, min_samples=10), (50, 50), r"No Dir\(0.01\) partition over 10 clients"),
+        (Dirichlet(beta=1e-300, clients=10, min_samples=1), (50, 50), r"No Dir\(1e-300\) partition over 10 clients"),
         (IID(clients=4, test_share=0.99), (50, 50), "A test share of 0.99 leaves no client anything to train on"),
         (Groups(clients=10, groups=3), (50, 50), "3 groups cannot each have their own of 2 classes"),
         (Groups(clients=2, groups=3), (50,) * 4, "3 groups cannot each have their own of 2 clients"),

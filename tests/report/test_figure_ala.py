@@ -72,7 +72,7 @@ def test_losses_are_means_by_sample_count_over_those_who_took_part(engine: Engin
 @pytest.mark.parametrize("plot", [attention.plot, ala_weights.plot, ala_convergence.plot, loss.plot])
 def test_without_arrays_the_command_that_keeps_them_is_named(engine: Engine, plot: Callable[[Engine], Any]) -> None:
     add_run(engine, spec("fedala"), [0.1, 0.2])
-    with pytest.raises(UserError, match=r"(?s)Of 1 run none kept.*pflbench run -m .*--observe-every"):
+    with pytest.raises(UserError, match=r"(?s)Of 1 run none kept.*pflbench run -m .*--save-artifacts-every"):
         plot(engine)
 
 
@@ -82,7 +82,7 @@ def test_all_of_it_from_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PFLBENCH_DB", "results.db")
     shell = Shell(capsys)
-    command = "run -m fedala -m apple -d digits --clients 5 --rounds 3 --batch-size 32 --observe-every 1 --quiet"
+    command = "run -m fedala -m apple -d digits --clients 5 --rounds 3 --batch-size 32 --save-artifacts-every 1 --quiet"
     assert shell(*command.split(), "--set", "fedala.p=2", "--set", "fedala.max_init_epochs=12").code == 0
     for name in ("attention", "ala-weights", "loss", "ala-convergence --client 2"):
         done = shell("plot", *name.split())

@@ -128,10 +128,12 @@ def test_the_options_are_those_of_the_table(engine: Engine, tmp_path: Path, caps
     options = ("--db", str(tmp_path / "results.db"), "-o", str(file))
     assert shell("plot", "ranks", *options).code == 0
     assert "Local (1.00)" in file.read_text()
-    assert shell("plot", "ranks", "--select", "last", *options).code == 0
+    assert shell("plot", "ranks", "--round-rule", "last", *options).code == 0
     assert "(3.00) Local" in file.read_text()
     assert "last evaluated round" in file.with_suffix(".caption.txt").read_text()
-    assert "--select does not belong to `pflbench plot curves`" in shell.refused("plot", "curves", "--select", "last", *options)
+    assert "--round-rule does not belong to `pflbench plot curves`" in shell.refused(
+        "plot", "curves", "--round-rule", "last", *options
+    )
     assert "three rows" in shell.refused("plot", "ranks", "-p", "Dir(0.1)", *options)
 
 

@@ -245,7 +245,7 @@ def test_a_printed_figure_of_data_is_drawn_without_runs(shell: Shell, monkeypatc
 
 
 def wanted_of_digits(clients: int) -> RunSpec:
-    from pflbench.run.plan import Wish, plan
+    from pflbench.run.plan import RunOptions, plan
 
-    (spec,) = plan(Wish(("local",), ("digits",), Path("data"), clients=clients))
+    (spec,) = plan(RunOptions(("local",), ("digits",), Path("data"), clients=clients))
     return spec

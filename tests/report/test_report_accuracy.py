@@ -15,7 +15,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
 from pflbench.spec import RunSpec
-from pflbench.store.runs import Select
+from pflbench.store.runs import RoundRule
 
 SHORT: dict[str, Any] = {"rounds": 20}
 
@@ -30,7 +30,7 @@ def cell(table: AccuracyTable, row: str, head: str = "MNIST, Dir(0.1)") -> Cell:
 
 def match(of: RunSpec, rule: Literal["best", "last"] = "best") -> paper.Match:
     """The paper's value for a run."""
-    found = paper.find(of.model_dump(mode="json"), Select(rule))
+    found = paper.find(of.model_dump(mode="json"), RoundRule(rule))
     assert found is not None
     return found
 
@@ -45,8 +45,8 @@ def test_every_cell_by_hand(engine: Engine) -> None:
     add_seeds(engine, [0.95, 0.99], "ditto")
     add_seeds(engine, [0.60], "fedavg", dataset="cifar10", lr=0.005)
     add_seeds(engine, [0.50, 0.52, 0.60], "ditto", dataset="cifar10", lr=0.005)
-    for rule, less in (("best", 0), ("last", 10), (Select("mean-last", 2), 5)):
-        table = build(engine, select=rule)
+    for rule, less in (("best", 0), ("last", 10), (RoundRule("mean-last", 2), 5)):
+        table = build(engine, round_rule=rule)
         assert [s.head for s in table.columns] == [("MNIST", "Dir(0.1)"), ("Cifar10", "Dir(0.1)")]
         assert [r.label for r in table.rows] == ["FedAvg", "Ditto"]
         shown = [
@@ -164,8 +164,8 @@ def test_of_a_repeated_run_the_newest_attempt_that_counts_is_taken(engine: Engin
 def test_the_table_says_how_the_round_was_chosen(engine: Engine) -> None:
     add_seeds(engine, [0.5])
     assert any("best round, chosen on the test data" in note for note in build(engine).notes)
-    assert not any("best round" in note for note in build(engine, select="last").notes)
-    assert any("fewer than 10 evaluated rounds" in note for note in build(engine, select="mean-last:10").notes)
+    assert not any("best round" in note for note in build(engine, round_rule="last").notes)
+    assert any("fewer than 10 evaluated rounds" in note for note in build(engine, round_rule="mean-last:10").notes)
 
 
 def test_errors_say_what_there_is(engine: Engine) -> None:
@@ -245,7 +245,7 @@ def test_the_last_round_is_not_what_the_paper_reports() -> None:
     ],
 )
 def test_where_the_paper_has_no_value_none_is_shown(change: dict[str, Any]) -> None:
-    assert paper.find(spec(**change).model_dump(mode="json"), Select("best")) is None
+    assert paper.find(spec(**change).model_dump(mode="json"), RoundRule("best")) is None
 
 
 def test_a_pfllib_folder_counts_as_the_partition_it_states() -> None:

@@ -18,7 +18,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables import accuracy
 from pflbench.store import database as db
 from pflbench.store import runs
-from pflbench.store.runs import Select
+from pflbench.store.runs import RoundRule
 
 P = "json_extract(spec, '$.method.hyperparameters.p')"
 
@@ -49,12 +49,12 @@ def test_the_runs_that_are_left(golden: Engine, asked: dict[str, Any], condition
         expected = {row[0] for row in connection.execute(f"select id from run where {condition}")}
         every = connection.execute("select count(*) from run").fetchone()[0]
     assert 0 < len(expected) < every
-    assert {run.id for run in runs.results(golden, Filters(**asked).among(golden), Select("best"))} == expected
+    assert {run.id for run in runs.results(golden, Filters(**asked).among(golden), RoundRule("best"))} == expected
 
 
 def test_a_run_by_its_key(golden: Engine) -> None:
     key = runs.find(golden, 4).key
-    assert [run.id for run in runs.results(golden, Filters(runs=[key[:10]]).among(golden), Select("best"))] == [4]
+    assert [run.id for run in runs.results(golden, Filters(runs=[key[:10]]).among(golden), RoundRule("best"))] == [4]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,6 @@ def test_a_wrong_selection_names_the_valid_ones(text: str) -> None:
         selection.parse(text)
 
 
-@pytest.mark.parametrize("select", [Select("best"), Select("last"), Select("mean-last", 7)])
-def test_a_selection_reads_as_it_is_written(select: Select) -> None:
+@pytest.mark.parametrize("select", [RoundRule("best"), RoundRule("last"), RoundRule("mean-last", 7)])
+def test_a_selection_reads_as_it_is_written(select: RoundRule) -> None:
     assert selection.parse(str(select)) == select

@@ -197,7 +197,7 @@ def test_of_clients_that_do_not_differ_none_counts(engine: Engine) -> None:
 def test_clients_count_in_the_rounds_that_their_run_counts_in(engine: Engine, select: str, mean: float) -> None:
     add_clients(engine, "fedavg", 0, {0: (10, 100), 1: (10, 100)}, {0: (85, 100), 1: (95, 100)}, {0: (45, 100), 1: (35, 100)})
     add_clients(engine, "local", 0, {0: (10, 100), 1: (10, 100)})
-    found = cell(build(engine, test="wilcoxon-clients", select=select), "FedAvg")
+    found = cell(build(engine, test="wilcoxon-clients", round_rule=select), "FedAvg")
     assert found.mean == pytest.approx(found.median or 0) == pytest.approx(mean)
     assert found.clients[0] == pytest.approx({"best": {0: 85, 1: 95}, "last": {0: 45, 1: 35}}.get(select, {0: 65, 1: 65}))
 

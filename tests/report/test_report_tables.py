@@ -17,7 +17,7 @@ from support.report_database import add_run, spec
 from support.store_samples import write_round
 
 from pflbench import data, methods, models
-from pflbench.cli.options import wish
+from pflbench.cli.options import run_options
 from pflbench.cli.run import run as run_command
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
@@ -29,9 +29,9 @@ from pflbench.report.tables import cell
 from pflbench.report.tables.accuracy import AccuracyTable
 from pflbench.report.tables.grid import render
 from pflbench.report.tables.places import AccuracyColumn
-from pflbench.run.plan import Wish, plan
+from pflbench.run.plan import RunOptions, plan
 from pflbench.spec import RunSpec
-from pflbench.store.runs import Select
+from pflbench.store.runs import RoundRule
 from pflbench.store.write import RoundRecord, create_run, update_run
 
 DECLARED = {name: table.needs for name, table in TABLES.items() if table.needs and name not in ("ranks", "table2")}
@@ -49,7 +49,7 @@ def planned(name: str, method: str, **of: Any) -> Planned:
 
 
 def specs(of: Planned, seeds: int = 1, **train: Any) -> list[RunSpec]:
-    return plan(Wish(**{**of.options, **train}, seeds=f"0-{seeds - 1}"))
+    return plan(RunOptions(**{**of.options, **train}, seeds=f"0-{seeds - 1}"))
 
 
 def add(engine: Engine, of: Planned, *accuracies: float, **train: Any) -> list[int]:
@@ -91,7 +91,7 @@ def test_the_command_of_each_cell_makes_the_run_that_belongs_there(name: str) ->
         plain = made.model_dump(mode="json")
         assert paper.is_at(plain, of.place)
         unknown = ("partition pathological instead of unknown",) if of.place.central else ()
-        assert paper.differences(plain, Select("best"), of.place, of.line.varied) == unknown, of.command
+        assert paper.differences(plain, RoundRule("best"), of.place, of.line.varied) == unknown, of.command
         assert of.reference is None or dict(of.line.varied).items() <= made.method.hyperparameters.items()
 
 
@@ -102,8 +102,8 @@ def command_of_run() -> Any:
     return typer.main.get_command(app)
 
 
-def parsed(command: str) -> Wish:
-    return wish(command_of_run().make_context("run", shlex.split(command)[2:]).params)
+def parsed(command: str) -> RunOptions:
+    return run_options(command_of_run().make_context("run", shlex.split(command)[2:]).params)
 
 
 def test_the_papers_hyperparameters_with_ala_are_those_of_the_methods() -> None:
@@ -180,7 +180,7 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
     add(engine, planned("applicability", "fedrep+ala"), 38.0)
     add(engine, planned("applicability", "fedrep"), 35.0, rounds=10)  # another protocol
     add(engine, planned("applicability", "fedprox+ala"), 40.0)
-    (other,) = plan(Wish(**planned("applicability", "fedprox").options, settings=("fedprox.mu=0.1",)))
+    (other,) = plan(RunOptions(**planned("applicability", "fedprox").options, settings=("fedprox.mu=0.1",)))
     add_run(engine, other, [0.2])  # other hyperparameters
     table = TABLES["applicability"].load()(engine, Filters(datasets=["tiny"]))
     gains = dict(zip([line.method for line in table.rows], table.columns[0].extra["improvement"], strict=True))
@@ -194,7 +194,7 @@ def test_improvement_is_against_the_same_method_in_the_same_setting(engine: Engi
 def test_s_and_p_choose_the_row(engine: Engine) -> None:
     for p, value in ((1, 40.0), (2, 39.0), (3, 38.0)):
         add(engine, planned("range", "fedala", dataset="tiny", p=p), value)
-    (other,) = plan(Wish(methods=("fedala",), datasets=("tiny",), settings=("fedala.s=40",)))
+    (other,) = plan(RunOptions(methods=("fedala",), datasets=("tiny",), settings=("fedala.s=40",)))
     add_run(engine, other, [0.9])
     table = TABLES["range"].load()(engine)
     tiny, agnews = table.columns
@@ -258,7 +258,7 @@ def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
     assert "† protocol differs (MNIST): partition pathological instead of unknown." in table.notes
     assert "Not counted: 1 run without a central test set (--central-test)." in table.notes
     assert [
-        c and c.mean for c in TABLES["elastic"].load()(engine, Filters(datasets=["mnist"]), select="last").columns[0].cells
+        c and c.mean for c in TABLES["elastic"].load()(engine, Filters(datasets=["mnist"]), round_rule="last").columns[0].cells
     ] == [
         69.0,
         74.0,
@@ -268,7 +268,7 @@ def test_the_elastic_table_counts_the_central_test_set(engine: Engine) -> None:
 
 def test_of_several_sets_of_hyperparameters_the_papers_is_shown_and_the_others_are_told_of(engine: Engine) -> None:
     of = planned("heterogeneity", "ditto", dataset="agnews")
-    (other,) = plan(Wish(**of.options, settings=("ditto.lam=1",)))
+    (other,) = plan(RunOptions(**of.options, settings=("ditto.lam=1",)))
     add_run(engine, other, [0.5])
     alone = TABLES["heterogeneity"].load()(engine, Filters(datasets=["agnews"]))
     assert verdict(alone, "Ditto") == "protocol differs"
@@ -302,7 +302,7 @@ def test_the_table_says_what_was_not_run_and_how_to_run_it(engine: Engine) -> No
 
 def test_test_labels_stay_marked(engine: Engine) -> None:
     of = planned("heterogeneity", "per-fedavg")
-    (leaking,) = plan(Wish(**of.options, settings=("per-fedavg.adapt_on=test2022",)))
+    (leaking,) = plan(RunOptions(**of.options, settings=("per-fedavg.adapt_on=test2022",)))
     add_run(engine, leaking, [0.5])
     grid = TABLES["heterogeneity"].load()(engine).grid()
     row = grid.labels.index("Per-FedAvg ‡")

@@ -12,7 +12,7 @@ from support.report_database import add_run, spec
 
 from pflbench.cli.console import duration
 from pflbench.reproduce import forecast
-from pflbench.run.plan import Wish, plan
+from pflbench.run.plan import RunOptions, plan
 from pflbench.store import database as db
 
 RUN = ("run", "-m", "fedala", "-d", "digits", "--batch-size", "40", "--set", "fedala.max_init_epochs=2", "--rounds", "2")
@@ -56,7 +56,7 @@ def test_what_the_database_knows_is_not_measured_again(shell: Shell, monkeypatch
     add_run(engine, known, [0.1, 0.2], seconds=2.0, participants=10)
     monkeypatch.setattr(forecast, "SMALL_WORK", 0)
     monkeypatch.setattr(forecast, "_measure", None)
-    specs = plan(Wish(methods=("fedavg", "fedala"), datasets=("digits",), rounds=200, seeds="0-1"))
+    specs = plan(RunOptions(methods=("fedavg", "fedala"), datasets=("digits",), rounds=200, seeds="0-1"))
     found = forecast.forecast(specs, engine, Path("data"), forecast.Execution())
     assert found is not None
     assert found.seconds == pytest.approx(2 * 200 * 7 * (1 + 1.93 / 1.59))

@@ -21,7 +21,7 @@ from support.report_database import spec as measured
 
 from pflbench import data
 from pflbench.cli.console import duration
-from pflbench.cli.options import wish
+from pflbench.cli.options import run_options
 from pflbench.cli.reproduce import series_title
 from pflbench.cli.run import run as run_command
 from pflbench.errors import UserError
@@ -70,7 +70,7 @@ def command_of_run() -> Any:
 
 def of_command(line: str) -> list[RunSpec]:
     """What a printed command runs, as the command line reads it."""
-    return plan(wish(command_of_run().make_context("run", shlex.split(line)[2:]).params))
+    return plan(run_options(command_of_run().make_context("run", shlex.split(line)[2:]).params))
 
 
 # -- what is declared ----------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_after_an_interruption_the_same_command_goes_on(shell: Shell, monkeypatc
 @pytest.mark.slow
 def test_a_run_that_kept_nothing_is_made_anew_for_a_figure(shell: Shell) -> None:
     (need,) = wanted("loss", "smoke")
-    plain = need.command.replace(" --observe-every 1", "")
+    plain = need.command.replace(" --save-artifacts-every 1", "")
     assert plain != need.command
     assert shell(*shlex.split(plain)[1:], "-q").code == 0
     command = ("reproduce", "loss", "--scale", "smoke")

@@ -10,16 +10,17 @@ import pytest
 from support.command import Shell, write
 from support.runs import numbers, rows, run
 
-from pflbench.run.plan import Wish, plan
+from pflbench.run.plan import RunOptions, plan
 from pflbench.spec import RunSpec
 from pflbench.store.database import connect, to_url
 
 CLASSES = {"partition": "pathological", "clients": 5}
 ALIKE = {  # what is typed beside what is left out; all of 10 clients, with MLP, on 1,797 digits
-    "least": ({"least": 40}, {}),
-    "least of few samples": ({"clients": 30, "beta": 10.0, "least": 29}, {"clients": 30, "beta": 10.0}),  # int(1797 / 30 / 2)
-    "least of pathological": ({**CLASSES, "least": 40}, CLASSES),
-    "least of balanced": ({**CLASSES, "balanced": True, "least": 7}, {**CLASSES, "balanced": True}),
+    "least": ({"min_samples": 40}, {}),
+    # int(1797 / 30 / 2)
+    "fewest of few samples": ({"clients": 30, "beta": 10.0, "min_samples": 29}, {"clients": 30, "beta": 10.0}),
+    "least of pathological": ({**CLASSES, "min_samples": 40}, CLASSES),
+    "least of balanced": ({**CLASSES, "balanced": True, "min_samples": 7}, {**CLASSES, "balanced": True}),
     "average": ({"bn_buffers": "average"}, {}),
     "reset": ({"bn_buffers": "reset"}, {}),
     "fedfomo.M": ({"methods": "fedfomo", "settings": "fedfomo.M=10"}, {"methods": "fedfomo"}),
@@ -32,7 +33,7 @@ ALIKE = {  # what is typed beside what is left out; all of 10 clients, with MLP,
     "decay of -0.0": ({"optimizer": "adamw", "weight_decay": -0.0}, {"optimizer": "adamw", "weight_decay": 0.0}),
 }  # fmt: skip
 APART = {
-    "least": ({"least": 41}, {}),
+    "least": ({"min_samples": 41}, {}),
     "M": ({"methods": "fedfomo", "settings": "fedfomo.M=9"}, {"methods": "fedfomo"}),
     "of those who join": (
         {"methods": "heurfedamp", "settings": ("heurfedamp.xi_ii=0.1", "heurfedamp.partial=true"), "join_ratio": 0.5},
@@ -56,7 +57,7 @@ def norms(input_shape, classes):
 def planned(typed: dict[str, Any]) -> RunSpec:
     several = {name: (value,) for name, value in typed.items() if name in ("methods", "settings") and isinstance(value, str)}
     usual = {"methods": ("fedavg",), "datasets": ("digits",), "clients": 10, "rounds": 2, "batch_size": 100}
-    (spec,) = plan(Wish(**{**usual, **typed, **several}))
+    (spec,) = plan(RunOptions(**{**usual, **typed, **several}))
     return spec
 
 

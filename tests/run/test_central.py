@@ -19,9 +19,9 @@ from pflbench import data, methods, partition
 from pflbench.contract.small import EXECUTORS, federation
 from pflbench.errors import Diverged, UserError
 from pflbench.report import paper
-from pflbench.run.evaluation import evaluate_central, global_model
-from pflbench.run.loop import execute
-from pflbench.run.setting import load_setting
+from pflbench.run.federation_data import load_setting
+from pflbench.run.testing import evaluate_central, global_model
+from pflbench.run.training import execute
 from pflbench.spec import (
     IID,
     DataSpec,
@@ -34,7 +34,7 @@ from pflbench.spec import (
     TrainSpec,
 )
 from pflbench.store import database as db
-from pflbench.store.runs import Select
+from pflbench.store.runs import RoundRule
 
 SCHEMES: dict[str, PartitionSpec] = {
     "dirichlet": Dirichlet(clients=4, beta=1.0, central_test=True),
@@ -237,6 +237,6 @@ def test_the_option(shell: Shell, images: Path) -> None:
 def test_the_papers_value_stands_beside_it_only_as_another_protocol() -> None:
     for central_test in (True, False):
         held = Dirichlet(clients=20, beta=0.1, central_test=central_test)
-        match = paper.find(spec(DataSpec(name="cifar10"), held, model="cnn").model_dump(mode="json"), Select("best"))
+        match = paper.find(spec(DataSpec(name="cifar10"), held, model="cnn").model_dump(mode="json"), RoundRule("best"))
         assert match is not None
         assert ("central test set True instead of False" in match.differences) == central_test

@@ -17,18 +17,18 @@ from torch import nn
 
 from pflbench.engine import devices, memory
 from pflbench.engine.batched import convolutions
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.chunks import Chunks
-from pflbench.engine.batched.executor import BatchedExecutor
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.run import arithmetic
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, checked
-from pflbench.run.loop import execute
 from pflbench.run.pack import execute_pack
-from pflbench.run.plan import Wish, plan
+from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import Prepared
 from pflbench.run.record import as_begun
+from pflbench.run.training import execute
 from pflbench.store import runs
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -129,7 +129,7 @@ def test_the_convolution_that_was_measured_is_taken_again(store, asked, recorded
 def test_on_a_gpu_nothing_is_measured_twice(store, tmp_path, monkeypatch):
     np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
     few = {"clients": 3, "beta": 50.0, "least": 4, "batch_size": 10, "rounds": 2}
-    (images,) = plan(Wish(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", **few))
+    (images,) = plan(RunOptions(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", **few))
     ways, whole = [], BatchedExecutor._sgd
     monkeypatch.setattr(BatchedExecutor, "_sgd", lambda own, asked: ways.append(own.convolution) or whole(own, asked))
     monkeypatch.setattr(convolutions, "fastest", lambda _: "unfold")

@@ -13,13 +13,13 @@ from pflbench import methods
 from pflbench.contract.small import federation
 from pflbench.data import Arrays
 from pflbench.engine.federation import Federation
-from pflbench.engine.loop import LoopExecutor
+from pflbench.engine.loop_executor import LoopExecutor
 from pflbench.methods.base import Method
 from pflbench.partition import Partition
 from pflbench.run import counting
 from pflbench.run.counting import Work
+from pflbench.run.federation_data import FederationData
 from pflbench.run.round import PHASES, rounds
-from pflbench.run.setting import Setting
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 
 # The paper's CNN on 3 x 32 x 32: multiplications and additions of one sample's forward pass, layer by layer.
@@ -37,13 +37,15 @@ SAMPLE = 3 * 32 * 32 + 8  # bytes: one for each value, and the label
 FLOAT = 4
 
 
-def setting(train: tuple[int, ...], test: tuple[int, ...], x: np.ndarray | None = None, vocabulary: int | None = None) -> Setting:
+def setting(
+    train: tuple[int, ...], test: tuple[int, ...], x: np.ndarray | None = None, vocabulary: int | None = None
+) -> FederationData:
     """Clients with so many samples each; images of 3 x 32 x 32 bytes, unless x is given, and ten classes."""
     total = sum(train) + sum(test)
     x = np.zeros((total, 3, 32, 32), dtype=np.uint8) if x is None else x
     parts = np.split(np.arange(total), np.cumsum([*train, *test])[:-1])
     arrays = Arrays(x, np.arange(total) % 10, tuple("0123456789"), vocabulary)
-    return Setting(arrays, Partition(tuple(parts[: len(train)]), tuple(parts[len(train) :])), record=None, content={})  # type: ignore[arg-type]
+    return FederationData(arrays, Partition(tuple(parts[: len(train)]), tuple(parts[len(train) :])), record=None, content={})  # type: ignore[arg-type]
 
 
 def spec(method: str = "fedavg", model: str = "cnn", clients: int = 2, **hyperparameters: Any) -> RunSpec:

@@ -17,8 +17,8 @@ from pflbench.methods.ala import ALA
 from pflbench.methods.base import Method
 from pflbench.methods.fedfomo import FedFomo
 from pflbench.methods.fedphp import FedPHP
-from pflbench.run.evaluation import HEADLINE, evaluate
 from pflbench.run.round import rounds
+from pflbench.run.testing import HEADLINE, evaluate
 
 SMALL: dict[str, Any] = {"join_ratio": 0.5, "evaluate": "all", "n": (12, 5, 9, 7)}
 
@@ -60,7 +60,7 @@ class Met:
 class Meeting(Method):
     """Clients are tested with the mean of those that they meet."""
 
-    meets = True
+    depends_on_cohort = True
 
     def init(self, fed: Federation) -> Met:
         theta = torch.arange(1.0, fed.size + 1, dtype=fed.dtype)[:, None] * fed.initial()
@@ -97,9 +97,9 @@ def test_bench_tests_whom_a_run_tests(evaluated: str, monkeypatch: pytest.Monkey
     fed = federation(join_ratio=0.5, evaluate=evaluated, n=(12, 0, 9, 7))
     tested: list[list[int]] = []
 
-    def noting(self: Federation, models: Tensor, S: Tensor, slot: str = "model") -> Any:
+    def noting(self: Federation, models: Tensor, S: Tensor, which: str = "model") -> Any:
         tested.append(S.tolist())
-        return original(self, models, S, slot)
+        return original(self, models, S, which)
 
     original = Federation.evaluate
     monkeypatch.setattr(Federation, "evaluate", noting)

@@ -22,7 +22,7 @@ from support.runs import numbers, rows
 
 from pflbench import methods
 from pflbench.errors import Diverged, UserError
-from pflbench.run.loop import execute
+from pflbench.run.training import execute
 from pflbench.store import database as db
 
 FEW = int(os.environ.get("PFLBENCH_FEDERATIONS", "1"))

@@ -14,10 +14,10 @@ from pflbench.contract.small import train
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.run.execution import Execution
+from pflbench.run.federation_data import load_setting
 from pflbench.run.memory_estimate import Peak, footprint
-from pflbench.run.plan import Wish, plan
+from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
-from pflbench.run.setting import load_setting
 
 CPU = torch.device("cpu")
 DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
@@ -52,7 +52,7 @@ def test_without_data_there_is_no_estimate(shell):
 
 
 def specs(*names, **more):
-    return plan(Wish(methods=names, datasets=("digits",), data_dir=Path("data"), **more))
+    return plan(RunOptions(methods=names, datasets=("digits",), data_dir=Path("data"), **more))
 
 
 def test_every_method_has_an_estimate_also_for_a_gpu_that_is_not_here():
@@ -134,6 +134,6 @@ def test_the_estimate_is_close_to_what_a_round_takes(name, more):
     with Peak() as peak:
         state = train(method, fed, 1)
         train(method, fed, 1, state, start=2)
-        fed.evaluate(method.deployed(state), fed.nobody_left_out(), method.slot)
+        fed.evaluate(method.deployed(state), fed.all_trainable(), method.tested_model)
     assert said.clients == 12
     assert 0.6 < (said.total - said.data) / peak.most < 2

@@ -9,7 +9,7 @@ from support.command import Shell
 from support.runs import rows, run, spec
 
 from pflbench.run.execution import Execution
-from pflbench.run.loop import execute
+from pflbench.run.training import execute
 
 UPHILL = {"rho": 0.9}
 SAID = "rho x steps = "

@@ -40,7 +40,7 @@ def held() -> dict[str, list[int]]:
 
 
 def test_large_observations_are_kept_in_the_chosen_rounds_only(shell: Shell) -> None:
-    succeeds(shell, f"{RUN} --observe-every 2")
+    succeeds(shell, f"{RUN} --save-artifacts-every 2")
     assert held()["ala_weights"] == [2, 4]
     assert held()["ala_losses"] == [2, 4]
     assert held()["traffic"] == [1, 2, 3, 4]

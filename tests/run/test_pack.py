@@ -16,14 +16,14 @@ from support.runs import hasty
 from torch import Tensor
 
 from pflbench import methods
-from pflbench.engine.batched.executor import BatchedExecutor
+from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.requests import Evaluate, Request, Sgd
 from pflbench.errors import UserError
 from pflbench.run import pack as packing
 from pflbench.run.execution import Execution, checked
-from pflbench.run.loop import execute
 from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.run.prepared import Prepared
+from pflbench.run.training import execute
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 
 # Methods that go different ways: plain, inner loops, features of the head, matrices of all clients, initial stages.

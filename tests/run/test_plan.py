@@ -12,13 +12,13 @@ import pytest
 from pflbench import partition
 from pflbench.errors import UserError
 from pflbench.methods import METHODS, hyperparameters
-from pflbench.run.plan import SCHEMES, Wish, plan
-from pflbench.run.setting import load_setting
+from pflbench.run.federation_data import load_setting
+from pflbench.run.plan import SCHEMES, RunOptions, plan
 from pflbench.spec import DataSpec, Dirichlet, Groups, Pathological, Pfllib, RunSpec
 
 
 def one(**options: object) -> RunSpec:
-    (spec,) = plan(Wish(**{"methods": ("fedavg",), "datasets": ("mnist",), **options}))  # type: ignore[arg-type]
+    (spec,) = plan(RunOptions(**{"methods": ("fedavg",), "datasets": ("mnist",), **options}))  # type: ignore[arg-type]
     return spec
 
 
@@ -68,11 +68,11 @@ def test_every_option_reaches_the_specification() -> None:
     shared = {"clients": 6, "partition_seed": 9, "test_share": 0.5}
     made = one(partition="groups", groups=3, dominant_share=0.7, group_sizes="30,20,10", **shared).partition
     assert made == Groups(clients=6, seed=9, test_share=0.5, groups=3, dominant_share=0.7, group_sizes=(30, 20, 10))
-    made = one(partition="pathological", classes_per_client=3, least=4, **shared).partition
-    assert made == Pathological(clients=6, seed=9, test_share=0.5, classes_per_client=3, least=4)
+    made = one(partition="pathological", classes_per_client=3, min_samples=4, **shared).partition
+    assert made == Pathological(clients=6, seed=9, test_share=0.5, classes_per_client=3, min_samples=4)
     assert one(partition="pathological", balanced=True).partition.model_dump()["balanced"] is True
     assert one(partition="iid", iid_shares="reference").partition.model_dump()["shares"] == "reference"
-    assert one(beta=0.5, least=12).partition == Dirichlet(clients=20, beta=0.5, least=12)
+    assert one(beta=0.5, min_samples=12).partition == Dirichlet(clients=20, beta=0.5, min_samples=12)
 
 
 def test_an_optimizer_is_written_out_where_it_is_not_plain_sgd() -> None:
@@ -128,7 +128,7 @@ def test_fedamps_limit_is_that_of_the_optimizer() -> None:
 
 
 def test_methods_times_datasets_times_seeds() -> None:
-    specs = plan(Wish(methods=("fedavg", "ditto", "fedavg"), datasets=("digits", "mnist"), seeds="0-2,5"))
+    specs = plan(RunOptions(methods=("fedavg", "ditto", "fedavg"), datasets=("digits", "mnist"), seeds="0-2,5"))
     assert [(s.data.name, s.seed, s.method.name) for s in specs] == [
         (data, seed, method) for data in ("digits", "mnist") for seed in (0, 1, 2, 5) for method in ("fedavg", "ditto")
     ]
@@ -139,35 +139,35 @@ def test_methods_times_datasets_times_seeds() -> None:
 
 
 def test_hyperparameters_are_complete_typed_and_set_by_method() -> None:
-    specs = plan(Wish(methods=("fedala", "fedprox"), datasets=("mnist",), settings=("fedala.p=2", "fedprox.mu=0.5")))
+    specs = plan(RunOptions(methods=("fedala", "fedprox"), datasets=("mnist",), settings=("fedala.p=2", "fedprox.mu=0.5")))
     fedala, fedprox = (spec.method.hyperparameters for spec in specs)
     assert fedala["p"] == 2
     assert isinstance(fedala["p"], int)
     assert (fedala["eta"], fedala["s"]) == (1.0, 80)  # methods.md 1.14
     assert fedprox["mu"] == 0.5
-    plain = plan(Wish(methods=("fedprox",), datasets=("mnist",)))[0]
+    plain = plan(RunOptions(methods=("fedprox",), datasets=("mnist",)))[0]
     assert plain.method.hyperparameters["mu"] == 0.001  # methods.md 1.3
     assert plain.key != specs[1].key
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_hyperparameter_set_to_its_default_is_the_same_run(name: str) -> None:
-    (plain,) = plan(Wish(methods=(name,)))
+    (plain,) = plan(RunOptions(methods=(name,)))
     settings = tuple(f"{name}.{hyper.name}={hyper.default}" for hyper in hyperparameters(name))
-    (said,) = plan(Wish(methods=(name,), settings=settings))
+    (said,) = plan(RunOptions(methods=(name,), settings=settings))
     assert said.key == plain.key
 
 
 def test_ala_is_plugged_into_every_method() -> None:
-    asked = plan(Wish(methods=("ditto", "fedprox+ala"), ala=True, settings=("ditto.lam=0.5", "fedprox+ala.p=2")))
-    named = plan(Wish(methods=("ditto+ala", "fedprox+ala"), settings=("ditto+ala.lam=0.5", "fedprox+ala.p=2")))
+    asked = plan(RunOptions(methods=("ditto", "fedprox+ala"), ala=True, settings=("ditto.lam=0.5", "fedprox+ala.p=2")))
+    named = plan(RunOptions(methods=("ditto+ala", "fedprox+ala"), settings=("ditto+ala.lam=0.5", "fedprox+ala.p=2")))
     assert asked == named
     assert [spec.method.name for spec in asked] == ["ditto+ala", "fedprox+ala"]
     both = {h.name: h.default for name in ("ditto", "fedala") for h in hyperparameters(name)}
     assert asked[0].method.hyperparameters == {**both, "lam": 0.5}
     assert asked[1].method.hyperparameters["p"] == 2
     with pytest.raises(UserError, match=r"fedala\+ala is not possible: FedALA is FedAvg with ALA already"):
-        plan(Wish(methods=("fedala",), ala=True))
+        plan(RunOptions(methods=("fedala",), ala=True))
 
 
 def test_a_preset_switches_hyperparameters_below_what_is_set() -> None:
@@ -303,7 +303,7 @@ def test_the_key_is_that_of_the_content(tmp_path: Path) -> None:
     x, y = np.zeros((8, 4), np.float32), np.arange(8) % 2
     for name in ("a", "b"):
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    request = Wish(methods=("fedavg",), datasets=(f"npz:{tmp_path / 'a.npz'}",), clients=2, data_dir=tmp_path)
+    request = RunOptions(methods=("fedavg",), datasets=(f"npz:{tmp_path / 'a.npz'}",), clients=2, data_dir=tmp_path)
     first = plan(request)[0]
     assert first.key == plan(replace(request, datasets=(f"npz:{tmp_path / 'b.npz'}",)))[0].key
     np.savez(tmp_path / "b.npz", x=x + 1, y=y)

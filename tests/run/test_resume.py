@@ -19,8 +19,8 @@ from pflbench.errors import Occupied, UserError
 from pflbench.methods import METHODS
 from pflbench.run.checkpoint import _digest
 from pflbench.run.execution import Execution
-from pflbench.run.loop import execute
 from pflbench.run.places import Folder
+from pflbench.run.training import execute
 from pflbench.store import database as db
 from pflbench.store import runs, write
 from pflbench.store.failures import sqlite_path
@@ -96,7 +96,7 @@ from pathlib import Path
 from support.runs import short
 from pflbench.run.execution import Execution
 from pflbench.run.prepared import prepare
-from pflbench.run.loop import execute
+from pflbench.run.training import execute
 from pflbench.store import database as db
 store = db.connect(sys.argv[1])
 for step in execute(short("ditto", rounds=16), store, Path("data"), Execution(workers=2, checkpoint_every=0)):
@@ -122,7 +122,7 @@ def test_kill_9_and_resume(store, tmp_path):
     child.wait()
     status, last = rows(store, "SELECT status, (SELECT MAX(round) FROM round) FROM run")[0]
     assert status == "running"
-    assert [runs.as_it_is_now(store, info).status for info in runs.stored(store, runs.ALL)] == ["interrupted"]
+    assert [runs.with_current_status(store, info).status for info in runs.stored(store, runs.ALL)] == ["interrupted"]
     assert reached <= last < 16
     resumed = run(short("ditto", rounds=16), store)
     assert resumed[0].kind == "resumed"
@@ -245,7 +245,7 @@ def test_interrupted_twice_with_batch_norm(store, monkeypatch):
     """BatchNorm buffers change in place; the snapshot that an interrupt saves must be that of the last whole round."""
     from pflbench.contract import small
     from pflbench.methods.ditto import Ditto
-    from pflbench.run.setting import Setting
+    from pflbench.run.federation_data import FederationData
 
     class Net(small.BatchNormNet):
         def __init__(self) -> None:
@@ -255,7 +255,7 @@ def test_interrupted_twice_with_batch_norm(store, monkeypatch):
         def features(self, x):
             return super().features(x.flatten(1))
 
-    monkeypatch.setattr(Setting, "model", lambda *_: Net())
+    monkeypatch.setattr(FederationData, "model", lambda *_: Net())
     whole = numbers(store, run(short("ditto"), store)[-1].run_id)
     original, stop_at = Ditto.update, [3, 3, 99]
 

@@ -18,9 +18,9 @@ from pflbench.engine.federation import Federation
 from pflbench.methods.ditto import Ditto
 from pflbench.run.checkpoint import tensors
 from pflbench.run.execution import Execution
+from pflbench.run.federation_data import FederationData, load_setting
 from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
-from pflbench.run.setting import Setting, load_setting
 
 ROUNDS = 3
 CPU = torch.device("cpu")
@@ -47,9 +47,9 @@ class Event(NamedTuple):
 
 
 def bits(fed: Federation, state: Any) -> str:
-    """A slot whose buffers are the initial ones is as good as none."""
+    """A which whose buffers are the initial ones is as good as none."""
     initial = fed.flat.buffer_row(fed.dtype)
-    moved = {slot: rows for slot, rows in fed.buffers.items() if not torch.equal(rows, initial.expand_as(rows))}
+    moved = {which: rows for which, rows in fed.buffers.items() if not torch.equal(rows, initial.expand_as(rows))}
     found = hashlib.sha256()
     for name, value in sorted({**tensors(state), **moved}.items()):
         found.update(name.encode() + value.numpy().tobytes())
@@ -71,7 +71,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 
     for phase in ("receive", "update"):
         monkeypatch.setattr(Ditto, phase, noting(phase, getattr(Ditto, phase)))
-    monkeypatch.setattr(Setting, "model", lambda *_: Net())
+    monkeypatch.setattr(FederationData, "model", lambda *_: Net())
     return seen
 
 
@@ -81,9 +81,9 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
     seen: dict[int, set[int]] = {}
     original = Federation.evaluate
 
-    def noting(self: Federation, models: Tensor, S: Tensor, slot: str = "model") -> Any:
+    def noting(self: Federation, models: Tensor, S: Tensor, which: str = "model") -> Any:
         seen.setdefault(self.t, set()).update(S.tolist())
-        return original(self, models, S, slot)
+        return original(self, models, S, which)
 
     monkeypatch.setattr(Federation, "evaluate", noting)
     return seen

@@ -13,9 +13,9 @@ from pflbench import methods
 from pflbench.errors import Diverged, UserError
 from pflbench.methods import METHODS
 from pflbench.run.execution import Execution
-from pflbench.run.loop import execute
+from pflbench.run.federation_data import load_setting
 from pflbench.run.prepared import prepare
-from pflbench.run.setting import load_setting
+from pflbench.run.training import execute
 
 
 def test_rows(store):
@@ -42,7 +42,7 @@ def test_what_is_evaluated_is_what_was_received(store, name):
     fed = prepared.federation().at(1)
     method = methods.make(this.method)
     received = method.receive(fed, method.init(fed), fed.cohort(1))
-    expected = fed.evaluate(method.deployed(received), torch.arange(fed.size), method.slot)
+    expected = fed.evaluate(method.deployed(received), torch.arange(fed.size), method.tested_model)
     assert rows(store, "SELECT accuracy, test_loss FROM round WHERE round = 0") == [(expected.accuracy, expected.mean_loss)]
     assert rows(store, "SELECT train_loss FROM round WHERE round = 1")[0][0] > 0
     fed.executor.close()

@@ -22,7 +22,7 @@ from support.store_samples import make_record, make_spec, write_round
 from pflbench.errors import Occupied, Unreachable, UserError
 from pflbench.run import places
 from pflbench.run.execution import Execution
-from pflbench.run.loop import execute
+from pflbench.run.training import execute
 from pflbench.store import database as db
 from pflbench.store import runs, write
 
@@ -129,7 +129,7 @@ import sys, time
 from pathlib import Path
 from support.runs import short
 from pflbench.run.execution import Execution
-from pflbench.run.loop import execute
+from pflbench.run.training import execute
 from pflbench.store import database as db
 how = Execution(workers=1, checkpoint_every=0, checkpoints=sys.argv[2])
 for step in execute(short(rounds=8), db.connect(sys.argv[1]), Path("data"), how):

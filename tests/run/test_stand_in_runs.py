@@ -18,10 +18,10 @@ from pflbench.errors import UserError
 from pflbench.run import doctor, prepared
 from pflbench.run.checkpoint import Checkpoints
 from pflbench.run.execution import Execution, checked, find_device
-from pflbench.run.loop import execute
+from pflbench.run.federation_data import load_setting
 from pflbench.run.memory_estimate import estimate
 from pflbench.run.pack import execute_pack
-from pflbench.run.setting import load_setting
+from pflbench.run.training import execute
 
 DATA = Path("data")
 MEASURED = "SELECT round, accuracy, test_loss, train_loss, bytes_up FROM round WHERE run_id = {} ORDER BY round"

@@ -17,8 +17,8 @@ from pflbench.models import build
 from pflbench.report.figures import trajectory
 from pflbench.report.figures.trajectory import numbers
 from pflbench.report.selection import Filters
+from pflbench.run.federation_data import load_setting
 from pflbench.run.follow import parse
-from pflbench.run.setting import load_setting
 from pflbench.spec import MethodSpec, RunSpec
 from pflbench.store import arrays, runs
 from pflbench.store import database as db

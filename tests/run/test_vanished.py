@@ -20,8 +20,8 @@ from support.runs import numbers, rows, run, short
 
 from pflbench.errors import Occupied, Vanished
 from pflbench.run.execution import Execution
-from pflbench.run.loop import execute
 from pflbench.run.pack import execute_pack
+from pflbench.run.training import execute
 from pflbench.store import database as db
 from pflbench.store import write
 

@@ -141,6 +141,6 @@ def test_a_run_under_way_is_running_where_a_process_is_at_it_and_not_removed(sto
         assert runs.find(store, run).status == "running"
         assert "is under way" in shell.refused("runs", "rm", str(run), "--yes", "--db", url)
     assert runs.find(store, run).status == "interrupted"
-    assert [runs.as_it_is_now(store, one).status for one in runs.stored(store, runs.ALL)] == ["interrupted"]
+    assert [runs.with_current_status(store, one).status for one in runs.stored(store, runs.ALL)] == ["interrupted"]
     assert shell("runs", "rm", str(run), "--yes", "--db", url).code == 0
     assert runs.stored(store, runs.ALL) == []

@@ -172,7 +172,7 @@ def test_what_a_killed_process_left_aside_goes_and_what_a_living_one_writes_stay
     (tmp_path / ".out.csv.1.partial").write_text("half")
     (tmp_path / ".out.csv.1.partial-wal").touch()
     (tmp_path / ".out.csv.2.partial").mkdir()
-    with files.aside(target) as first:
+    with files.atomic_write(target) as first:
         first.write(b"first")
         beside = sorted(tmp_path.iterdir())
         assert len(beside) == 1

@@ -15,26 +15,26 @@ from support.store_samples import write_round
 from pflbench.errors import UserError
 from pflbench.store import arrays, partitions, rounds, runs, write
 from pflbench.store import database as db
-from pflbench.store.runs import ALL, Among, Result, Select
+from pflbench.store.runs import ALL, Result, RoundRule, RunScope
 
 pytestmark = pytest.mark.servers
 ACCURACIES = [0.10, 0.50, None, 0.575, 0.575, 0.55]
 
 
-def one(engine: Engine, rule: Select) -> Result:
+def one(engine: Engine, rule: RoundRule) -> Result:
     (result,) = runs.results(engine, ALL, rule)
     return result
 
 
 def test_best_is_the_earliest_round_with_the_highest_accuracy(engine: Engine) -> None:
     add_run(engine, spec(), ACCURACIES)
-    result = one(engine, Select("best"))
+    result = one(engine, RoundRule("best"))
     assert (result.value, result.round, result.used) == (0.575, 3, 1)
 
 
 def test_last_is_the_last_evaluated_round(engine: Engine) -> None:
     add_run(engine, spec(), [*ACCURACIES, None])
-    result = one(engine, Select("last"))
+    result = one(engine, RoundRule("last"))
     assert (result.value, result.round, result.used) == (0.55, 5, 1)
 
 
@@ -43,13 +43,13 @@ def test_mean_last_counts_evaluated_rounds_only(engine: Engine, k: int) -> None:
     add_run(engine, spec(), [0.9] * 3, status="running")
     add_run(engine, spec(seed=1), ACCURACIES)
     expected = [a for a in ACCURACIES if a is not None][-k:]
-    result = runs.results(engine, ALL, Select("mean-last", k))[1]
+    result = runs.results(engine, ALL, RoundRule("mean-last", k))[1]
     assert result.value == pytest.approx(np.mean(expected), abs=1e-15)
     assert result.used == len(expected)
 
 
-@pytest.mark.parametrize("rule", [Select("best"), Select("last"), Select("mean-last", 3)])
-def test_a_run_without_evaluation_has_no_value(engine: Engine, rule: Select) -> None:
+@pytest.mark.parametrize("rule", [RoundRule("best"), RoundRule("last"), RoundRule("mean-last", 3)])
+def test_a_run_without_evaluation_has_no_value(engine: Engine, rule: RoundRule) -> None:
     add_run(engine, spec(), [])
     result = one(engine, rule)
     assert (result.value, result.round) == (None, None)
@@ -60,7 +60,7 @@ def test_results_are_found_along_indexes(engine: Engine) -> None:
     """No statement of a table scans `round`: with 2,000,000 of them a scan would take the whole second by itself."""
     statements: list[tuple[str, object]] = []
     event.listen(engine, "before_cursor_execute", lambda c, cur, sql, values, *_: statements.append((sql, values)))
-    for rule in (Select("best"), Select("last"), Select("mean-last", 10)):
+    for rule in (RoundRule("best"), RoundRule("last"), RoundRule("mean-last", 10)):
         runs.results(engine, ALL, rule)
     listed = [s for s in statements if s[0].startswith("SELECT")]
     assert len(listed) == 3
@@ -173,14 +173,14 @@ def test_a_damaged_file_is_told_in_words(tmp_path: Path) -> None:
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
     with pytest.raises(UserError, match="damaged"):
-        runs.results(db.open_engine(f"sqlite:///{path}"), ALL, Select("best"))
+        runs.results(db.open_engine(f"sqlite:///{path}"), ALL, RoundRule("best"))
 
 
 METHODS = ("m1", "m2", "m3", "m4")
 # Public reads of the rooms below that find runs by themselves -> the numbers of those that they find.
-FINDING: dict[str, Callable[[Engine, Among], set[int]]] = {
+FINDING: dict[str, Callable[[Engine, RunScope], set[int]]] = {
     "runs.stored": lambda engine, among: {run.id for run in runs.stored(engine, among)},
-    "runs.results": lambda engine, among: {run.id for run in runs.results(engine, among, Select("best"))},
+    "runs.results": lambda engine, among: {run.id for run in runs.results(engine, among, RoundRule("best"))},
     "runs.distinct": lambda engine, among: {int(name) for name in runs.distinct(engine, among, "dataset")},
     "rounds.speeds": lambda engine, among: {int(speed.dataset) for speed in rounds.speeds(engine, among, METHODS)},
     "partitions.stored": lambda engine, among: {int(one.dataset) for one in partitions.stored(engine, among)},
@@ -213,7 +213,7 @@ def test_every_read_that_finds_runs_is_told_among_which() -> None:
                 assert inspect.signature(function).parameters["among"].default is inspect.Parameter.empty
                 taking.add(f"{room.__name__.rpartition('.')[2]}.{name}")
             else:
-                assert TOLD & set(given) or name in ("save", "as_it_is_now"), f"{room.__name__}.{name} finds runs unasked"
+                assert TOLD & set(given) or name in ("save", "with_current_status"), f"{room.__name__}.{name} finds runs unasked"
     assert taking == set(FINDING)
 
 
@@ -222,20 +222,22 @@ def test_a_read_finds_no_other_runs(four: Engine, read: str) -> None:
     found = FINDING[read]
     assert found(four, ALL) == {1, 2, 3, 4}
     if read == "runs.hidden_smoke":
-        assert found(four, Among()) == {1, 2, 4}
-        assert found(four, Among(frozenset({2}))) == {1, 2, 3, 4}, "none is hidden where runs are named"
+        assert found(four, RunScope()) == {1, 2, 4}
+        assert found(four, RunScope(frozenset({2}))) == {1, 2, 3, 4}, "none is hidden where runs are named"
         return
     # A partition says who holds what, which a smoke run shows as well as any other.
-    assert found(four, Among()) == ({1, 2, 3, 4} if read == "partitions.stored" else {1, 2, 4})
-    assert found(four, Among(frozenset({2, 3}))) == {2, 3}, "a smoke run that is named"
-    assert found(four, Among(frozenset())) == set()
+    assert found(four, RunScope()) == ({1, 2, 3, 4} if read == "partitions.stored" else {1, 2, 4})
+    assert found(four, RunScope(frozenset({2, 3}))) == {2, 3}, "a smoke run that is named"
+    assert found(four, RunScope(frozenset())) == set()
 
 
 @pytest.mark.parametrize(
     ("rule", "value", "at", "used"),
-    [(Select("best"), 0.6, 1, 1), (Select("last"), 0.4, 3, 1), (Select("mean-last", 3), 0.5333333333, 3, 3)],
+    [(RoundRule("best"), 0.6, 1, 1), (RoundRule("last"), 0.4, 3, 1), (RoundRule("mean-last", 3), 0.5333333333, 3, 3)],
 )
-def test_a_run_counts_by_its_series_under_the_same_rule(engine: Engine, rule: Select, value: float, at: int, used: int) -> None:
+def test_a_run_counts_by_its_series_under_the_same_rule(
+    engine: Engine, rule: RoundRule, value: float, at: int, used: int
+) -> None:
     run = write.create_run(engine, spec("elastic"), {})
     for t, central in enumerate((0.1, 0.6, 0.6, 0.4)):
         write_round(

@@ -90,8 +90,8 @@ def cases(draw: st.DrawFn, name: str) -> Case:
     except UserError:
         assume(False)
     if draw(st.integers(0, 2)) < 2:
-        how = Execution("cpu", "loop", workers=draw(st.integers(1, 3)), observe_every=1)
+        how = Execution("cpu", "loop", workers=draw(st.integers(1, 3)), save_artifacts_every=1)
     else:
-        how = Execution("cpu", "batched", chunk=draw(st.sampled_from((None, None, 1, 3))), observe_every=1)
+        how = Execution("cpu", "batched", chunk=draw(st.sampled_from((None, None, 1, 3))), save_artifacts_every=1)
     data = samples(model, labels, len(y) if central else None)
     return Case(spec, data, Partition(tuple(parts[::2]), tuple(parts[1::2])), how)

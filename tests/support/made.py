@@ -18,9 +18,9 @@ from pflbench import models
 from pflbench.data import Arrays
 from pflbench.models.base import Backbone
 from pflbench.partition import Partition
-from pflbench.run import setting
+from pflbench.run import federation_data as setting
 from pflbench.run.execution import Execution
-from pflbench.run.loop import Progress, execute
+from pflbench.run.training import Progress, execute
 from pflbench.spec import RunSpec
 
 SHAPES = {"logreg": (6,), "mlp": (6,), "norm": (6,), "images": (1, 6, 6), "images, norm": (1, 6, 6), "fasttext": (5,)}

@@ -18,7 +18,7 @@ from support.runs import rows
 
 from pflbench.engine.federation import COUNTERS, Federation
 from pflbench.methods.ala import AlaState
-from pflbench.run import loop
+from pflbench.run import training as loop
 from pflbench.run.checkpoint import tensors
 from pflbench.run.round import CommunicationRound
 from pflbench.store import arrays, rounds, runs
@@ -55,7 +55,7 @@ def watched(case: Case) -> Iterator[Seen]:
             return result[0]
 
         def update(self, state: Any) -> Any:
-            with others_untouched(self.training, state, set(self.S.tolist()), self.method.shared_slots) as result:
+            with others_untouched(self.training, state, set(self.S.tolist()), self.method.shared_models) as result:
                 result.append(super().update(state))
             return result[0]
 
@@ -79,19 +79,21 @@ def receivers(case: Case, cohort: list[int]) -> list[int]:
 
 
 @contextmanager
-def others_untouched(fed: Federation, before: Any, clients: set[int], shared_slots: Sequence[str] = ()) -> Iterator[list[Any]]:
+def others_untouched(fed: Federation, before: Any, clients: set[int], shared_models: Sequence[str] = ()) -> Iterator[list[Any]]:
     """Of a phase, whose new state is put into the list: clients that are not in it keep their rows and buffers, bit for bit."""
     outside = [i for i in range(fed.size) if i not in clients]
-    averaged = fed.train.bn_buffers == "average"  # then those of shared models are the server's
-    buffers = {slot: value[outside].clone() for slot, value in fed.buffers.items() if slot not in shared_slots or not averaged}
+    averaged = fed.protocol.bn_buffers == "average"  # then those of shared models are the server's
+    buffers = {
+        which: value[outside].clone() for which, value in fed.buffers.items() if which not in shared_models or not averaged
+    }
     old = {name: value[outside].clone() for name, value in tensors(before).items() if _by_client(value, fed)}
     result: list[Any] = []
     yield result
     for name, value in tensors(result[0]).items():
         if _by_client(value, fed):
             assert _bits(value[outside]) == _bits(old[name]), f"{name} of a client that takes no part"
-    for slot, value in buffers.items():
-        assert _bits(fed.buffers[slot][outside]) == _bits(value), f"buffers of '{slot}' of a client that takes no part"
+    for which, value in buffers.items():
+        assert _bits(fed.buffers[which][outside]) == _bits(value), f"buffers of '{which}' of a client that takes no part"
     for part in (result[0], *vars(result[0]).values()):
         if isinstance(part, AlaState):
             assert ((part.W >= 0) & (part.W <= 1)).all(), "ALA's W leaves [0, 1]"

@@ -83,6 +83,6 @@ def add_run(
     return run
 
 
-def at_work(engine: Engine, run: int) -> AbstractContextManager[locks.Hold]:
+def at_work(engine: Engine, run: int) -> AbstractContextManager[locks.RequireOwned]:
     """As if this process were at the run."""
     return locks.locked(engine, runs.find(engine, run).key)

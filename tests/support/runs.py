@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from pflbench import methods
 from pflbench.run.execution import Execution
-from pflbench.run.loop import execute
+from pflbench.run.training import execute
 from pflbench.spec import DataSpec, Dirichlet, RunSpec, TrainSpec
 
 COLUMNS = "round, accuracy, accuracy_mean, accuracy_std, test_loss, train_loss, participants, params_up, params_down, bytes_up"

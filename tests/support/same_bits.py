@@ -26,7 +26,7 @@ from support.runs import numbers, spec
 
 from pflbench.contract.small import federation
 from pflbench.run.execution import Execution
-from pflbench.run.loop import execute
+from pflbench.run.training import execute
 from pflbench.store import database as db
 
 WORKERS = (1, 2, 4)

@@ -38,7 +38,7 @@ class Twin:
 
     def sgd(self, module, plan, i, anchor=None, strength=0.0, optimiser=None):
         """Plain SGD along the plan, or another optimiser; with an anchor, its squared distance is part of the loss."""
-        optimiser = optimiser or torch.optim.SGD(module.parameters(), lr=self.fed.train.lr)
+        optimiser = optimiser or torch.optim.SGD(module.parameters(), lr=self.fed.protocol.lr)
         module.train()
         for index in plan.batches(i):
             x, y = self.data(index)

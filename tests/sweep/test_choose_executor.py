@@ -66,8 +66,8 @@ def test_cores_of_a_job(monkeypatch):
 )
 def test_a_worker_has_its_device_and_its_share_of_the_cores(engine, device, expected):
     how = Execution(engine=engine)
-    queue = RunQueue(tuple(SPECS), "sqlite://", Path("data"), how, own={SPECS[0].key: replace(how, observe_every=2)}).on(
+    queue = RunQueue(tuple(SPECS), "sqlite://", Path("data"), how, own={SPECS[0].key: replace(how, save_artifacts_every=2)}).on(
         device, 3
     )
     assert [(one.device, one.workers) for one in map(queue.execution, SPECS[:2])] == [expected] * 2
-    assert [queue.execution(one).observe_every for one in SPECS[:2]] == [2, 0]
+    assert [queue.execution(one).save_artifacts_every for one in SPECS[:2]] == [2, 0]

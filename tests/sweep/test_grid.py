@@ -11,7 +11,7 @@ import pytest
 from pflbench.cli.progress import named
 from pflbench.errors import UserError
 from pflbench.plugins.methods import plugged_in
-from pflbench.run.plan import Wish, plan
+from pflbench.run.plan import RunOptions, plan
 from pflbench.sweep.grid import RunGrid, of_run, specifications
 from pflbench.sweep.study import from_command_line, read
 
@@ -78,7 +78,7 @@ def test_every_combination_that_has_a_meaning_is_one_run(study):
 
 def test_a_run_of_a_grid_is_the_run_of_the_same_command(study):
     keys = {spec.key for spec in specifications(study.grid, DATA)}
-    same = plan(Wish(("fedala",), ("digits",), DATA, settings=("fedala.p=2",), seeds="0-2", beta=1.0, rounds=7))
+    same = plan(RunOptions(("fedala",), ("digits",), DATA, settings=("fedala.p=2",), seeds="0-2", beta=1.0, rounds=7))
     assert {spec.key for spec in same} < keys
 
 
@@ -120,10 +120,10 @@ def test_a_list_that_is_set_is_a_run_for_each_value_of_its_own_method(tmp_path):
     data = ("digits", f"npz:{tmp_path / 'own.npz'}")
 
     def keys_of(method, dataset, seed, *settings):
-        return [spec.key for spec in plan(Wish((method,), (dataset,), clients=2, seed=seed, settings=settings))]
+        return [spec.key for spec in plan(RunOptions((method,), (dataset,), clients=2, seed=seed, settings=settings))]
 
     settings = ("fedala.p=1, 2", "ditto.lam=0.5", "fedala.eta=0.5,1,0.50")
-    found = of_run(Wish(("fedavg", "fedala", "ditto"), data, clients=2, seeds="1,0", settings=settings))
+    found = of_run(RunOptions(("fedavg", "fedala", "ditto"), data, clients=2, seeds="1,0", settings=settings))
     by_hand = [
         key
         for dataset in data
@@ -150,14 +150,14 @@ def test_a_list_that_is_set_is_a_run_for_each_value_of_its_own_method(tmp_path):
     ],
 )
 def test_without_a_list_the_runs_are_those_of_the_plan(wish):
-    assert of_run(Wish(**wish)) == list({spec.key: spec for spec in plan(Wish(**wish))}.values())
+    assert of_run(RunOptions(**wish)) == list({spec.key: spec for spec in plan(RunOptions(**wish))}.values())
 
 
 def test_text_may_have_commas(tmp_path):
     path = tmp_path / "worded.py"
     path.write_text(WORDED)
     with plugged_in([path]):
-        found = of_run(Wish(("worded",), settings=("worded.words=a,b", "worded.mode=one,two")))
+        found = of_run(RunOptions(("worded",), settings=("worded.words=a,b", "worded.mode=one,two")))
     assert [(spec.method.hyperparameters["words"], spec.method.hyperparameters["mode"]) for spec in found] == [
         ("a,b", "one"), ("a,b", "two"),
     ]  # fmt: skip
@@ -177,7 +177,7 @@ def test_text_may_have_commas(tmp_path):
 )
 def test_what_is_wrong_with_a_list_is_said(settings, said):
     with pytest.raises(UserError) as refused:
-        of_run(Wish(("fedala",), settings=settings))
+        of_run(RunOptions(("fedala",), settings=settings))
     assert said in refused.value.message
     assert " = " not in said or "(at " not in refused.value.message, "the hyperparameter is named already"
 

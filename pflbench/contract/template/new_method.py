@@ -63,8 +63,8 @@ class NewMethod(Method):
     def update(self, fed: Federation, s: NewMethodState, S: Tensor) -> NewMethodState:
         """Local training, upload, aggregation.
 
-        `sgd` trains rows by SGD, or what --optimizer says; a penalty goes in by `correct=`, as in FedProx; other inner loops are
-        `fed.train_by` and `fed.walk`. `collect` counts what travels, and refuses what is not finite. `mean` weights by number of
+        `sgd` trains rows by SGD, or what --optimizer says; a penalty goes in by `penalty=`, as in FedProx; other inner loops are
+        `fed.train_by` and `fed.scan`. `collect` counts what travels, and refuses what is not finite. `mean` weights by number of
         samples. For chance, take pflbench.engine.rng.stream(fed.seed, "purpose", fed.t, client), never a global generator.
         """
         theta_S = fed.sgd(s.theta[S], S)

@@ -18,12 +18,12 @@ SHARE = 0.8  # of the free memory: the rest is for what no estimate knows, such 
 class Chunks:
     """most: clients at a time, if a number was asked for. estimate: as many as memory is thought to be enough for; None: all.
 
-    firm: memory that runs out is an error, since fewer clients at a time give other last digits.
+    deterministic: memory that runs out is an error, since fewer clients at a time give other last digits.
     An executor shares it with those it makes, so that what one of them finds out holds for all.
     """
 
-    def __init__(self, most: int | None = None, estimate: int | None = None, *, firm: bool = False) -> None:
-        self.most, self.estimate, self.firm = most, estimate, firm
+    def __init__(self, most: int | None = None, estimate: int | None = None, *, deterministic: bool = False) -> None:
+        self.most, self.estimate, self.deterministic = most, estimate, deterministic
         self.shortages: list[Shortage] = []
         self._smallest: dict[str, int] = {}  # by kind of work: clients at a time, where that was not all
 
@@ -38,12 +38,12 @@ class Chunks:
         """Calls `do` with all clients, in order, some at a time. forget: gives back the memory of what can be made again.
 
         Where memory runs out, the same clients are done again, half as many at a time: `do` must leave its inputs as they are,
-        and keep no result before it has all. For a single client, and where it is firm, torch.OutOfMemoryError passes.
+        and keep no result before it has all. For a single client, and where it is deterministic, torch.OutOfMemoryError passes.
         """
         size, start = self._size(work, len(clients)), 0
         while start < len(clients):
             now = clients[start : start + size]
-            if _enough_memory(do, now, needed=self.firm or len(now) == 1):
+            if _enough_memory(do, now, needed=self.deterministic or len(now) == 1):
                 start += len(now)
             else:
                 forget()

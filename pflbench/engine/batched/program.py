@@ -15,7 +15,7 @@ from torch import Tensor
 from pflbench.engine import devices, memory
 from pflbench.engine.batched.steps import Block
 from pflbench.engine.batched.waits import Watch
-from pflbench.engine.requests import Given, Shared, pick
+from pflbench.engine.requests import Shared, StepArguments, pick
 
 Named = dict[str, Tensor]
 NARROWER = 0.8  # of two neighbouring numbers of clients for which programs are made, the smaller one by the larger one
@@ -124,7 +124,7 @@ class Inputs:
 
 
 Take = Callable[[Tensor, torch.device], Tensor]
-Advance = Callable[[Named, Given, Inputs], None]
+Advance = Callable[[Named, StepArguments, Inputs], None]
 """advance(state, given, inputs): one step of c clients, which changes state [c, ...] in place."""
 
 
@@ -132,7 +132,7 @@ class Program:
     """One kind of step on tensors of its own, for up to `count` clients, and its calls by number of clients."""
 
     def __init__(
-        self, capture: Capture, advance: Advance, state: Named, given: Given, each: Mapping[str, Tensor], take: Take
+        self, capture: Capture, advance: Advance, state: Named, given: StepArguments, each: Mapping[str, Tensor], take: Take
     ) -> None:
         self.capture, self.advance = capture, advance
         first = next(iter(state.values()))
@@ -146,12 +146,12 @@ class Program:
         self.each = {k: mine(v[:, 0]) for k, v in each.items()}
         self.count = len(first)
         self.over = mine(torch.empty(self.count, dtype=torch.bool, device=first.device))
-        self.ladder = torch.ones(self.count + 1, self.count, dtype=torch.bool, device=first.device).triu()
+        self.finished_masks = torch.ones(self.count + 1, self.count, dtype=torch.bool, device=first.device).triu()
         self.calls: dict[tuple[int, int, bool], tuple[Call | None, str]] = {}
         self.inputs: dict[tuple[int, bool], tuple[Tensor, Tensor | None]] = {}
         self._live = -1
 
-    def load(self, state: Named, given: Given) -> int:
+    def load(self, state: Named, given: StepArguments) -> int:
         """Returns the number of clients. The rows of others keep what they have, which may be another program's."""
         self._live = -1
         count = len(next(iter(state.values())))
@@ -192,7 +192,7 @@ class Program:
             mine[:count].copy_(each[name][:, block.step])
         assert block.first is not None
         if block.first != self._live:
-            self.over.copy_(self.ladder[block.first])
+            self.over.copy_(self.finished_masks[block.first])
             self._live = block.first
 
     def _captured(self, count: int, width: int, weighted: bool) -> tuple[Call | None, str]:
@@ -233,7 +233,7 @@ def bucket(count: int, most: int) -> int:
     return most
 
 
-def plain(advance: Advance, state: Named, given: Given, block: Block, each: Mapping[str, Tensor]) -> None:
+def plain(advance: Advance, state: Named, given: StepArguments, block: Block, each: Mapping[str, Tensor]) -> None:
     at = block.clients
     mine = {k: v[at] for k, v in state.items()}
     weights = None if block.weights is None else block.weights[at]

@@ -22,7 +22,7 @@ from pflbench.report.web import Interactive
 from pflbench.store import arrays
 from pflbench.store.arrays import Floats
 
-COMMAND = "pflbench run -m fedala --set fedala.min_epochs=6 --observe-every 1"
+COMMAND = "pflbench run -m fedala --set fedala.min_epochs=6 --save-artifacts-every 1"
 CLIENT = 8
 ROUNDS = 6
 

@@ -20,7 +20,7 @@ from pflbench.report.web import Interactive
 from pflbench.store import arrays
 from pflbench.store.arrays import Floats
 
-COMMAND = "pflbench run -m fedala --observe-every 10"
+COMMAND = "pflbench run -m fedala --save-artifacts-every 10"
 ROUNDS = 5
 BINS = 20
 TICKS = (0.001, 0.01, 0.1, 1, 10, 100)

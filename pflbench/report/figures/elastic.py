@@ -18,7 +18,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.traces import lettered
 from pflbench.report.web import Interactive
 from pflbench.store.rounds import CENTRAL, by_series
-from pflbench.store.runs import Result, Select, distinct
+from pflbench.store.runs import Result, RoundRule, distinct
 
 METHOD, BASELINE = "elastic", "fedavg"
 COMMAND = "pflbench run -m fedavg -m elastic --local-epochs 1, and again with --local-epochs 5"
@@ -101,7 +101,7 @@ def around_one(found: Arranged, made: Sequence[VariedPanel]) -> tuple[int, list[
 def measure(engine: Engine, found: Arranged) -> Measure:
     """A run's best accuracy on the central test set, where it has one; else the best of its clients' together."""
     every = [run for cell in found.cells.values() for run in cell]
-    central = {run.id: run for run in by_series(engine, every, CENTRAL, Select("best"))}
+    central = {run.id: run for run in by_series(engine, every, CENTRAL, RoundRule("best"))}
 
     def best(run: Result) -> float | None:
         return parameter_curve.best(central.get(run.id, run))

@@ -18,7 +18,7 @@ from pflbench.report.web import Interactive
 from pflbench.store import arrays, partitions
 from pflbench.store.arrays import Floats
 
-COMMAND = "pflbench run -m fedala --observe-every 10"
+COMMAND = "pflbench run -m fedala --save-artifacts-every 10"
 POINTS = 40
 # The paper's colours and marks, in shades that colour-blind eyes tell apart.
 INITIALISED, TRAINED = Look(looks.COLOURS[1], "o", 0, 1), Look(looks.COLOURS[2], "s", 0, 0)

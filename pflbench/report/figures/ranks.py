@@ -21,7 +21,7 @@ from pflbench.report.tables import ranks
 from pflbench.report.tables.ranks import Ranks
 from pflbench.report.traces import GREY, Axis, Panel, Trace, of_runs
 from pflbench.report.web import Interactive
-from pflbench.store.runs import Select
+from pflbench.store.runs import RoundRule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,12 +33,12 @@ BAR = 0.7  # lines from a bar to the next one
 ROW, AROUND = 30, 100  # on a page, pixels in height: for a method, beside them
 
 
-def plot(engine: Engine, filters: Filters = Filters(), *, select: Select | str = "best") -> style.Drawing:
+def plot(engine: Engine, filters: Filters = Filters(), *, round_rule: RoundRule | str = "best") -> style.Drawing:
     """The methods at their ranks; joined where the tests find a difference, and not between them.
 
     Raises UserError for fewer than three rows or two settings that all of them have.
     """
-    table = ranks.build(engine, filters, select=select)
+    table = ranks.build(engine, filters, round_rule=round_rule)
     order = np.argsort(table.average, kind="stable").tolist()
     # Where Friedman's test finds no difference, Nemenyi's p say nothing.
     bars = joined(table.average[order], table.critical) if table.rejected else []

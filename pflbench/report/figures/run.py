@@ -19,7 +19,7 @@ from pflbench.report.web import Interactive, Json
 from pflbench.store import partitions, rounds
 from pflbench.store.arrays import Floats, Integers
 from pflbench.store.rounds import Clients, history
-from pflbench.store.runs import Among, Result, Select, find, results
+from pflbench.store.runs import Result, RoundRule, RunScope, find, results
 
 HEADLINE = "as deployed"
 PHASES = ("local initialisation", "training and aggregation", "evaluation")
@@ -62,7 +62,7 @@ def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
     try:
         clients = rounds.clients(engine, run_id, run.round)
     except UserError as error:
-        web.unless_absent(error)
+        web.reraise_database_error(error)
         return None
     trained = None if run.partition is None else partitions.find(engine, run.partition).train.sum(axis=1)
     panel = Panel("Accuracy by client", Axis("Client", whole=True), replace(ACCURACY, limits=(0, 100)), (), (run_id,))
@@ -103,7 +103,7 @@ def phases(engine: Engine, run_id: int) -> Interactive | None:
 def _result(engine: Engine, run_id: int) -> Result:
     """The run with its best round. Raises UserError where there is no such run."""
     find(engine, run_id)
-    (run,) = results(engine, Among(frozenset([run_id])), Select("best"))
+    (run,) = results(engine, RunScope(frozenset([run_id])), RoundRule("best"))
     return run
 
 

@@ -23,7 +23,7 @@ from pflbench.report.tables import places
 from pflbench.report.tables.cell import Cell
 from pflbench.report.tables.grid import CellText, Column, Grid
 from pflbench.report.tables.places import AccuracyColumn
-from pflbench.store.runs import Select
+from pflbench.store.runs import RoundRule
 
 Paper = Literal["auto", "always", "never"]
 LEADER = "fedala"
@@ -59,7 +59,7 @@ _EXTRA = {
 class AccuracyTable:
     """rows: of a paper's table its lines. declared: that table; None where it shows whatever was run."""
 
-    select: str
+    round_rule: str
     paper: Paper
     wanted: stats.Statistics
     rows: tuple[MethodLine, ...]
@@ -72,7 +72,7 @@ class AccuracyTable:
         names = [row.label.removesuffix(f" {TEST_LABELS}") for row in self.rows]
         rows = zip(*(column.cells for column in self.columns), strict=True)
         marked = [any(cell and cell.test_labels for cell in row) for row in rows]
-        document: dict[str, Any] = {"select": self.select}
+        document: dict[str, Any] = {"round_rule": self.round_rule}
         if self.declared is not None:
             document |= {"table": self.declared.name, "source": self.declared.source}
         else:
@@ -128,7 +128,7 @@ class AccuracyTable:
                     "method": row.method,
                     "version": method.get("version"),
                     "hyperparameters": method.get("hyperparameters", dict(row.varied)),
-                    "select": self.select,
+                    "round_rule": self.round_rule,
                     "paper_mean": printed and printed.mean,
                     "paper_std": printed and printed.std,
                     "paper_table": printed and printed.table,
@@ -144,7 +144,7 @@ def build(
     filters: Filters = Filters(),
     *,
     declared: TableNeeds | None = None,
-    select: Select | str = "best",
+    round_rule: RoundRule | str = "best",
     paper: Paper | None = None,
     std: stats.Std = "population",
     ci: float | None = None,
@@ -158,7 +158,7 @@ def build(
     'never' not at all; by default always in a paper's table, else auto. std, ci, test, against: see `statistics.Statistics`.
     Raises UserError for unknown names and when there is nothing to show.
     """
-    rule = selection.parse(select) if isinstance(select, str) else select
+    rule = selection.parse(round_rule) if isinstance(round_rule, str) else round_rule
     planned = declared
     paper = paper or ("auto" if planned is None else "always")
     if planned is None:
@@ -184,7 +184,7 @@ def build(
     return AccuracyTable(str(rule), paper, wanted, rows, tuple(columns), (*notes, *left), declared)
 
 
-def _run(found: Arranged, j: int, rule: Select, shown: Paper, wanted: stats.Statistics) -> AccuracyColumn:
+def _run(found: Arranged, j: int, rule: RoundRule, shown: Paper, wanted: stats.Statistics) -> AccuracyColumn:
     """A setting that was run, the paper's value for each of its cells."""
     cells: list[Cell | None] = [None] * len(found.rows)
     for i in range(len(cells)):
@@ -205,7 +205,7 @@ def _run(found: Arranged, j: int, rule: Select, shown: Paper, wanted: stats.Stat
 
 
 def _notes(
-    rule: Select,
+    rule: RoundRule,
     wanted: stats.Statistics,
     rows: Sequence[MethodLine],
     columns: Sequence[AccuracyColumn],

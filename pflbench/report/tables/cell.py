@@ -17,7 +17,7 @@ from pflbench.report.arrangement import TEST_LABELS
 from pflbench.report.paper import PrintedValue
 from pflbench.report.tables.grid import CellText, Column
 from pflbench.store.rounds import by_client
-from pflbench.store.runs import Result, Select
+from pflbench.store.runs import Result, RoundRule
 
 REPRODUCED, DIFFERS, NOT_RUN, OTHER_PROTOCOL = "reproduced", "differs", "not run", "protocol differs"
 OPEN = "open"  # near enough, but FedALA was not run beside it
@@ -110,14 +110,16 @@ def mark_best(cells: Cells) -> Cells:
     return tuple(cell and replace(cell, best=round(cell.mean, 2) == top) for cell in cells)
 
 
-def compare(cells: Cells, rows: Sequence[str], base: str | None, test: stats.Test, engine: Engine, select: Select) -> Cells:
+def compare(
+    cells: Cells, rows: Sequence[str], base: str | None, test: stats.Test, engine: Engine, round_rule: RoundRule
+) -> Cells:
     """The cells with their comparisons. base: the row to compare with; None: the best of the column.
 
-    engine, select: where the runs are, and what counts of them.
+    engine, round_rule: where the runs are, and what counts of them.
     """
     clients = test == stats.OVER_CLIENTS
     if clients:
-        cells = tuple(cell and replace(cell, clients=_clients(engine, cell, select)) for cell in cells)
+        cells = tuple(cell and replace(cell, clients=_clients(engine, cell, round_rule)) for cell in cells)
     here = {label: cell for label, cell in zip(rows, cells, strict=True) if cell}
     against = base or max(here, key=lambda label: here[label].mean, default=None)
     found: Mapping[str, stats.Comparison] = {}
@@ -128,8 +130,8 @@ def compare(cells: Cells, rows: Sequence[str], base: str | None, test: stats.Tes
     return tuple(cell and replace(cell, comparison=found.get(label)) for label, cell in zip(rows, cells, strict=True))
 
 
-def _clients(engine: Engine, cell: Cell, select: Select) -> tuple[dict[int, float], ...]:
-    each = (by_client(engine, run, t, select.last) for run, t in zip(cell.runs, cell.rounds, strict=True))
+def _clients(engine: Engine, cell: Cell, round_rule: RoundRule) -> tuple[dict[int, float], ...]:
+    each = (by_client(engine, run, t, round_rule.last) for run, t in zip(cell.runs, cell.rounds, strict=True))
     return tuple({client: 100 * value for client, value in of.items()} for of in each)
 
 

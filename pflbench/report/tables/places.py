@@ -24,7 +24,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables import cell as cellular
 from pflbench.report.tables.cell import Cell, Cells
 from pflbench.store.rounds import CENTRAL, by_series
-from pflbench.store.runs import Result, Select
+from pflbench.store.runs import Result, RoundRule
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def columns(
     filters: Filters,
     declared: TableNeeds,
     beside: Collection[Place],
-    rule: Select,
+    rule: RoundRule,
     wanted: stats.Statistics,
 ) -> tuple[list[AccuracyColumn], list[str]]:
     """The columns, and what was not run or not counted, in words. beside: places that are left out where they were not run."""
@@ -86,7 +86,7 @@ def columns(
 
 
 def _collected(
-    engine: Engine, filters: Filters, declared: TableNeeds, rule: Select
+    engine: Engine, filters: Filters, declared: TableNeeds, rule: RoundRule
 ) -> tuple[Arranged, dict[Place, list[int]], list[str]]:
     """The runs that belong to the table, arranged; the settings at each place; and what was left out, in words."""
     methods = {cell.line.method for cell in declared.needed}
@@ -158,7 +158,7 @@ def _columns(
     place: Place,
     found: Arranged,
     here: Sequence[int],
-    rule: Select,
+    rule: RoundRule,
     wanted: stats.Statistics,
 ) -> list[AccuracyColumn]:
     """A column for each of the settings `here` with runs of the table's lines, the paper's protocol first; or an empty one."""
@@ -202,7 +202,7 @@ def _weights(line: MethodLine, place: Place) -> tuple[int | None, int | None, tu
     return ours, paper.trained_weights().get((place.dataset, place.model, varied["s"], varied["p"])), covered
 
 
-def _filled(found: Arranged, j: int, planned: Planned, rule: Select, wanted: stats.Statistics) -> Cell | None:
+def _filled(found: Arranged, j: int, planned: Planned, rule: RoundRule, wanted: stats.Statistics) -> Cell | None:
     """The runs of a cell in setting j; of several sets of hyperparameters the nearest to the paper's, of versions the newest."""
     fits = []
     for i, row in enumerate(found.rows):

@@ -16,7 +16,7 @@ from pflbench.report.labels import counted
 from pflbench.report.selection import Filters
 from pflbench.report.statistics import LEVEL, p_text
 from pflbench.report.tables.grid import CellText, Column, Grid
-from pflbench.store.runs import Select
+from pflbench.store.runs import RoundRule
 
 _FEWEST = 10  # settings, below which the distribution of Friedman's statistic is only roughly that of chi squared
 
@@ -29,7 +29,7 @@ class Ranks:
     findings: how it was tested and with what result, in words. left_out: which runs do not count.
     """
 
-    select: str
+    round_rule: str
     settings: tuple[SharedSetting, ...]
     rows: tuple[Row, ...]
     accuracy: npt.NDArray[np.float64]
@@ -70,7 +70,7 @@ class Ranks:
                 "row": self.rows[i].label,
                 "method": self.rows[i].method,
                 "hyperparameters": self.rows[i].hyperparameters,
-                "select": self.select,
+                "round_rule": self.round_rule,
                 "average_rank": float(self.average[i]),
                 "mean": float(self.accuracy[i].mean()),
                 "nemenyi": {self.rows[k].label: float(self.nemenyi[i, k]) for k in order if k != i},
@@ -92,13 +92,13 @@ def build(
     engine: Engine,
     filters: Filters = Filters(),
     *,
-    select: Select | str = "best",
+    round_rule: RoundRule | str = "best",
 ) -> Ranks:
     """Ranks by the mean over seeds, over the settings in which every row has runs.
 
     Raises UserError for fewer than three rows or two such settings: then there is nothing to test.
     """
-    rule = selection.parse(select) if isinstance(select, str) else select
+    rule = selection.parse(round_rule) if isinstance(round_rule, str) else round_rule
     found = filters.select(engine, rule)
     rows = range(len(found.rows))
     full = [j for j in range(len(found.settings)) if all((i, j) in found.cells for i in rows)]
@@ -112,7 +112,7 @@ def build(
     missing = len(found.settings) - len(full)
     left_out = (f"Left out: {counted(missing, 'setting')} without runs of every row.",) if missing else ()
     return Ranks(
-        select=str(rule),
+        round_rule=str(rule),
         settings=tuple(found.settings[j] for j in full),
         rows=found.rows,
         accuracy=accuracy,
@@ -127,7 +127,7 @@ def build(
     )
 
 
-def _findings(rule: Select, rows: int, settings: int, statistic: float, p: float) -> tuple[str, ...]:
+def _findings(rule: RoundRule, rows: int, settings: int, statistic: float, p: float) -> tuple[str, ...]:
     relation = f"p = {p_text(p)}".replace("= <", "< ")
     said = [
         f"Rank 1 is best; over the {settings} settings in which all {rows} rows have runs, by the mean over seeds.",

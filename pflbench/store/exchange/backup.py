@@ -21,7 +21,7 @@ def backup(url: str, target: Path) -> None:
     """
     _require_new(target)
     try:
-        with files.aside_by_name(target) as partial:
+        with files.atomic_path(target) as partial:
             with as_it_is(url) as (connection, _):  # which must be one of ours
                 name, path = place(connection.engine.url), sqlite_path(connection.engine.url)
             if path is None:

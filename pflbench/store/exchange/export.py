@@ -15,7 +15,7 @@ from sqlalchemy import JSON, Double, Engine, func, select, type_coerce
 
 from pflbench.plain import in_csv, privately
 from pflbench.store.database import reading
-from pflbench.store.runs import Select, counted
+from pflbench.store.runs import RoundRule, counted
 from pflbench.store.schema import ClientRoundRow, PartitionRow, RoundRow, RunRow
 
 CHUNK = 50_000  # rows: some 20 MB
@@ -71,7 +71,7 @@ class Counted:
 
 
 def _runs() -> Any:
-    best, best_round, _ = counted(Select())
+    best, best_round, _ = counted(RoundRule())
     last = select(func.max(RoundRow.round)).where(RoundRow.run_id == RunRow.id).scalar_subquery()
     return (
         select(

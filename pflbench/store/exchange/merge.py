@@ -299,7 +299,7 @@ def _kept_partition(here: Connection, row: dict[str, Any]) -> int:
 
 
 def _copy_rows(here: Connection, there: Connection, model: type[Base], run: Run, copied: int, at_once: int) -> None:
-    """Those that were looked at: a run under way may have others by now."""
+    """Copies rounds up to the last one compared: a running run may have more by now."""
     columns = [column for column in model.__table__.columns if column.name not in ("id", "run_id")]
     statement = insert(model.__table__)  # type: ignore[arg-type]
     query = select(*columns).where(model.__table__.c.run_id == run.id, model.__table__.c.round <= _last(run))

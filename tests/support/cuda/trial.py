@@ -20,10 +20,10 @@ from pflbench.engine.federation import Federation
 from pflbench.partition import Partition
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, find_device
+from pflbench.run.federation_data import FederationData
 from pflbench.run.memory_estimate import footprint
 from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
-from pflbench.run.setting import Setting
 from pflbench.spec import IID, DataSpec, RunSpec, TrainSpec
 
 SAMPLES = (45, 37, 21, 20, 12)  # of clients, by turns: unequal numbers of batches, the last one of 1 to 10, for Elastic as well
@@ -63,7 +63,7 @@ class Counted:
 
 
 @cache
-def setting(model: str, clients: int) -> Setting:
+def setting(model: str, clients: int) -> FederationData:
     """Data of the right shapes and of no content."""
     shape, classes = DATA[model]
     texts = model == "fasttext"
@@ -72,7 +72,7 @@ def setting(model: str, clients: int) -> Setting:
     parts = [np.arange(begin, end) for begin, end in pairwise(bounds)]
     x = np.zeros((bounds[-1], *shape), np.int64 if texts else np.uint8)
     arrays = Arrays(x, np.arange(len(x)) % classes, tuple(map(str, range(classes))), WORDS if texts else None)
-    return Setting(arrays, Partition(tuple(parts[:clients]), tuple(parts[clients:])), record=None, content={})  # type: ignore[arg-type]
+    return FederationData(arrays, Partition(tuple(parts[:clients]), tuple(parts[clients:])), record=None, content={})  # type: ignore[arg-type]
 
 
 def specification(method: str, model: str, clients: int) -> RunSpec:

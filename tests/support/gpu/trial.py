@@ -16,7 +16,7 @@ from support.gpu.world import World
 from pflbench import methods
 from pflbench.contract.small import federation, tensors, unequal
 from pflbench.engine.federation import Federation
-from pflbench.engine.requests import Evaluated, Executor, Trained, Walked
+from pflbench.engine.requests import Evaluated, Executor, Scanned, Trained
 from pflbench.methods.base import Method
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.round import CommunicationRound
@@ -114,10 +114,10 @@ def played(method: Method, fed: Federation, rounds: int, observing: bool = False
         scores, _ = now.evaluate(state, received)
         state = now.update(received)
         found: dict[str, Any] = {f"state.{k}": v for k, v in tensors(state).items()}
-        found |= {f"scores.{slot}.{k}": v for slot, of in scores.items() for k, v in vars(of).items()}
+        found |= {f"scores.{which}.{k}": v for which, of in scores.items() for k, v in vars(of).items()}
         for ledger in (now.reception.ledger, now.training.ledger):
-            found |= {f"loss.{slot}": v for slot, v in ledger.train_loss.items()} | ledger.artifacts
-        found |= {f"{'moments' if '/' in slot else 'buffers'}.{slot}": v for slot, v in fed.buffers.items()}
+            found |= {f"loss.{which}": v for which, v in ledger.train_loss.items()} | ledger.artifacts
+        found |= {f"{'moments' if '/' in which else 'buffers'}.{which}": v for which, v in fed.buffers.items()}
         found["traffic"] = now.traffic
         found |= {f"answer {i}.{k}": v for i, answer in enumerate(answers) for k, v in answer.items()}
         answers.clear()
@@ -140,7 +140,7 @@ def _heard(executor: Executor) -> list[Numbers]:
 
     def heard(request: Any) -> Any:
         answer = do(request)
-        if isinstance(answer, (Trained, Walked, Evaluated)):
+        if isinstance(answer, (Trained, Scanned, Evaluated)):
             values = {f.name: getattr(answer, f.name) for f in fields(answer)}
             values |= values.pop("carry", {}) | values.pop("moments", {})
             answers.append({k: _host(v) for k, v in values.items()})

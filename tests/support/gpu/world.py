@@ -177,7 +177,7 @@ def in_backward() -> bool:
 
 
 def place() -> str:
-    """Where the package is just now: "engine/batched/executor.py:123"; "?" where the call does not come from it."""
+    """Where the package is just now: "engine/batched/batched_executor.py:123"; "?" where the call does not come from it."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):

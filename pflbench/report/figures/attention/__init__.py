@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ARRAYS = ("attention", "fomo_weights", "relationships")  # [N, N], row i: what client i takes of each client's model
-COMMAND = "pflbench run -m fedamp -m apple --partition groups --observe-every 10"
+COMMAND = "pflbench run -m fedamp -m apple --partition groups --save-artifacts-every 10"
 DIAGONAL = "#bbbbbb"
 HEIGHT = 520  # on a page, pixels
 TICKS = 10

@@ -20,13 +20,13 @@ from pflbench.errors import Diverged, Occupied, Unreachable, UserError, Vanished
 from pflbench.run import record
 from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
-from pflbench.run.evaluation import require_global_model
 from pflbench.run.execution import Execution, find_device
+from pflbench.run.federation_data import FederationData, load_setting
 from pflbench.run.places import name_of, place_of
 from pflbench.run.prepared import Prepared, prepare
-from pflbench.run.record import Account, as_begun
+from pflbench.run.record import RunRecord, as_begun
 from pflbench.run.round import RECEPTION, CommunicationRound
-from pflbench.run.setting import Setting, load_setting
+from pflbench.run.testing import require_global_model
 from pflbench.spec import RunSpec
 from pflbench.store import locks, runs, write
 from pflbench.store.failures import patiently
@@ -95,7 +95,7 @@ def execute_on(
             row = found or _created(run, store, fed, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
-            account = Account(store, row, fed, hold)
+            account = RunRecord(store, row, fed, hold)
             account.begin(spec, setting, how)
             if fed.device.type != "cpu":  # of a CPU's memory, what the data have taken counts as well
                 memory.release(fed.device)
@@ -112,7 +112,7 @@ class _Loop:
     So a row begins with the update of round t, whose reception is over, and ends with the reception of round t + 1 and its E1.
     """
 
-    def __init__(self, run: Prepared, fed: Federation, account: Account, checkpoints: Checkpoints) -> None:
+    def __init__(self, run: Prepared, fed: Federation, account: RunRecord, checkpoints: Checkpoints) -> None:
         self.method, self.train = run.method, run.spec.train
         self.fed, self.how, self.central = fed, run.how, run.data.central
         self.account, self.checkpoints = account, checkpoints
@@ -153,7 +153,7 @@ class _Loop:
     def _resume(self, snapshot: Snapshot) -> None:
         self.checkpoints.last = snapshot
         # A copy: training changes buffers in place, and this snapshot may have to be saved once more.
-        self.fed.buffers.update({slot: rows.clone() for slot, rows in snapshot.buffers.items()})
+        self.fed.buffers.update({which: rows.clone() for which, rows in snapshot.buffers.items()})
         self.state, self.best = snapshot.state, snapshot.carried["best"]
         self.round = CommunicationRound(self.method, self.fed, snapshot.t + 1)
         self.round.take_over(snapshot.carried["seconds_receive"], snapshot.carried["traffic"])
@@ -186,7 +186,7 @@ class _Loop:
             "measured": {name: {**cost, **results}.get(name) for name in MEASURED},
             "seconds": self.fed.executor.clock() - begun,
         }
-        snapshot = Snapshot(t, self.state, {slot: rows.clone() for slot, rows in self.fed.buffers.items()}, carried)
+        snapshot = Snapshot(t, self.state, {which: rows.clone() for which, rows in self.fed.buffers.items()}, carried)
         self.checkpoints.reach(snapshot, over=t == self.train.rounds)
         return carried
 
@@ -201,7 +201,7 @@ class _Loop:
 
     def _observed(self, t: int) -> bool:
         """Whether large arrays are kept with row t."""
-        return self.how.observe_every > 0 and t % self.how.observe_every == 0
+        return self.how.save_artifacts_every > 0 and t % self.how.save_artifacts_every == 0
 
     def _progress(self, kind: Any, t: int, accuracy: float | None = None, seconds: float = 0.0) -> Progress:
         return Progress(self.account.run_id, kind, t, self.train.rounds, accuracy, self.best, seconds, self.account.news())
@@ -220,7 +220,10 @@ def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Ru
 
 def _kept(how: Execution) -> dict[str, Any]:
     """Which arrays a run keeps, in JSON's types."""
-    return {"observe_every": how.observe_every, "follow": None if how.follow is None else list(vars(how.follow).values())}
+    return {
+        "save_artifacts_every": how.save_artifacts_every,
+        "follow": None if how.follow is None else list(vars(how.follow).values()),
+    }
 
 
 def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dict[str, Any]) -> Run:
@@ -240,7 +243,7 @@ def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dic
     return patiently(create)
 
 
-def _require_test_samples(spec: RunSpec, setting: Setting) -> None:
+def _require_test_samples(spec: RunSpec, setting: FederationData) -> None:
     """A run that can test nobody would train for nothing."""
     if setting.central is None and not any(len(test) for test in setting.partition.test):
         raise UserError(
@@ -264,7 +267,7 @@ def _has_changed(found: Run, spec: RunSpec) -> bool:
 
 
 @contextmanager
-def _marked(spec: RunSpec, account: Account, checkpoints: Checkpoints) -> Iterator[None]:
+def _marked(spec: RunSpec, account: RunRecord, checkpoints: Checkpoints) -> Iterator[None]:
     """Whatever ends a run early is written down with it, and what it has reached is kept."""
     try:
         yield
@@ -291,7 +294,7 @@ def _marked(spec: RunSpec, account: Account, checkpoints: Checkpoints) -> Iterat
         raise
 
 
-def _stop(account: Account, checkpoints: Checkpoints, status: str, message: str | None) -> None:
+def _stop(account: RunRecord, checkpoints: Checkpoints, status: str, message: str | None) -> None:
     with interrupts.held():
         # The first error is the one to tell: where the disk is full, these steps may fail as well.
         with suppress(OSError, RuntimeError, UserError):

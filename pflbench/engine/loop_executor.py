@@ -19,18 +19,18 @@ from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
 from pflbench.engine.requests import (
-    Direct,
+    BaseExecutor,
     Evaluate,
     Evaluated,
-    Head,
-    HeadAlone,
+    ExtractFeatures,
+    HeadOnFeatures,
     Loss,
     Objective,
     Output,
+    Scan,
+    Scanned,
     Sgd,
     Trained,
-    Walk,
-    Walked,
     output,
     pick,
     unwrap,
@@ -144,7 +144,7 @@ class Worker:
             reference.module.train()
 
 
-class LoopExecutor(Direct):
+class LoopExecutor(BaseExecutor):
     name = "loop"
 
     def __init__(self, flat: Flat, samples: Samples, workers: int | None = None, loss: Loss = F.cross_entropy) -> None:
@@ -191,7 +191,7 @@ class LoopExecutor(Direct):
             raise
 
     def _sgd(self, asked: Sgd) -> Trained:
-        rows, buffers, plan, columns, correct = asked.rows, asked.buffers, asked.plan, asked.columns, asked.correct
+        rows, buffers, plan, columns, penalty = asked.rows, asked.buffers, asked.plan, asked.columns, asked.penalty
         optimizer, lr = asked.optimizer, float(asked.lr)
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
         buffers_out = buffers.clone()
@@ -207,17 +207,17 @@ class LoopExecutor(Direct):
             total = loss_out[i]
             for index in worker.batches(plan, i):
                 loss, grads = worker.gradients(index, parameters, asked.objective)
-                if correct is not None:
-                    correction, penalty = correct(worker.pull(), **arguments)
-                    loss = loss + penalty
+                if penalty is not None:
+                    correction, value = penalty(worker.pull(), **arguments)
+                    loss = loss + value
                 if optimizer is not None:
                     g = torch.cat([g.reshape(-1) for g in grads])
-                    g = g if correct is None else g.add_(correction[columns])
+                    g = g if penalty is None else g.add_(correction[columns])
                     optimizer.torch_step(worker.pull()[columns], g, lr, {name: value[i] for name, value in moments_out.items()})
                     worker.push()
                 else:
                     worker.descend(parameters, grads, lr)
-                    if correct is not None:
+                    if penalty is not None:
                         worker.pull()[columns].sub_(correction[columns], alpha=lr)
                         worker.push()
                 total += loss
@@ -228,7 +228,7 @@ class LoopExecutor(Direct):
         self._each(plan, task)
         return Trained(rows_out, buffers_out, loss_out, moments_out)
 
-    def _walk(self, asked: Walk) -> Walked:
+    def _scan(self, asked: Scan) -> Scanned:
         base, carry, buffers, plan, columns = asked.base, asked.carry, asked.buffers, asked.plan, asked.columns
         carry_out = {k: v.clone() for k, v in carry.items()}
         buffers_out = buffers.clone()
@@ -271,9 +271,9 @@ class LoopExecutor(Direct):
             worker.save_buffers(buffers_out[i, loaded])
 
         self._each(plan, task)
-        return Walked(carry_out, buffers_out, loss_out[0], loss_out[1])
+        return Scanned(carry_out, buffers_out, loss_out[0], loss_out[1])
 
-    def _head(self, asked: Head) -> HeadAlone:
+    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
         plan = asked.plan
         # Where samples do not see one another, larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(FEATURES_AT_ONCE)
@@ -287,7 +287,7 @@ class LoopExecutor(Direct):
 
         self._each(plan, task)
         samples = self.samples.replaced(torch.cat(list(chain(*features))), np.concatenate(plan.order))
-        return HeadAlone(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
+        return HeadOnFeatures(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
     def _evaluate(self, asked: Evaluate) -> Evaluated:
         plan, model_of = asked.plan, asked.model_of

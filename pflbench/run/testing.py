@@ -31,8 +31,8 @@ def evaluate(method: Method, fed: Federation, before: Any, received: Any, S: Ten
     """
     found: dict[str, list[Scores]] = defaultdict(list)
     for where, state, clients in _tested(method, fed, before, received, S):
-        for name, (models, slot) in {HEADLINE: (method.deployed(state), method.slot), **method.series(state)}.items():
-            found[name].append(where.evaluate(models, clients, slot))
+        for name, (models, which) in {HEADLINE: (method.deployed(state), method.tested_model), **method.series(state)}.items():
+            found[name].append(where.evaluate(models, clients, which))
     return {name: Scores.joined(scores) for name, scores in found.items()}
 
 
@@ -41,17 +41,17 @@ def _tested(method: Method, fed: Federation, before: Any, received: Any, S: Tens
 
     So E1 is one moment for all, and being tested leaves no trace. A client without training data is never initialised.
     """
-    if fed.train.evaluate == "participants":
+    if fed.protocol.evaluate == "participants":
         yield fed, received, S
         return
     everyone = torch.arange(fed.size, device=fed.device)
-    candidates = fed.nobody_left_out()
+    candidates = fed.all_trainable()
     others = candidates[~torch.isin(candidates, S)]
     yield fed, received, everyone[~torch.isin(everyone, others)]
     if len(others):
-        aside = fed.aside()
+        aside = fed.scratch_copy()
         # Where clients meet, they meet all that are tested; the cohort's own part of that is left unread.
-        yield aside, method.receive(aside, before, candidates if method.meets else others), others
+        yield aside, method.receive(aside, before, candidates if method.depends_on_cohort else others), others
 
 
 def evaluate_central(method: Method, fed: Federation, state: Any, samples: np.ndarray | None) -> dict[str, tuple[float, float]]:
@@ -60,8 +60,8 @@ def evaluate_central(method: Method, fed: Federation, state: Any, samples: np.nd
         return {}
     found = global_model(method, state)
     assert found is not None, "the method was asked before the run"
-    model, slot = found
-    accuracy, loss = fed.evaluate_central(model, samples, slot)
+    model, which = found
+    accuracy, loss = fed.evaluate_central(model, samples, which)
     if not math.isfinite(loss):
         raise Diverged(
             f"the global model has a non-finite loss on the central test set before training in round {fed.t}",
@@ -71,11 +71,11 @@ def evaluate_central(method: Method, fed: Federation, state: Any, samples: np.nd
 
 
 def global_model(method: Method, state: Any) -> tuple[Tensor, str] | None:
-    """The one model [P] that a state has for everybody, and its slot: what all clients use, else the series "global"."""
-    models, slot = method.deployed(state), method.slot
+    """The one model [P] that a state has for everybody, and its which: what all clients use, else the series "global"."""
+    models, which = method.deployed(state), method.tested_model
     if models.dim() != 1:
-        models, slot = method.series(state).get("global", (models, slot))
-    return (models, slot) if models.dim() == 1 else None
+        models, which = method.series(state).get("global", (models, which))
+    return (models, which) if models.dim() == 1 else None
 
 
 def require_global_model(name: str, method: Method, fed: Federation) -> None:

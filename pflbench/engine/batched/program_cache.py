@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pflbench.engine.batched.program import Advance, Capture, Named, Program, plain, tensor
 from pflbench.engine.batched.steps import Block
-from pflbench.engine.requests import Given, Shared
+from pflbench.engine.requests import Shared, StepArguments
 
 KINDS = 24  # of one step with different constants; more, and they are not constants
 
@@ -28,7 +28,13 @@ class Programs:
         self._kinds: Counter[Hashable] = Counter()
 
     def run(
-        self, kind: Hashable, advance: Advance, state: Named, given: Given, steps: Iterator[Block], each: Mapping[str, Tensor]
+        self,
+        kind: Hashable,
+        advance: Advance,
+        state: Named,
+        given: StepArguments,
+        steps: Iterator[Block],
+        each: Mapping[str, Tensor],
     ) -> Named:
         """The state after all steps. The given one may be overwritten.
 
@@ -58,7 +64,7 @@ class Programs:
         return {"capture": name, "programs": sum(len(one.calls) for one in self.made.values()), "apart": dict(self.apart)}
 
     def _program(
-        self, kind: Hashable, advance: Advance, state: Named, given: Given, each: Mapping[str, Tensor]
+        self, kind: Hashable, advance: Advance, state: Named, given: StepArguments, each: Mapping[str, Tensor]
     ) -> Program | None:
         assert self.capture is not None
         constants = {k: v for k, v in given.items() if not isinstance(v, (Tensor, Shared))}
@@ -98,7 +104,7 @@ def _rows(tensors: Named) -> tuple[Hashable, ...]:
     return tuple((k, v.shape[1:], v.dtype) for k, v in tensors.items())
 
 
-def _shapes(given: Given) -> tuple[Hashable, ...]:
+def _shapes(given: StepArguments) -> tuple[Hashable, ...]:
     found = []
     for name, value in given.items():
         if isinstance(value, (Tensor, Shared)):

@@ -11,34 +11,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pflbench.engine.batched.batched_tests import Layout
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.convolutions import convolve_by, convolving
-from pflbench.engine.batched.evaluation import Layout
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
 from pflbench.engine.batched.program import Advance, Capture, Inputs
-from pflbench.engine.batched.programs import Programs
+from pflbench.engine.batched.program_cache import Programs
 from pflbench.engine.batched.steps import Block, blocks
 from pflbench.engine.batches import Plan
-from pflbench.engine.flat import Flat, less, side_by_side
+from pflbench.engine.flat import Flat, sgd_step, side_by_side
 from pflbench.engine.memory import Shortage
 from pflbench.engine.optimizers import Optimizer
 from pflbench.engine.requests import (
     ALL,
-    Correct,
-    Direct,
+    BaseExecutor,
     Evaluate,
     Evaluated,
-    Given,
-    Head,
-    HeadAlone,
+    ExtractFeatures,
+    HeadOnFeatures,
     Loss,
+    Penalty,
     R,
     Request,
+    Scan,
+    Scanned,
     Sgd,
     Step,
+    StepArguments,
     Trained,
-    Walk,
-    Walked,
     frozen,
     pick,
     unwrap,
@@ -53,7 +53,7 @@ REFERENCE, RATE = "reference {}", "learning rate"  # among what a step is given:
 MODELS, BUFFERS, LOSS, LAST, FEATURES = "models", "buffers", "loss", "last loss", "features"
 
 
-class BatchedExecutor(Direct):
+class BatchedExecutor(BaseExecutor):
     """capture: how steps become programs (engine.batched.program); None: they are made as they are, as on a CPU.
 
     convolution: one of engine.batched.convolutions.CONVOLUTIONS; None: there is nothing to choose.
@@ -113,8 +113,8 @@ class BatchedExecutor(Direct):
         lr = None if isinstance(asked.lr, Tensor) else asked.lr
         lookup = self.gradients.lookup(columns) if merged and optimizer is None else None
         gradients = self.gradients.make(columns, asked.objective, lookup)
-        advance = self._descent(gradients, lookup, lr, columns, asked.correct, compared, optimizer)
-        kind = ("sgd", lr, columns.start, columns.stop, frozen(asked.correct), frozen(asked.objective), compared, optimizer)
+        advance = self._descent(gradients, lookup, lr, columns, asked.penalty, compared, optimizer)
+        kind = ("sgd", lr, columns.start, columns.stop, frozen(asked.penalty), frozen(asked.objective), compared, optimizer)
         inputs = {**asked.given, **{REFERENCE.format(i): r for i, r in enumerate(asked.references)}}
         inputs |= {RATE: asked.lr} if lr is None else {}
 
@@ -129,12 +129,12 @@ class BatchedExecutor(Direct):
         self._each(plan, train, merged=merged)
         return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows), moments_out)
 
-    def _walk(self, asked: Walk) -> Walked:
+    def _scan(self, asked: Scan) -> Scanned:
         carry, buffers, plan, columns = asked.carry, asked.buffers, asked.plan, asked.columns
         carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
         losses = {name: next(iter(carry.values())).new_zeros(len(plan)) for name in (LOSS, LAST)}
         advance = self._own_step(self.gradients.make(columns, asked.objective), asked.step, columns, asked.parts)
-        kind = ("walk", columns.start, columns.stop, frozen(asked.step), asked.parts, frozen(asked.objective), tuple(carry))
+        kind = ("scan", columns.start, columns.stop, frozen(asked.step), asked.parts, frozen(asked.objective), tuple(carry))
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
             state = {**{k: v[clients] for k, v in carry.items()}, MODELS: asked.base[clients], BUFFERS: buffers[clients]}
@@ -147,10 +147,10 @@ class BatchedExecutor(Direct):
             buffers_out[clients] = state[BUFFERS]
 
         self._each(plan, train, merged=asked.objective is None and asked.parts == 1)
-        return Walked(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
+        return Scanned(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
 
     @torch.no_grad()
-    def _head(self, asked: Head) -> HeadAlone:
+    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
         rows, buffers, plan = asked.rows, asked.buffers, asked.plan
         # Where samples do not see one another, larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
@@ -163,7 +163,7 @@ class BatchedExecutor(Direct):
         at[np.arange(at.shape[2]) >= sizes[..., None]] = len(table) - 1  # the row of what fills up a batch
         where = torch.from_numpy(at).to(self.device)
 
-        def advance(state: Named, given: Given, inputs: Inputs) -> None:
+        def advance(state: Named, given: StepArguments, inputs: Inputs) -> None:
             found = below(state[MODELS], state[BUFFERS], inputs.index)
             state[FEATURES][:, : found.shape[1]] = found
             table[inputs.each["places"][:, : found.shape[1]]] = found
@@ -176,7 +176,7 @@ class BatchedExecutor(Direct):
         self._each(batches, pass_below, merged=True)
         order = torch.from_numpy(np.concatenate(plan.order)).to(self.device)
         head.samples.y[: len(order)] = self.samples.y[order]
-        return HeadAlone(head, plan.positions())
+        return HeadOnFeatures(head, plan.positions())
 
     def _free_head(self, like: Tensor, count: int) -> BatchedExecutor:
         """An executor for the head alone with room for so many samples, and for one more; `close` gives it back.
@@ -207,7 +207,7 @@ class BatchedExecutor(Direct):
         return Evaluated(correct, loss)
 
     def _tested(self, asked: Evaluate, layout: Layout) -> list[Tensor]:
-        """Correct predictions and summed losses of the clients of a layout."""
+        """Penalty predictions and summed losses of the clients of a layout."""
         chosen = torch.from_numpy(layout.models).to(self.device)
         params, buffered = self.flat.views(asked.rows[chosen]), self.gradients.buffers(asked.buffers[chosen])
         samples = torch.from_numpy(layout.samples).to(self.device)
@@ -228,26 +228,26 @@ class BatchedExecutor(Direct):
         lookup: Lookup | None,
         lr: float | None,
         columns: slice,
-        correct: Correct | None,
+        penalty: Penalty | None,
         references: int,
         optimizer: Optimizer | None,
     ) -> Advance:
         """One step of SGD, or of an optimizer. lr: None if it comes with what the step is given."""
 
-        def advance(state: Named, given: Given, inputs: Inputs) -> None:
+        def advance(state: Named, given: StepArguments, inputs: Inputs) -> None:
             w, b, over = state[MODELS], state[BUFFERS], inputs.over
             mine = dict(given)
             rate: Any = mine.pop(RATE, lr)
             compared = [mine.pop(REFERENCE.format(i)) for i in range(references)]
             grads, loss, after = gradients(w, b, inputs.index, compared, inputs.weights)
-            if correct is not None:
-                correction, penalty = correct(w, **unwrap(mine))
-                loss = loss + penalty
+            if penalty is not None:
+                correction, value = penalty(w, **unwrap(mine))
+                loss = loss + value
             _keep(b, after, over)
             state[LOSS].add_(_of(over, loss))
             if optimizer is not None:
                 g = torch.cat([grads[e.name].reshape(len(w), -1) for e in self.flat.within(columns)], dim=1)
-                g = g if correct is None else g.add_(correction[..., columns])
+                g = g if penalty is None else g.add_(correction[..., columns])
                 moved, moments = optimizer.step(w[:, columns], g, rate, state)
                 for kept, value in ((w[:, columns], moved), *((state[name], value) for name, value in moments.items())):
                     _keep(kept, value, over)
@@ -263,7 +263,7 @@ class BatchedExecutor(Direct):
                 for run in side_by_side(e for e in self.flat.within(columns) if e.name in grads):
                     together = torch.cat([grads[e.name].reshape(len(w), -1) for e in run], dim=1)
                     _subtract(w[:, run[0].start : run[-1].stop], together.masked_fill_(over[:, None], 0), rate, None)
-            if correct is not None:
+            if penalty is not None:
                 _subtract(w[..., columns], correction[..., columns], rate, over)
 
         return advance
@@ -271,7 +271,7 @@ class BatchedExecutor(Direct):
     def _own_step(self, gradients: Gradient, step: Step, columns: slice, parts: int) -> Advance:
         """One step of a method's own."""
 
-        def advance(state: Named, given: Given, inputs: Inputs) -> None:
+        def advance(state: Named, given: StepArguments, inputs: Inputs) -> None:
             w, b, over = state[MODELS], state[BUFFERS], inputs.over
             pieces = inputs.index.tensor_split(parts, dim=1)
             losses: list[Tensor] = []
@@ -318,7 +318,7 @@ class BatchedExecutor(Direct):
 
 
 def _subtract(of: Tensor, what: Tensor, rate: float | Tensor, over: Tensor | None) -> None:
-    less(of, what if over is None else what.masked_fill(_beside(over, of), 0), rate, out=of)
+    sgd_step(of, what if over is None else what.masked_fill(_beside(over, of), 0), rate, out=of)
 
 
 def _of(over: Tensor | None, loss: Tensor) -> Tensor:

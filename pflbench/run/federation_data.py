@@ -22,7 +22,7 @@ from pflbench.store.paths import in_spec
 
 
 @dataclass(frozen=True)
-class Setting:
+class FederationData:
     """Samples, who holds which, and what the database says of it. central: the samples of the central test set, if any.
 
     content: what a run's record has of the data: the hash of their content, and whether that is the official one.
@@ -39,7 +39,7 @@ class Setting:
         x, classes = self.arrays.x, self.arrays.classes
         return build(spec.model, tuple(x.shape[1:]), len(classes), self.arrays.vocabulary, spec.own_model)
 
-    def cut(self, share: float, least: int) -> Setting:
+    def cut(self, share: float, least: int) -> FederationData:
         """With that share of every client's samples, at least `least` of each side where it has so many: to measure rounds on."""
         whole = self.partition
         sides = ([part[: max(least, int(share * len(part)))] for part in side] for side in (whole.train, whole.test))
@@ -52,7 +52,7 @@ class Setting:
         return max(float(x.max()), -float(x.min()))
 
 
-def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> Setting:
+def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> FederationData:
     """Data and partition; the last one is kept, since the runs of one command mostly share it.
 
     Raises UserError where data are missing, corrupt or too large for the run's arithmetic, or the partition is impossible.
@@ -62,27 +62,27 @@ def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None 
         setting = _load(*wanted, progress)
         _kept.clear()
         _kept[wanted] = setting
-    _require_moderate(spec, _kept[wanted])
+    _require_finite_squares(spec, _kept[wanted])
     return _kept[wanted]
 
 
-_kept: dict[tuple[DataSpec, PartitionSpec, Path], Setting] = {}
+_kept: dict[tuple[DataSpec, PartitionSpec, Path], FederationData] = {}
 
 
-def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data.Progress | None) -> Setting:
+def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data.Progress | None) -> FederationData:
     if isinstance(spec, Pfllib):
         arrays, partition = _pfllib(source, spec)
         content = {"hash": spec.content, "state": "PFLlib folder"}
-        return Setting(arrays, partition, _record(source, spec, arrays, partition, len(arrays.y)), content)
+        return FederationData(arrays, partition, _record(source, spec, arrays, partition, len(arrays.y)), content)
     arrays = data.load(source, data_root, progress)
     held = _train_size(source, arrays) if spec.central_test else len(arrays.y)
     partition = make(spec, arrays.y[:held], len(arrays.classes))
     central = np.arange(held, len(arrays.y)) if spec.central_test else None
     content = data.record(source, data_root, arrays)
-    return Setting(arrays, partition, _record(source, spec, arrays, partition, held), content, central)
+    return FederationData(arrays, partition, _record(source, spec, arrays, partition, held), content, central)
 
 
-def _require_moderate(spec: RunSpec, setting: Setting) -> None:
+def _require_finite_squares(spec: RunSpec, setting: FederationData) -> None:
     """Both a model's output and its gradient grow with the samples: after a step, the output grows with their squares."""
     floats = spec.train.floats
     if setting.largest <= np.finfo(floats).max ** 0.5:

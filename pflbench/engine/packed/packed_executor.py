@@ -20,7 +20,7 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Shortage
 from pflbench.engine.packed.join import joinable, joined, split
 from pflbench.engine.packed.stacks import Asked, Ended, RunStack, Said, tell
-from pflbench.engine.requests import Executor, HeadAlone, R, Request, Walk
+from pflbench.engine.requests import Executor, HeadOnFeatures, R, Request, Scan
 
 T = TypeVar("T")
 
@@ -97,16 +97,16 @@ class Pack:
         requests = [one.request for one in waiting]
         several = len(requests) > 1
         result = waiting[0].executor.do(joined(requests) if several else requests[0])
-        if isinstance(result, HeadAlone):
+        if isinstance(result, HeadOnFeatures):
             return self._heads(runs, [request.plan for request in requests], result.executor)
         return split(result, [len(request.plan) for request in requests]) if several else [result]
 
-    def _heads(self, runs: Sequence[int], plans: Sequence[Plan], inner: Executor) -> list[HeadAlone]:
+    def _heads(self, runs: Sequence[int], plans: Sequence[Plan], inner: Executor) -> list[HeadOnFeatures]:
         """A head for each run on the features of all, in which those of a run come after those of the runs before it."""
         starts = np.cumsum([0, *(sum(map(len, plan.order)) for plan in plans)])
         users = set(runs)
         made = [PackedExecutor(self, run, inner, int(start), users) for run, start in zip(runs, starts, strict=False)]
-        return [HeadAlone(executor, plan.positions()) for executor, plan in zip(made, plans, strict=True)]
+        return [HeadOnFeatures(executor, plan.positions()) for executor, plan in zip(made, plans, strict=True)]
 
     def _stop(self) -> None:
         self._waiting.clear()
@@ -182,7 +182,7 @@ class Waiting:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        step = self.request.step if isinstance(self.request, Walk) else None
+        step = self.request.step if isinstance(self.request, Scan) else None
         return self.executor, type(self.request), step.func if isinstance(step, partial) else step
 
     def goes_with(self, other: Waiting) -> bool:
