@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from pflbench.cli import (
     track,
 )
 from pflbench.cli.console import BROKEN_PIPE, error, flushed, prepare_streams, remember, say
-from pflbench.errors import UserError, why
+from pflbench.errors import UserError, unknown, why
 
 app = typer.Typer(
     help="A benchmark for personalized federated learning: every method, every round and every client in one database.",
@@ -136,6 +137,9 @@ def _explain(raised: Exception) -> tuple[int, str, str]:
 
 def _usage(raised: Any) -> tuple[str, str]:
     details: list[dict[str, Any]] = getattr(raised.__cause__, "errors", list)()
+    if details and raised.param is not None and (valid := re.search(r" is not one of (.+)\.", details[0]["msg"])):
+        error = unknown(raised.param.opts[0], details[0]["input"], re.findall(r"'([^']+)'", valid[1]))
+        return error.message, error.hint
     if details and raised.param is not None:  # a value that Pydantic refused to Typer
         text = f"{raised.param.opts[0]} {details[0]['input']} is not possible: {why(details)}"
     else:

@@ -145,7 +145,7 @@ def refuse(what: str, options: Iterable[str]) -> None:
     """Raises UserError for options, by the fields that they fill, which do not belong to a command or figure."""
     for name in options:
         flag = name if name in ("status", "references", "clients", "rounds") else name.removesuffix("s")
-        raise UserError(f"--{flag} does not belong to {what}.", "Leave it out.")
+        raise UserError(f"--{flag.replace('_', '-')} does not belong to {what}.", "Leave it out.")
 
 
 def one_at_a_time(name: str, parts: Sequence[Part], format: str | None, output: Path | None) -> None:

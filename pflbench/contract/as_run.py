@@ -97,7 +97,13 @@ def method(name: str) -> Method:
 
 
 def played(method: Method, fed: Federation, count: int) -> Numbers:
-    """All that so many rounds give: losses, right predictions, the state at last and BatchNorm's buffers."""
+    """All that so many rounds give."""
+    *_, last = rounds(method, fed, count)
+    return last
+
+
+def rounds(method: Method, fed: Federation, count: int) -> Iterator[Numbers]:
+    """After each round, all that there is so far: losses, right predictions, the state now and BatchNorm's buffers."""
     state, found = method.init(fed.at(0)), {}
     for t in range(1, count + 1):
         now = CommunicationRound(method, fed, t)
@@ -110,7 +116,7 @@ def played(method: Method, fed: Federation, count: int) -> Numbers:
                 found[f"round {t}: {RIGHT} {which}"] = torch.from_numpy(tested.correct)
         for which, loss in now.training.ledger.train_loss.items():
             found[f"round {t}: training loss {which}"] = torch.tensor(loss)
-    return {name: value.double() for name, value in found.items()} | tensors_of(state, fed)
+        yield {name: value.double() for name, value in found.items()} | tensors_of(state, fed)
 
 
 def tensors_of(state: Any, fed: Federation) -> Numbers:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,9 +31,12 @@ from pflbench.contract.as_run import (
     federations,
     method,
     played,
+    rounds,
     run,
     tensors_of,
 )
+from pflbench.engine import devices, memory
+from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.program import MIXED, OTHER_NUMBERS
 from pflbench.engine.federation import Federation
 from pflbench.engine.packed.packed_executor import Pack
@@ -41,10 +45,12 @@ from pflbench.errors import UserError
 from pflbench.run import round as one_round
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.checkpoint import Checkpoints, Snapshot
+from pflbench.run.memory_estimate import footprint, readable
 from pflbench.run.places import Folder
 
 CPU = torch.device("cpu")
-PRODUCTS, TF32, RESUME, PACKING = "products", "tf32", "resume", "packing"
+PRODUCTS, TF32, RESUME, MEMORY, PACKING = "products", "tf32", "resume", "out of memory", "packing"
+ESTIMATE = "estimate of memory"
 MODELS = ("mlp", "cnn, 1 channel", "cnn, 3 channels", "resnet18", "fasttext")
 WAYS: tuple[Way, ...] = get_args(Way)[1:]
 
@@ -56,6 +62,10 @@ SINGLE, DEEP = 5e-5, 1e-2
 # Of products alone: 6e-7 is what float32 has on a CPU, 3e-4 what TF32 makes of it. The fast convolutions of a GPU are in between.
 PRODUCT = {"float64": 1e-12, "float32": 3e-5}
 TF32_OFF = 5e-3
+
+LARGE = "resnet18"  # of MODELS that with the most parameters
+MANY = (10,) * 48  # samples of clients, for which memory is too little
+SCARCE = 0.8  # of what they take
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,8 @@ def whole() -> list[Check]:
         found += [Check(model, way, floats) for way in WAYS[:3] for floats in both]
         found.append(Check(model, "deterministic", "float32"))
     found += [Check(name, "captured", "float64") for name in methods.METHODS]
-    return found + [Check(PACKING, way, "float64") for way in ("batched", "captured")]
+    found += [Check(what, way, "float64") for what in (PACKING, MEMORY) for way in ("batched", "captured")]
+    return [*found, Check(ESTIMATE, "captured", "float32")]
 
 
 def check(wanted: Iterable[Check], device: torch.device) -> Iterator[tuple[Check, CheckResult]]:
@@ -127,7 +138,7 @@ def _steps_per_second(way: Way, device: torch.device) -> float:
 
 
 def _found(one: Check, device: torch.device) -> CheckResult:
-    made = {PRODUCTS: _products, TF32: _tf32, RESUME: _resume, PACKING: _packing}
+    made = {PRODUCTS: _products, TF32: _tf32, RESUME: _resume, PACKING: _packing, MEMORY: _memory, ESTIMATE: _estimate}
     try:
         return made.get(one.what, _training)(one, device)
     except UserError as error:
@@ -245,6 +256,79 @@ def _resume(one: Check, device: torch.device) -> CheckResult:
         resumed.buffers.update(loaded.buffers)
         found = small.train(fedala, resumed, 2, loaded.state, start=3)
     return _compared(tensors_of(found, resumed), tensors_of(expected, straight), _allowed(one.floats))
+
+
+def _memory(one: Check, device: torch.device) -> CheckResult:
+    """More clients at a time than there is memory for: fewer at a time, and the same numbers, by steps that are captured anew.
+
+    Memory becomes too little after a round, when all is captured; or is so from the beginning.
+    """
+    if device.type == "cpu" or not hasattr(devices.of(device), "set_per_process_memory_fraction"):
+        return CheckResult("not supported", why="PyTorch cannot limit its memory")
+    fedavg, many = method("fedavg"), {**CLIENTS, "n": MANY}
+    with exact_arithmetic(CPU):
+        expected = played(fedavg, federation("cnn", "loop", CPU, **many), 2)
+
+    def said(fed: Federation, numbers: Numbers) -> CheckResult:
+        if not fed.executor.shortages():
+            return CheckResult("not supported", why="its memory could not be made scarce")
+        if one.way == "captured" and (refused := _refused(fed.executor)):
+            return CheckResult("failed", why=refused[0])
+        return _compared(numbers, expected, _allowed(one.floats))
+
+    with exact_arithmetic(device, one.floats):
+        with closed(fed := federation("cnn", one.way, device, dtype=one.floats, **many)):
+            _forget_peak(device)
+            play = rounds(fedavg, fed, 2)
+            next(play)
+            peak = devices.of(device).max_memory_allocated(device)
+            # What a round takes: two copies of all models, and one more where clients train.
+            more = int(2.5 * fed.size * fed.flat.size * fed.dtype.itemsize)
+            memory.release(device)
+            with _limited(device, devices.of(device).memory_reserved(device) + more):
+                found = said(fed, next(play))
+        if found.status != "passed":
+            return found
+        del play
+        gc.collect()
+        again = federation("cnn", one.way, device, dtype=one.floats, **many)
+        with closed(again), _limited(device, int(SCARCE * peak)):
+            return said(again, played(fedavg, again, 2))
+
+
+def _estimate(one: Check, device: torch.device) -> CheckResult:
+    """What a run takes, beside what it was thought to need: by that it is decided how many clients are computed at a time."""
+    if device.type == "cpu":
+        return CheckResult("not supported", why="a CPU keeps no captured steps")
+    of = run(LARGE, one.way, one.floats, device)
+    needed = footprint(of.spec, of.data, of.how)
+    assert needed is not None
+    with exact_arithmetic(device, one.floats), closed(fed := of.federation()):
+        _forget_peak(device)
+        played(method("fedavg"), fed, 2)
+        taken = devices.of(device).max_memory_reserved(device)
+    if taken * SHARE <= needed.total:
+        return CheckResult("passed")
+    return CheckResult("failed", why=f"{LARGE} took {readable(taken)}, and {readable(needed.total)} were expected")
+
+
+def _forget_peak(device: torch.device) -> None:
+    """Makes the peak of memory begin anew, without what earlier work has left in PyTorch's cache."""
+    memory.release(device)
+    devices.reset_peak(device)
+
+
+@contextmanager
+def _limited(device: torch.device, most: int) -> Iterator[None]:
+    """Inside, all tensors of this process can have no more than so many bytes of the device: more is torch.OutOfMemoryError."""
+    gpu = devices.of(device)
+    before = gpu.get_per_process_memory_fraction(device) if hasattr(gpu, "get_per_process_memory_fraction") else 1.0
+    gpu.empty_cache()
+    gpu.set_per_process_memory_fraction(min(1.0, most / gpu.mem_get_info(device)[1]), device)
+    try:
+        yield
+    finally:
+        gpu.set_per_process_memory_fraction(before, device)
 
 
 def _refused(executor: Executor) -> list[str]:

@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from pflbench.contract import as_run, device, small
-from pflbench.contract.device import PACKING, PRODUCTS, RESUME, TF32, Check
+from pflbench.contract.device import ESTIMATE, MEMORY, PACKING, PRODUCTS, RESUME, TF32, Check
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched.batched_executor import BatchedExecutor
+from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import bucket
 from pflbench.models import MODELS
-from pflbench.run import prepared
+from pflbench.run import memory_estimate, prepared
 from pflbench.run.checkpoint import Checkpoints
 
 CPU = torch.device("cpu")
@@ -48,6 +49,8 @@ def only(check, on=CPU):
 
 @pytest.fixture
 def gpu(monkeypatch):
+    monkeypatch.setattr(device, "MANY", (10,) * 16)
+    monkeypatch.setattr(device, "LARGE", "fasttext")
     with plugged_in() as world:
         yield world
 
@@ -95,7 +98,7 @@ def test_a_cpu_passes_all(recorded, monkeypatch):
         monkeypatch.setitem(as_run.IMAGES, what, (channels, 16, 16))
     said = dict(device.check(device.whole(), CPU))
     unable = {check.what for check, one in said.items() if one.status == "not supported"}
-    assert unable == {TF32}
+    assert unable == {TF32, MEMORY, ESTIMATE}
     assert {one.status for check, one in said.items() if check.what not in unable} == {"passed"}
 
 
@@ -194,11 +197,26 @@ def test_what_raises_has_failed(monkeypatch):
 # -- on the GPU made of Python ----------------------------------------------------------------------------------------------
 
 
+def test_memory_that_runs_out_is_found_to_be_handled(gpu, monkeypatch):
+    assert only((MEMORY, "batched", "float64"), GPU).status == "passed"
+    assert torch.zeros(1 << 20, device=NAME).nbytes, "what was taken is given back"
+
+
+def test_a_halving_that_leaves_clients_out_is_found(gpu, monkeypatch):
+    plant(monkeypatch, Chunks, "each", "size = self._halve(", "start += 1\n            size = self._halve(")
+    said = only((MEMORY, "batched", "float64"), GPU)
+    assert said.status == "failed"
+    assert said.off > 1e-6
+
+
+FORGOTTEN = (memory_estimate, "estimate", "if captured else 0", "if not captured else 0")
 FAULTS = {
     "a learning rate that stays the first round's": (planted.FROZEN_RATE, ("mlp", "captured", "float64"), ""),
     "one step more": (planted.ONE_STEP_MORE, ("fedavg", "captured", "float64"), ""),
     "one step fewer": (planted.ONE_STEP_FEWER, ("fedavg", "captured", "float64"), ""),
     "statistics of the other model": (planted.OTHER_STATISTICS, ("feddeper", "captured", "float64"), "buffers|test loss"),
+    "an estimate without captured steps": (FORGOTTEN, (ESTIMATE, "captured", "float32"), "took .* were expected"),
+    "a pool of graphs that are gone": (planted.DEAD_POOL, (MEMORY, "captured", "float64"), "pool of graphs that are gone"),
 }
 
 

@@ -16,10 +16,10 @@ from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation, tensors, train
 from pflbench.engine.batched.batched_executor import LARGE, BatchedExecutor
 from pflbench.engine.batched.program import MIXED, bucket, capture
-from pflbench.engine.batched.program_cache import KINDS, Programs, frozen
+from pflbench.engine.batched.program_cache import KINDS, Programs
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import Sgd
+from pflbench.engine.requests import Sgd, frozen
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
 

@@ -177,7 +177,7 @@ def images(tmp_path):
 
     def made(model="cnn", **more):
         np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
-        few = {"clients": 4, "beta": 50.0, "least": 4, "batch_size": 5, **more}
+        few = {"clients": 4, "beta": 50.0, "min_samples": 4, "batch_size": 5, **more}
         (spec,) = plan(RunOptions(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, model, **few))
         return spec, load_setting(spec, tmp_path)
 

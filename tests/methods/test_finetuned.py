@@ -169,7 +169,7 @@ def test_who_is_only_tested_is_fine_tuned_but_carries_nothing_into_training():
     assert list(method.check(fed.protocol)) == [
         "clients outside the cohort are fine-tuned too, only to be tested (evaluate=participants would spare that)."
     ]
-    assert not list(method.check(federation(join_ratio=0.5).train))
+    assert not list(method.check(federation(join_ratio=0.5).protocol))
 
 
 def test_buffers_that_are_reset_then_see_fine_tuning_and_training():

@@ -275,8 +275,8 @@ def test_adapting_on_test_data_must_be_asked_for_by_name_and_is_marked():
     for name in ("per-fedavg", "per-fedavg+ala"):
         asked = methods.spec(name, {"adapt_on": "test2022"})
         assert asked.test_labels
-        assert any("no test" in text for text in methods.make(asked).check(federation().train))
-        assert not list(methods.make(methods.spec(name, {})).check(federation().train))
+        assert any("no test" in text for text in methods.make(asked).check(federation().protocol))
+        assert not list(methods.make(methods.spec(name, {})).check(federation().protocol))
 
 
 @engines

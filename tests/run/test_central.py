@@ -71,8 +71,8 @@ def spec(source: DataSpec, held: PartitionSpec, method: str = "fedavg", model: s
 @pytest.mark.parametrize(
     ("held", "key", "protocol"),
     [
-        (Dirichlet(clients=20, beta=0.1), "a1e848edc7da6aca", "d4b73e9cfa551f97"),
-        (Pathological(clients=20, classes_per_client=2), "671e912d31b10b78", "797783af0423a392"),
+        (Dirichlet(clients=20, beta=0.1), "0bd321fbf6cc48c2", "8a4bac44e4171f55"),
+        (Pathological(clients=20, classes_per_client=2), "4e5b23d594fea958", "fb016f640d31b05c"),
         (IID(clients=10), "8391979d93917b43", "ad941c7d48f88c19"),
         (Groups(clients=10, group_sizes=(1, 2, 3, 4, 5)), "bf2f7ee50a763813", "9be3956fbe1f459f"),
     ],

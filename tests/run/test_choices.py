@@ -128,7 +128,7 @@ def test_the_convolution_that_was_measured_is_taken_again(store, asked, recorded
 
 def test_on_a_gpu_nothing_is_measured_twice(store, tmp_path, monkeypatch):
     np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
-    few = {"clients": 3, "beta": 50.0, "least": 4, "batch_size": 10, "rounds": 2}
+    few = {"clients": 3, "beta": 50.0, "min_samples": 4, "batch_size": 10, "rounds": 2}
     (images,) = plan(RunOptions(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, "cnn", **few))
     ways, whole = [], BatchedExecutor._sgd
     monkeypatch.setattr(BatchedExecutor, "_sgd", lambda own, asked: ways.append(own.convolution) or whole(own, asked))

@@ -209,7 +209,7 @@ def test_the_schemes_are_those_of_the_partitions() -> None:
             {"partition": "pathological", "beta": 1.0},
             "--beta does not belong to --partition pathological; it belongs",
         ),
-        ({"partition": "iid", "least": 3}, "it belongs to pathological and dirichlet"),
+        ({"partition": "iid", "min_samples": 3}, "it belongs to pathological and dirichlet"),
         ({"partition": "groups", "group_sizes": "3,x"}, "--group-sizes 3,x"),
         ({"seeds": "3-1"}, "'3-1' is no seed"),
         ({"seeds": "0,,2"}, "'' is no seed"),

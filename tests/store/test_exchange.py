@@ -218,7 +218,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(mine: Engine, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("tables",), "Unknown export 'tables'"),
+        (("tables",), "Unknown kind 'tables'"),
         (("runs", "-f", "xml"), "Valid: csv, json, parquet"),
         (("runs", "-o", "runs.txt"), "does not say a format"),
         (("runs", "-o", "no/runs.csv"), "Cannot write no/runs.csv"),
