@@ -175,7 +175,7 @@ def test_table(shell: Shell, tmp_path: Path) -> None:
     assert made.endswith("from runs 1, 2, 3, 4.")
     assert "Did you mean 'accuracy'?" in shell.refused("table", "acuracy")
     assert "mean-last:K" in shell.refused("table", "--round-rule", "middle")
-    assert "'pdf' is not one of 'text', 'markdown', 'latex', 'csv', 'json'" in shell.refused("table", "-f", "pdf")
+    assert "Unknown --format 'pdf'" in shell.refused("table", "-f", "pdf")
     assert "No runs with" in shell.refused("table", "-d", "mnist")
     assert "Cannot write no/such/out.md: No such file or directory" in shell.refused("table", "-o", "no/such/out.md")
 
