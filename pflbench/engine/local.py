@@ -38,7 +38,7 @@ FEATURES_AT_ONCE = 128  # of each client
 
 def sgd(fed: Federation, rows: Tensor, S: Tensor, **how: Any) -> Tensor:
     """Local training: SGD from rows [c, P] over E epochs -> [c, P] (methods.md 0.1). Takes what `fit` takes."""
-    return fed.fit(rows, S, **how).rows
+    return fed.fit(rows, S, **how).models
 
 
 def fit(
@@ -73,11 +73,11 @@ def fit(
         plan, rows, fed.buffers_of(model)[S], fed.lr, columns, penalty, given, objective, references, fed.optimizer, moments
     )
     done = _of_head_alone(fed, asked) if _head_suffices(fed, asked) else fed.executor.do(asked)
-    fed.require_finite(done.rows, S, "local training")
+    fed.require_finite(done.models, S, "local training")
     fed.buffers_of(save_statistics_to or model)[S] = done.buffers
     for name, value in lasting.items():
         value[S] = done.moments[name]
-    _note(fed, save_statistics_to or model, S, plan, done.loss, rows, done.rows)
+    _note(fed, save_statistics_to or model, S, plan, done.loss, rows, done.models)
     return done
 
 
@@ -89,13 +89,13 @@ def train_by(
     *,
     carry: Mapping[str, Tensor],
     given: StepArguments | None = None,
-    each: Mapping[str, Tensor] | None = None,
+    per_step: Mapping[str, Tensor] | None = None,
     plan: Plan | None = None,
     parts: int = 1,
     models: tuple[str, ...] = ("model",),
     save_statistics_to: tuple[str, ...] | None = None,
 ) -> dict[str, Tensor]:
-    """Local training by a step of the method's own: carry <- step(grad, **carry, **given, **each) for every batch.
+    """Local training by a step of the method's own: carry <- step(grad, **carry, **given, **per_step) for every batch.
 
     rows [c, P] are the models to begin with; carry: tensors [c, ...], the trained model first; the rest: engine.requests.Scan.
     models: the clients' models whose gradients the step takes, `grad(w, of=k)` being that of models[k]. Returns the new carry.
@@ -108,7 +108,7 @@ def train_by(
         )
     plan = fed.batches(S, purpose=_purpose(models[0]), parts=parts) if plan is None else plan
     buffers = torch.stack([fed.buffers_of(model)[S] for model in models], dim=1)
-    done = fed.executor.do(Scan(plan, step, rows, carry, given or {}, buffers, each=each or {}, parts=parts))
+    done = fed.executor.do(Scan(plan, step, rows, carry, given or {}, buffers, per_step=per_step or {}, parts=parts))
     for value in (done.loss.unsqueeze(-1), *done.carry.values()):
         fed.require_finite(value, S, "local training")
     for k, model in enumerate(save_statistics_to or models):
@@ -208,15 +208,15 @@ def _head_suffices(fed: Federation, asked: Sgd) -> bool:
 def _of_head_alone(fed: Federation, asked: Sgd) -> Trained:
     """What the executor gives for the columns of the head."""
     samples, positions = asked.plan.once(FEATURES_AT_ONCE)
-    alone = fed.executor.do(ExtractFeatures(samples, asked.rows, asked.buffers)).executor
+    alone = fed.executor.do(ExtractFeatures(samples, asked.models, asked.buffers)).executor
     try:
-        head = asked.rows[:, fed.flat.head]
-        done = alone.do(replace(asked, plan=positions, rows=head, buffers=asked.buffers[:, :0], columns=ALL))
+        head = asked.models[:, fed.flat.head]
+        done = alone.do(replace(asked, plan=positions, models=head, buffers=asked.buffers[:, :0], columns=ALL))
     finally:
         alone.close()
-    trained = asked.rows.clone()
-    trained[:, fed.flat.head] = done.rows
-    return replace(done, rows=trained, buffers=asked.buffers)
+    trained = asked.models.clone()
+    trained[:, fed.flat.head] = done.models
+    return replace(done, models=trained, buffers=asked.buffers)
 
 
 def _purpose(model: str) -> str:

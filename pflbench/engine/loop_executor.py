@@ -191,7 +191,7 @@ class LoopExecutor(BaseExecutor):
             raise
 
     def _sgd(self, asked: Sgd) -> Trained:
-        rows, buffers, plan, columns, penalty = asked.rows, asked.buffers, asked.plan, asked.columns, asked.penalty
+        rows, buffers, plan, columns, penalty = asked.models, asked.buffers, asked.plan, asked.columns, asked.penalty
         optimizer, lr = asked.optimizer, float(asked.lr)
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
         buffers_out = buffers.clone()
@@ -229,7 +229,7 @@ class LoopExecutor(BaseExecutor):
         return Trained(rows_out, buffers_out, loss_out, moments_out)
 
     def _scan(self, asked: Scan) -> Scanned:
-        base, carry, buffers, plan, columns = asked.base, asked.carry, asked.buffers, asked.plan, asked.columns
+        base, carry, buffers, plan, columns = asked.frozen, asked.carry, asked.buffers, asked.plan, asked.columns
         carry_out = {k: v.clone() for k, v in carry.items()}
         buffers_out = buffers.clone()
         dtype = next(iter(carry.values())).dtype
@@ -261,7 +261,7 @@ class LoopExecutor(BaseExecutor):
             for j, index in enumerate(worker.batches(plan, i)):
                 pieces = index.tensor_split(asked.parts)
                 losses.clear()
-                now = {k: v[i, j] for k, v in asked.each.items()}
+                now = {k: v[i, j] for k, v in asked.per_step.items()}
                 mine = asked.step(grad, **mine, **arguments, **now)
                 loss_out[0, i] += losses[0]
                 loss_out[1, i] = losses[0]
@@ -280,7 +280,7 @@ class LoopExecutor(BaseExecutor):
         features: list[list[Tensor]] = [[] for _ in plan.order]
 
         def task(worker: Worker, i: int) -> None:
-            worker.load(asked.rows[i], asked.buffers[i])
+            worker.load(asked.models[i], asked.buffers[i])
             worker.module.train()
             below: Any = worker.module.features
             features[i] = [below(worker.batch(index)[0]) for index in worker.batches(batches, i)]
@@ -298,7 +298,7 @@ class LoopExecutor(BaseExecutor):
         def task(worker: Worker, i: int) -> None:
             model = int(model_of[i])
             if loaded.get(worker) != model:
-                worker.load(asked.rows[model], asked.buffers[model])
+                worker.load(asked.models[model], asked.buffers[model])
                 worker.module.eval()
                 loaded[worker] = model
             for index in worker.batches(plan, i):

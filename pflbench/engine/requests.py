@@ -71,7 +71,7 @@ Step = Callable[..., dict[str, Tensor]]
 class Trained:
     """Of C clients."""
 
-    rows: Tensor  # [C, P], their models
+    models: Tensor  # [C, P], their models
     buffers: Tensor  # [C, B], BatchNorm's
     loss: Tensor  # [C], mean over the steps; 0 for a client without steps
     moments: dict[str, Tensor] = field(default_factory=dict)  # [C, ...], the optimizer's state
@@ -124,7 +124,7 @@ class Request(Generic[R]):
 class Sgd(Request[Trained]):
     """SGD along the plan: w <- w - lr * (g + correction), in `columns` only; or an optimizer's step along g + correction."""
 
-    rows: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models to begin with
+    models: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models to begin with
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
     lr: float | Tensor  # a tensor []: one that changes from round to round, for which a captured step is not made anew
     columns: slice = field(default_factory=lambda: ALL)  # those of the parameters that are trained
@@ -139,15 +139,15 @@ class Sgd(Request[Trained]):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Request[Scanned]):
-    """Any other inner loop: carry <- step(grad, **carry, **given, **each at this step) for every batch of the plan."""
+    """Any other inner loop: carry <- step(grad, **carry, **given, **per_step at this step) for every batch of the plan."""
 
     step: Step
-    base: Tensor = field(metadata=PER_CLIENT)  # [C, P], what the models are outside `columns`
+    frozen: Tensor = field(metadata=PER_CLIENT)  # [C, P], what the models are outside `columns`
     carry: Mapping[str, Tensor] = field(metadata=PER_CLIENT)  # [C, ...], what the first step is passed by name
     given: StepArguments = field(metadata=GIVEN)  # what every step is passed by name
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, models, B], BatchNorm's of each of the client's models
     columns: slice = field(default_factory=lambda: ALL)  # those of the parameters that a gradient is of
-    each: Mapping[str, Tensor] = field(default_factory=dict, metadata=PER_STEP)  # [C, steps, ...], each step's own inputs
+    per_step: Mapping[str, Tensor] = field(default_factory=dict, metadata=PER_STEP)  # [C, steps, ...], each step's own inputs
     parts: int = 1  # nearly equal ones into which every batch is split
     objective: Objective | None = None  # what gradients are of, if not of the loss
 
@@ -159,7 +159,7 @@ class ExtractFeatures(Request[HeadOnFeatures]):
     For inner loops that change nothing below the head: the layers there run once, not once per epoch.
     """
 
-    rows: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models
+    models: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
 
 
@@ -170,14 +170,14 @@ class Evaluate(Request[Evaluated]):
     Clients that share a model follow one another. A model is its row and its buffers.
     """
 
-    rows: Tensor = field(metadata=PER_CLIENT)  # [M, P], the models
+    models: Tensor = field(metadata=PER_CLIENT)  # [M, P], the models
     buffers: Tensor = field(metadata=PER_CLIENT)  # [M, B], BatchNorm's
     shared_by: Tensor | None = field(default=None, metadata=PER_CLIENT)  # [M] (int64, on the CPU), clients; None: one to each
 
     @property
     def model_of(self) -> np.ndarray:
         """Which of the models each of the plan's clients is tested with, [C]."""
-        return np.repeat(np.arange(len(self.rows)), 1 if self.shared_by is None else self.shared_by.numpy())
+        return np.repeat(np.arange(len(self.models)), 1 if self.shared_by is None else self.shared_by.numpy())
 
 
 class Executor(Protocol):

@@ -94,7 +94,7 @@ class FedAvgC(FedAvg):
             done = fed.fit(
                 hat_S[live], S[live], plan=steps, model=before, save_statistics_to="finetuned", moments=kept, **self.penalty(s)
             )
-            hat_S[live], epochs[S[live]] = done.rows, k + 1
+            hat_S[live], epochs[S[live]] = done.models, k + 1
             moments = {name: moments.get(name, value).index_copy(0, live, value) for name, value in done.moments.items()}
             # ALA compares the losses of the last batch, always the same one; here batches are shuffled: the mean loss.
             last[live] = torch.cat([last[live, 1:], done.loss.unsqueeze(1)], dim=1)

@@ -175,7 +175,7 @@ class PartialFed(Method):
             "reload": self.reaggregate == "batch",
         }
         carry, each = {"theta": theta_S, **strategy}, {"noise": noise[:, 1:], "learn": learn[..., None, None]}
-        done = fed.train_by(partial(step, sizes=sizes), theta_S, S, carry=carry, given=given, each=each, plan=plan)
+        done = fed.train_by(partial(step, sizes=sizes), theta_S, S, carry=carry, given=given, per_step=each, plan=plan)
         learned = Strategy(**{name: put(old, S, done[name]) for name, old in vars(s.strategy).items()})
         fed.observe("strategies", torch.softmax(learned.a, -1))
         return done["theta"], replace(s, strategy=learned, position=put(s.position, S, position))

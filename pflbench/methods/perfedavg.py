@@ -126,7 +126,7 @@ class PerFedAvg(FedAvg):
             rates, plan = [alpha, float(beta)], fed.batches(S, 1, purpose="batches/adapted", samples=tests, drop_last="never")
         each = {"rate": rows.new_tensor(rates).view(1, -1, 1).expand(len(S), -1, -1)}
         return fed.train_by(
-            descend, rows, S, carry={"w": rows}, each=each, plan=_first(plan, len(rates)), save_statistics_to=("adapted",)
+            descend, rows, S, carry={"w": rows}, per_step=each, plan=_first(plan, len(rates)), save_statistics_to=("adapted",)
         )["w"]
 
 

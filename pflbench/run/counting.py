@@ -173,7 +173,7 @@ class Counter(BaseExecutor):
         return self.work
 
     def _sgd(self, asked: Sgd) -> Trained:
-        rows, plan, columns, references = asked.rows, asked.plan, asked.columns, asked.references
+        rows, plan, columns, references = asked.models, asked.plan, asked.columns, asked.references
         self._read_beside(plan, columns, rows.itemsize)
         self._step(plan, columns)
         for batch in _batches(plan):
@@ -198,12 +198,12 @@ class Counter(BaseExecutor):
             return torch.zeros_like(w)
 
         # Which gradients a step takes does not depend on the data: one step, of all clients at once, stands for all.
-        inputs = {name: value[:, 0] for name, value in asked.each.items()}
+        inputs = {name: value[:, 0] for name, value in asked.per_step.items()}
         with FlopCounterMode(display=False) as products:  # of the step's own, as with all core models in APPLE
             after = asked.step(grad, **carry, **unwrap(given), **inputs)
         self.work.flops += products.get_total_flops() / len(plan) * int(plan.steps().sum())
         self.work.bytes += sum(v.value.nbytes for v in given.values() if isinstance(v, Shared)) * int(plan.steps().max())
-        self._read_beside(plan, columns, asked.base.itemsize)
+        self._read_beside(plan, columns, asked.frozen.itemsize)
         self._step(plan, columns, len(taken))
         for batch in _batches(plan):
             pieces = np.array_split(batch, asked.parts)
@@ -216,7 +216,7 @@ class Counter(BaseExecutor):
 
     def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
         plan = asked.plan
-        self._read(plan.order, slice(0, self.flat.head.start), asked.rows.itemsize)
+        self._read(plan.order, slice(0, self.flat.head.start), asked.models.itemsize)
         for order in plan.order:
             self._visit(order)
             self.work.flops += len(order) * self.costs.below_head
@@ -228,8 +228,8 @@ class Counter(BaseExecutor):
 
     def _evaluate(self, asked: Evaluate) -> Evaluated:
         plan, model_of = asked.plan, asked.model_of
-        of_model = [[plan.order[client] for client in np.flatnonzero(model_of == m)] for m in range(len(asked.rows))]
-        self._read([np.concatenate(orders) for orders in of_model if orders], ALL, asked.rows.itemsize)
+        of_model = [[plan.order[client] for client in np.flatnonzero(model_of == m)] for m in range(len(asked.models))]
+        self._read([np.concatenate(orders) for orders in of_model if orders], ALL, asked.models.itemsize)
         for order in plan.order:
             self._visit(order)
             self.work.flops += len(order) * self.costs.forward

@@ -115,7 +115,7 @@ class Prepared:
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         try:
             trained = made.do(Sgd(plan, *_copies(flat, samples, 2), self.spec.train.lr))
-            made.do(Evaluate(plan, trained.rows, trained.buffers))
+            made.do(Evaluate(plan, trained.models, trained.buffers))
         except Exception as error:
             if memory.ran_out(error):
                 raise

@@ -88,7 +88,7 @@ def test_a_client_that_has_finished_stays_finite(model, large, monkeypatch):
     for fed in (federation(model, n=SIX), captured(model, n=SIX)):
         plan, rows, buffers = fed.batches(fed.all_trainable(), 1), fed.everyone(fed.initial()), fed.buffers_of("model")
         done = fed.executor.do(Sgd(plan, rows, buffers, 1e200))
-        found.append((done.rows[5:], done.loss[5:]))
+        found.append((done.models[5:], done.loss[5:]))
     torch.testing.assert_close(found[1], found[0])
     assert all(values.isfinite().all() for values in found[0])
     further = Sgd(plan.take([5, 6, 7]), found[0][0], buffers[5:], 1e200)

@@ -191,7 +191,7 @@ def test_the_run_s_own_steps_are_timed(images, join_ratio, chunk, clients, monke
     seen, sgd, backward = [], BatchedExecutor._sgd, Together.backward
 
     def noted(own, asked):
-        seen.append((own.convolution, torch.backends.cudnn.benchmark, asked.rows.shape[0], threading.current_thread()))
+        seen.append((own.convolution, torch.backends.cudnn.benchmark, asked.models.shape[0], threading.current_thread()))
         return sgd(own, asked)
 
     threads = []

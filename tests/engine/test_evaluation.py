@@ -71,7 +71,7 @@ def test_some_models_for_some_clients_each(model, engine):
     asked = shared(fed, 1)
     found = fed.executor.do(asked)
     of = zip([0, 0, 1, 2, 2, 2], asked.plan.order, strict=True)
-    expected = [plainly(fed, asked.rows[m], asked.buffers[m], mine) if len(mine) else (0, 0.0) for m, mine in of]
+    expected = [plainly(fed, asked.models[m], asked.buffers[m], mine) if len(mine) else (0, 0.0) for m, mine in of]
     assert found.correct.tolist() == [correct for correct, _ in expected]
     np.testing.assert_allclose(found.loss, [loss for _, loss in expected], rtol=1e-12)
 
@@ -81,7 +81,7 @@ def test_what_several_runs_ask_for_is_one_request(engine):
     fed = federation("mlp", engine, n=SIZES)
     requests = [shared(fed, seed) for seed in range(2)]
     assert joinable(*requests)
-    assert not joinable(requests[0], Evaluate(requests[0].plan, requests[0].rows, requests[0].buffers))
+    assert not joinable(requests[0], Evaluate(requests[0].plan, requests[0].models, requests[0].buffers))
     apart = [fed.executor.do(request) for request in requests]
     together = split(fed.executor.do(joined(requests)), [6, 6])
     for one, other in zip(apart, together, strict=True):

@@ -66,7 +66,7 @@ def test_no_step_copies_the_table(classes):
     plan = Plan.through(np.split(np.arange(40), CLIENTS), BATCH)
     rows = flat.row().expand(CLIENTS, -1).clone()
     trained = executor.do(Sgd(plan, rows, rows[:, :0], 0.1))
-    assert (trained.rows != rows).any()
+    assert (trained.models != rows).any()
     assert watching.seen.sums > 0
     assert watching.seen.apart == 0
     assert watching.seen.largest < WORDS * 32, "nothing as large as one client's table"

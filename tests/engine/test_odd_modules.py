@@ -118,8 +118,8 @@ def results(name, kind, capture=None):
     order = tuple(np.arange(start, stop) for start, stop in itertools.pairwise(starts))
     plan = Plan(order, tuple(np.full(n // 5, 5) for n in SIZES))
     trained = executor.do(Sgd(plan, rows, flat.buffer_row(torch.float64).repeat(len(SIZES), 1), 0.1))
-    assert not torch.equal(trained.rows, rows)
-    return *vars(trained).values(), *vars(executor.do(Evaluate(plan, trained.rows, trained.buffers))).values()
+    assert not torch.equal(trained.models, rows)
+    return *vars(trained).values(), *vars(executor.do(Evaluate(plan, trained.models, trained.buffers))).values()
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -177,4 +177,4 @@ def test_objectives_get_pytorch_s_loss(engine):
 def test_no_clients_are_nothing_to_do():
     fed = federation("mlp", "captured", n=(12, 12))
     rows = fed.everyone(fed.initial())[:0]
-    assert fed.executor.do(Sgd(Plan((), ()), rows, rows[:, :0], 0.1)).rows.shape == (0, fed.flat.size)
+    assert fed.executor.do(Sgd(Plan((), ()), rows, rows[:, :0], 0.1)).models.shape == (0, fed.flat.size)

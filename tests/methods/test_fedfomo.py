@@ -194,7 +194,7 @@ def test_candidates_are_not_copied_for_each_client(model, requests, engine, monk
     received = method.receive(fed.at(3), state, fed.cohort(3))
     _, *candidates = asked
     assert len(candidates) == requests
-    assert all(request.rows.untyped_storage().data_ptr() == state.theta.untyped_storage().data_ptr() for request in candidates)
+    assert all(request.models.untyped_storage().data_ptr() == state.theta.untyped_storage().data_ptr() for request in candidates)
     # Models in parts, and each by itself, are worth the same.
     monkeypatch.setattr("pflbench.methods.fedfomo.PAIRS", fed.size * 3)
     assert torch.equal(method.receive(fed.at(3), state, fed.cohort(3)).raw, received.raw) or engine == "batched"

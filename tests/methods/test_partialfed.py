@@ -54,7 +54,7 @@ def one_step(request):
                 "sample": True,
                 "reload": True,
             },
-            each={"noise": NOISE[None, None], "learn": torch.tensor([[[[learn]]]])},
+            per_step={"noise": NOISE[None, None], "learn": torch.tensor([[[[learn]]]])},
         )
         return carry, seen[0].reshape(-1)
 

@@ -106,7 +106,7 @@ class BatchedExecutor(BaseExecutor):
         self.chunks.remember(shortages)
 
     def _sgd(self, asked: Sgd) -> Trained:
-        rows, buffers, plan, columns = asked.rows, asked.buffers, asked.plan, asked.columns
+        rows, buffers, plan, columns = asked.models, asked.buffers, asked.plan, asked.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
         moments_out = {name: value.clone() for name, value in asked.moments.items()}
         compared, merged, optimizer = len(asked.references), asked.objective is None and not asked.references, asked.optimizer
@@ -137,9 +137,9 @@ class BatchedExecutor(BaseExecutor):
         kind = ("scan", columns.start, columns.stop, frozen(asked.step), asked.parts, frozen(asked.objective), tuple(carry))
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
-            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: asked.base[clients], BUFFERS: buffers[clients]}
+            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: asked.frozen[clients], BUFFERS: buffers[clients]}
             state |= {name: loss[clients] for name, loss in losses.items()}
-            inputs = {k: v[clients] for k, v in asked.each.items()}
+            inputs = {k: v[clients] for k, v in asked.per_step.items()}
             state = self.programs.run((*kind, self._data), advance, state, pick(asked.given, clients), steps, inputs)
             for out in (carry_out, losses):
                 for name in out:
@@ -151,7 +151,7 @@ class BatchedExecutor(BaseExecutor):
 
     @torch.no_grad()
     def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
-        rows, buffers, plan = asked.rows, asked.buffers, asked.plan
+        rows, buffers, plan = asked.models, asked.buffers, asked.plan
         # Where samples do not see one another, larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
         below = self.gradients.features()
@@ -209,7 +209,7 @@ class BatchedExecutor(BaseExecutor):
     def _tested(self, asked: Evaluate, layout: Layout) -> list[Tensor]:
         """Penalty predictions and summed losses of the clients of a layout."""
         chosen = torch.from_numpy(layout.models).to(self.device)
-        params, buffered = self.flat.views(asked.rows[chosen]), self.gradients.buffers(asked.buffers[chosen])
+        params, buffered = self.flat.views(asked.models[chosen]), self.gradients.buffers(asked.buffers[chosen])
         samples = torch.from_numpy(layout.samples).to(self.device)
         right = torch.zeros(samples.shape, dtype=torch.int64, device=self.device)
         lost = torch.zeros(samples.shape, dtype=torch.float64, device=self.device)
