@@ -21,7 +21,18 @@ from pflbench.data.hashing import sha256
 from pflbench.errors import UserError, require_regular
 
 # What zipfile and NumPy raise for files that are cut off, foreign or damaged.
-UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError, SyntaxError, TypeError, AttributeError)
+UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    SyntaxError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+)
 LEAST_FOR_CNN = 16  # pixels: two 5x5 convolutions, each with a 2x2 pooling, leave 1 x 1 of 16 x 16
 
 
