@@ -10,11 +10,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 LOADED = hasattr(ctypes.CDLL(None), "stand_in_counts")
 collect_ignore_glob = [] if LOADED else ["test_*.py"]
 HEAD = "method", "model", "clients", "kernels a step", "uncaptured steps", "waits", "reserved MiB", "estimate MiB"
 COUNTED = "counted"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _memory_of_a_whole_card() -> None:
+    """PyTorch asks once how much memory a device has, and limits by that: before a test leaves less."""
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.get_device_properties(index)
 
 
 @pytest.fixture(autouse=True)

@@ -92,7 +92,7 @@ def test_a_client_that_has_finished_stays_finite(model, large, monkeypatch):
     torch.testing.assert_close(found[1], found[0])
     assert all(values.isfinite().all() for values in found[0])
     further = Sgd(plan.take([5, 6, 7]), found[0][0], buffers[5:], 1e200)
-    assert not fed.executor.do(further).rows.isfinite().all(1).any()
+    assert not fed.executor.do(further).models.isfinite().all(1).any()
 
 
 def test_a_correction_without_a_number_is_not_that_of_those_who_have_finished():
