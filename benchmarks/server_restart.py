@@ -20,8 +20,8 @@ from typing import Any
 import sqlalchemy as sa
 from support.postgres import Server, server
 
+from pflbench.plain import without_passwords
 from pflbench.store import database as db
-from pflbench.store.failures import without_password
 
 ROOT = Path(__file__).parents[1]
 STUDY = """
@@ -52,7 +52,7 @@ def ask(engine: sa.Engine, query: str) -> list[tuple[Any, ...]]:
 
 def sweep(url: str, jobs: int, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pflbench", "sweep", "restart.yaml", "--jobs", str(jobs), "--device", "cpu", "--db", url]
-    print("$", without_password(" ".join(["pflbench", *command[3:]])), flush=True)
+    print("$", without_passwords(" ".join(["pflbench", *command[3:]])), flush=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(folder / "state")}
     return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
 
