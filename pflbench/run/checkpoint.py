@@ -29,9 +29,9 @@ PARTS = {"t", "state", "buffers", "carried", "owner", "sha256"}  # of the file
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that the rest of a run depends on, after round t and the reception of round t + 1.
+    """Everything that the remaining rounds depend on, after round t and the reception of round t + 1.
 
-    Random streams need no place here: they follow from seed, round and client. `carried` holds plain numbers of the round loop.
+    Random streams are not stored: they follow from seed, round and client. `carried` holds plain numbers of the round loop.
     """
 
     t: int
@@ -41,14 +41,14 @@ class Snapshot:
 
 
 def owner(run: Run) -> str:
-    """What tells a run's checkpoint from that of another run which had the same number before it was removed."""
+    """Identifies the run of a checkpoint, also among runs that had the same number before one was removed."""
     return f"{run.key}/{run.attempt}/{run.created_at}"
 
 
 def reached(run: Run, database: URL, wished: str | None = None) -> int | None:
-    """The round after which a run would go on; None if it has no checkpoint, or one that is not its own or cannot be read.
+    """The round from which a run would resume; None if it has no checkpoint, or one of another run, or an unreadable one.
 
-    wished: where checkpoints are wished to be.
+    wished: the place of checkpoints that the user asked for.
     """
     import torch
 
@@ -61,7 +61,7 @@ def reached(run: Run, database: URL, wished: str | None = None) -> int | None:
             content = torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
         t = int(content["t"])
         return t if content["owner"] == owner(run) and t <= (run.last_round or 0) else None
-    except Exception:  # whatever is wrong with the file: the run would begin anew
+    except Exception:  # any fault of the file: the run would start over
         return None
 
 
@@ -84,10 +84,10 @@ def _filled(like: Any, values: Mapping[str, Tensor], prefix: str = "") -> Any:
 
 
 class Checkpoints:
-    """The checkpoint of one run. owner: as `owner` gives it.
+    """The checkpoint of one run. owner: the result of the function `owner`.
 
-    name: of its file, without the suffix. every: seconds between two. last: the last whole round, which `keep` saves.
-    wrong: what is wrong with the one that `load` has found, such as "is damaged".
+    name: of its file, without the suffix. every: seconds between checkpoints. last: the last whole round, which `keep` saves.
+    wrong: why `load` refused the stored checkpoint, such as "is damaged".
     """
 
     def __init__(self, place: Storage, name: str, owner: str, every: float = 30.0) -> None:
@@ -95,29 +95,26 @@ class Checkpoints:
         self.owner, self.every = owner, every
         self.last: Snapshot | None = None
         self.wrong = ""
-        self.seconds = 0.0  # that the last one took
+        self.seconds = 0.0  # of the last save
         self._saved_at = time.monotonic()
 
     def reach(self, snapshot: Snapshot, over: bool) -> None:
-        """Takes in the last whole round, and saves it if it is time to and the run is not over."""
+        """Takes the last whole round, and saves it if it is time to and the run is not over."""
         self.last = snapshot
-        # Where a checkpoint is large, less often: it should cost no more than a fiftieth of the time.
+        # Large checkpoints less often: saving should take at most a fiftieth of the time.
         interval = max(self.every, 50 * self.seconds) if self.every else 0.0
         if not over and time.monotonic() - self._saved_at >= interval:
             self.keep()
 
     def keep(self) -> None:
-        """Saves the last whole round, if there is one. Not broken off: PyTorch would make an error of its own of that."""
+        """Saves the last whole round, if there is one. Signals wait: PyTorch would turn them into its own errors."""
         if self.last is not None:
             with interrupts.held():
                 self.save(self.last)
             self._saved_at = time.monotonic()
 
     def save(self, snapshot: Snapshot) -> None:
-        """Writes the checkpoint whole or not at all: the last one stays until what was written here was read again.
-
-        A full disk is a UserError.
-        """
+        """Writes the checkpoint as a whole or not at all: it replaces the old one after it was read back. Raises UserError."""
         import torch
 
         begun = time.perf_counter()
@@ -136,9 +133,9 @@ class Checkpoints:
         self.seconds = time.perf_counter() - begun
 
     def load(self, like: Any, device: torch.device) -> Snapshot | None:
-        """The snapshot, with a state of the type of `like`; None if there is none, or one that is `wrong`.
+        """The snapshot, with a state of the type of `like`; None if there is none, or a `wrong` one.
 
-        Raises UserError where it cannot be read now: a run that begins anew would take its place.
+        Raises UserError if it cannot be read at the moment: starting over would overwrite it.
         """
         import torch
 
@@ -153,10 +150,10 @@ class Checkpoints:
             if error.errno != errno.EINVAL:
                 raise UserError(
                     f"The checkpoint {self.name} cannot be read from {self.place}: {error.strerror or error}.",
-                    "Nothing of the run is lost: the same command goes on once it can be read. Without that file it begins anew.",
+                    "Nothing is lost: the same command resumes once the file can be read. Without the file the run starts over.",
                 ) from error
-            self.wrong = "is damaged"  # it leads to before its beginning: it was cut off
-        except Exception as error:  # whatever is wrong with the file: without it the run begins anew
+            self.wrong = "is damaged"  # a truncated file points before its beginning
+        except Exception as error:  # any fault of the file: the run starts over
             if memory.ran_out(error) or isinstance(error, MemoryError):
                 raise
             self.wrong = "is damaged"
@@ -180,7 +177,7 @@ class Checkpoints:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """SHA-256 of all that a checkpoint says. PyTorch's own format lets changed bytes pass."""
+    """SHA-256 of the content of a checkpoint. PyTorch's own format does not detect changed bytes."""
     plain = [content["t"], content["owner"], content["carried"]]
     found = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     for part in ("state", "buffers"):

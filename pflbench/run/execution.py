@@ -1,4 +1,4 @@
-"""How a run is executed: what the user chose, and the device that it means."""
+"""How a run is executed: the user's choices, and the device."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ VALID = "Valid: auto, cpu, cuda, cuda:0, cuda:1, ..."
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is executed; recorded with it, no part of its key."""
+    """How a run is executed. Recorded with the run, not part of its key."""
 
     device: str = "auto"
     engine: Literal["auto", "loop", "batched"] = "auto"
     workers: int | None = None  # loop on a CPU: clients side by side; None: one per core
     chunk: int | None = None  # batched: clients at a time; None: as many as there is memory for
-    estimate: int | None = None  # how many these were thought to be when the run was begun; None: now it is
-    pack: int = 1  # batched: runs that differ in the seed alone, made together
-    capture: Literal["auto", "graph", "none"] = "auto"  # batched: how steps become programs
+    estimate: int | None = None  # clients at a time by the estimate of the run's first start; None: estimate now
+    pack: int = 1  # batched: runs that differ only in the seed and train together
+    capture: Literal["auto", "graph", "none"] = "auto"  # batched: whether steps are captured as CUDA graphs
     convolution: Literal["auto", "groups", "search", "unfold"] = "auto"  # batched on a GPU: engine.batched.convolutions
-    deterministic: bool = False  # on a GPU: the same bits each time, or a refusal; a CPU gives them anyway
-    save_artifacts_every: int = 0  # rounds between those in which large arrays are kept as artifacts; 0: none
-    follow: Follow | None = None  # the client whose models are kept
+    deterministic: bool = False  # on a GPU: the same bits each time, or an error; a CPU always gives them
+    save_artifacts_every: int = 0  # every so many rounds large arrays are kept as artifacts; 0: never
+    follow: Follow | None = None  # the client whose models are kept for a trajectory
     checkpoint_every: float = 30.0  # seconds between checkpoints
-    checkpoints: str | None = None  # where they lie: run.places
-    command: str = ""  # as the user gave it
+    checkpoints: str | None = None  # folder or URL: run.places
+    command: str = ""  # as typed
     record_host: bool = False  # whether the machine's name, and paths in full, are recorded
-    scale: str | None = None  # of the reproduction that a run is made for, if it is
+    scale: str | None = None  # of `reproduce`, for whose table or figure the run is
 
     def engine_on(self, device: str) -> Literal["loop", "batched"]:
         """The executor, on a device such as "cpu" or "cuda:0"."""
@@ -42,23 +42,23 @@ class Execution:
         return self.engine
 
     def captures(self, device: str) -> bool:
-        """Whether steps become programs there."""
+        """Whether steps are captured on this device."""
         return self.engine_on(device) == "batched" and device != "cpu" and self.capture != "none"
 
     def unfolds(self, device: str) -> bool:
-        """Whether convolutions may be unfolded there."""
+        """Whether convolutions may be unfolded on this device."""
         asked = "groups" if self.convolution == "auto" and self.deterministic else self.convolution
         return self.engine_on(device) == "batched" and device != "cpu" and asked in ("auto", "unfold")
 
 
 def checked(how: Execution) -> Execution:
-    """The same. Raises UserError for ways of computing that the executor or the device does not have."""
+    """Returns `how`. Raises UserError for choices that the executor or the device does not have."""
     place = str(find_device("auto")) if how.device == "auto" else how.device
     engine = how.engine_on(place)
     if how.pack > 1 and engine == "loop":
         chosen_engine = "loop" if how.engine == "loop" else f"{how.engine}, which is loop on {place}"
         raise UserError(
-            f"--pack {how.pack} is not possible with --engine {chosen_engine}: it makes one run after another.",
+            f"--pack {how.pack} is not possible with --engine {chosen_engine}, which trains one run after another.",
             "Add --engine batched, or leave out --pack.",
         )
     if engine == "loop":
@@ -72,14 +72,12 @@ def checked(how: Execution) -> Execution:
             f"{' and '.join(asked)}: the {engine} executor has no such choice.", f"Add --engine {other}, or leave it out."
         )
     if how.workers is not None and place != "cpu":
-        raise UserError(f"--workers {how.workers}: clients go side by side on a CPU alone.", "Add --device cpu, or leave it out.")
+        raise UserError(f"--workers {how.workers} works on a CPU only.", "Add --device cpu, or leave it out.")
     if how.convolution != "auto" and place == "cpu":
-        raise UserError(
-            f"--convolution {how.convolution}: it says how a GPU convolves; on a CPU there is one way.", "Leave it out."
-        )
+        raise UserError(f"--convolution {how.convolution} works on a GPU only.", "Leave it out.")
     if how.convolution == "search" and how.deterministic:
         raise UserError(
-            "--convolution search: what cuDNN measures may differ each time, and --deterministic has nothing measured.",
+            "--convolution search depends on measurements, and --deterministic excludes them.",
             "Leave one of them out.",
         )
     if how.capture == "graph" and place == "cpu":
@@ -88,9 +86,9 @@ def checked(how: Execution) -> Execution:
 
 
 def find_device(name: str) -> torch.device:
-    """ "auto" is the first GPU if there is one, else the CPU; "cuda" is the first. A GPU that is not there is a UserError.
+    """The device of "auto" (the first GPU, else the CPU), "cpu", "cuda" or "cuda:1". Raises UserError for a missing GPU.
 
-    A GPU always has its index: some functions of torch.cuda refuse a device without one, and no tensor's device is without.
+    A GPU always gets its index: some functions of torch.cuda refuse a device without one.
     """
     if name == "auto":
         name = devices.accelerator() or "cpu"
@@ -112,6 +110,6 @@ def find_device(name: str) -> torch.device:
 
 
 def why_no_gpu(name: str) -> str:
-    """Why "auto" is the CPU, where only the driver keeps a GPU from being used; else ""."""
+    """Why "auto" means the CPU if an outdated driver prevents the use of a GPU; else ""."""
     outdated = devices.outdated_driver() if name == "auto" else ""
     return outdated and f"The CPU is used, since {outdated}. {devices.UPDATE}"

@@ -1,4 +1,4 @@
-"""Data and partition of a specification, loaded together, with the partition's record for the database."""
+"""Loads the data and the partition of a specification, with the partition's record for the database."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from pflbench.store.paths import in_spec
 
 @dataclass(frozen=True)
 class FederationData:
-    """Samples, who holds which, and what the database says of it. central: the samples of the central test set, if any.
+    """Samples, their partition, and its record for the database. central: indices of the central test set, if any.
 
-    content: what a run's record has of the data: the hash of their content, and whether that is the official one.
+    content: for the run's record: the hash of the data, and whether they are the official ones.
     """
 
     arrays: Arrays
@@ -35,27 +35,27 @@ class FederationData:
     central: Indices | None = None
 
     def model(self, spec: RunSpec) -> Backbone:
-        """The specification's, with the initial parameters of PyTorch's seed. Raises UserError where it does not fit the data."""
+        """The specification's model, initialised from PyTorch's seed. Raises UserError if it does not fit the data."""
         x, classes = self.arrays.x, self.arrays.classes
         return build(spec.model, tuple(x.shape[1:]), len(classes), self.arrays.vocabulary, spec.own_model)
 
     def cut(self, share: float, least: int) -> FederationData:
-        """With that share of every client's samples, at least `least` of each side where it has so many: to measure rounds on."""
+        """A share of every client's samples, at least `least` for training and for testing if it has them; for measurements."""
         whole = self.partition
         sides = ([part[: max(least, int(share * len(part)))] for part in side] for side in (whole.train, whole.test))
         return replace(self, partition=Partition(*map(tuple, sides)))
 
     @cached_property
     def largest(self) -> float:
-        """Of all numbers of the samples, without their signs."""
+        """The largest absolute value of the samples."""
         x = self.arrays.x
         return max(float(x.max()), -float(x.min()))
 
 
 def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> FederationData:
-    """Data and partition; the last one is kept, since the runs of one command mostly share it.
+    """Data and partition. The last result is cached, since the runs of a command mostly share it.
 
-    Raises UserError where data are missing, corrupt or too large for the run's arithmetic, or the partition is impossible.
+    Raises UserError if data are missing, damaged or too large for the run's arithmetic, or the partition is impossible.
     """
     wanted = (spec.data, spec.partition, data_root)
     if wanted not in _kept:
@@ -83,13 +83,13 @@ def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data
 
 
 def _require_finite_squares(spec: RunSpec, setting: FederationData) -> None:
-    """Both a model's output and its gradient grow with the samples: after a step, the output grows with their squares."""
+    """Output and gradient both grow with the samples, so that the output after a step grows with their squares."""
     floats = spec.train.floats
     if setting.largest <= np.finfo(floats).max ** 0.5:
         return
     place = spec.partition.path if isinstance(spec.partition, Pfllib) else spec.data.label
     raise UserError(
-        f"{place}: the data hold values up to {setting.largest:.2g}, whose squares are beyond {floats}.",
+        f"{place} has values up to {setting.largest:.2g}, whose squares exceed {floats}.",
         "Scale them, for example to mean 0 and standard deviation 1.",
     )
 
@@ -113,7 +113,7 @@ def _pfllib(source: DataSpec, spec: Pfllib) -> tuple[Arrays, Partition]:
 
 
 def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Partition, samples: int) -> PartitionRecord:
-    """samples: how many there were to deal out."""
+    """samples: the number of samples that were partitioned."""
     train, test = partition.counts(arrays.y, len(arrays.classes))
     indices = {f"train_{i}": part for i, part in enumerate(partition.train)}
     indices |= {f"test_{i}": part for i, part in enumerate(partition.test)}
@@ -132,6 +132,6 @@ def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Pa
 
 
 def _identity(source: DataSpec, arrays: Arrays, partition: Partition) -> str:
-    """Of the index lists, the labels behind them and what these labels are called."""
+    """Hash of the index lists, their labels, and the names of the labels."""
     named = [partition.hash(arrays.y), source.place, *arrays.classes]
     return hashlib.sha256("\0".join(named).encode()).hexdigest()

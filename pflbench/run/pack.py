@@ -1,6 +1,6 @@
-"""Runs that differ in the seed alone, made together as rows of one program: a pack.
+"""A pack: runs that differ only in the seed and train together as rows of one program.
 
-Each keeps its own rows, checkpoints, key and status. They share the data, which a seed does not change.
+Each keeps its own rows, checkpoints, key and status. They share the data, which do not depend on the seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pflbench.store import runs
 from pflbench.store.failures import patiently
 
 Told = Progress | Diverged | Occupied
-"""What a run of a pack reports. One that diverges, or is another process's, says so and is over; the others go on."""
+"""Reported by a run of a pack. A run that diverges, or that another process trains, ends; the others continue."""
 
 
 def packs(
@@ -36,9 +36,9 @@ def packs(
     force: bool = False,
     also_alike: Callable[[RunSpec], Hashable] = lambda spec: None,
 ) -> Iterator[list[RunSpec]]:
-    """The specifications, up to `how.pack` together that differ in the seed alone. Without packing, in the order given.
+    """Groups specifications that differ only in the seed, up to `how.pack` together; without packing, one by one in their order.
 
-    force: those that are stored are made as well; else they take no place in a pack. also_alike: what else must be equal.
+    force: also those that have ended. also_alike: gives what else must be equal in a pack.
     """
     if how.pack == 1:
         yield from ([spec] for spec in specs)
@@ -63,9 +63,9 @@ def execute_pack(
     *,
     force: bool = False,
 ) -> Generator[tuple[int, Told], None, None]:
-    """As `execute`, of several runs that differ in the seed alone: what each reports, with its number among them.
+    """As `execute`, for runs that differ only in the seed: yields the index of a run with its report.
 
-    Errors other than Diverged and Occupied end all. The others are then `interrupted`, as all are after KeyboardInterrupt.
+    Errors other than Diverged and Occupied end all runs; the others become `interrupted`, as all do after KeyboardInterrupt.
     """
     if len(specs) == 1:
         with closing(_to_the_end(execute(specs[0], store, data_root, how, force=force))) as steps:

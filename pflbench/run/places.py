@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a folder, which several machines may share, or a URL of fsspec such as s3://bucket/checkpoints."""
+"""The place of checkpoints: a folder, which machines may share, or a URL of fsspec such as s3://bucket/checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pflbench.store.runs import RunHead
 
 
 class Folder:
-    """A folder. beside: another file that is there. Should its folder have been moved, none takes its place."""
+    """A folder. beside: it lies beside a database file; if that file's folder was moved, no new folder is created."""
 
     def __init__(self, path: Path, *, beside: bool = False) -> None:
         self._path, self._beside = path, beside
@@ -31,18 +31,18 @@ class Folder:
 
     @contextmanager
     def write(self, name: str) -> Iterator[IO[bytes]]:
-        """A file to write, which is there whole or not at all. Raises OSError."""
+        """A file that appears as a whole or not at all. Raises OSError."""
         self._path.mkdir(parents=not self._beside, exist_ok=True)
         with atomic_write(self._path / name) as out:
             yield out
 
     def read(self, name: str) -> IO[bytes] | None:
-        """None where there is no such file. Raises OSError."""
+        """None if there is no such file. Raises OSError."""
         path = self._path / name
         return path.open("rb") if path.exists() else None
 
     def remove(self, name: str) -> None:
-        """What was left half-written goes, too."""
+        """Also removes partial files."""
         for left in (self._path / name, *self._path.glob(f".{name}.*.partial")):
             left.unlink(missing_ok=True)
 
@@ -79,7 +79,7 @@ class Remote:
             self._files.invalidate_cache()
             if not self._files.exists(self._path(name)):
                 return None
-            # Whole: what a network says in the middle of it would be taken for a damaged file. Whoever asked for it closes it.
+            # As a whole, since an error of the network in the middle would look like a damaged file. The caller closes it.
             found: IO[bytes] = tempfile.NamedTemporaryFile(prefix="pflbench-")  # noqa: SIM115
             self._files.get_file(self._path(name), found.name)
             return found
@@ -97,7 +97,7 @@ Storage = Folder | Remote
 
 
 def place_of(database: URL, wished: str | None = None) -> Storage:
-    """What is wished for, a path or a URL; else beside an SQLite file, and for a server the user's own folder."""
+    """The path or URL that was asked for; else beside an SQLite file, or in the user's own folder for a server."""
     if not wished:
         own = database.get_backend_name() != "sqlite"
         return Folder(_checkpoints()) if own else Folder(locks.folder(sqlite_path(database)), beside=True)
@@ -112,24 +112,24 @@ def place_of(database: URL, wished: str | None = None) -> Storage:
 
 
 def name_of(run: RunHead, database: URL, wished: str | None = None) -> str:
-    """Of a run's files, without a suffix: its number beside its own SQLite file; else what no other database's run has."""
+    """The name of a run's files, without suffix: its number beside its own SQLite file, else unique among databases."""
     if not wished and database.get_backend_name() == "sqlite":
         return str(run.id)
     return f"{run.key}-{run.attempt}-{re.sub(r'[^0-9]', '', run.created_at)}"
 
 
 def note(database: URL, wished: str | None) -> str | None:
-    """What the user should know of where checkpoints lie, where several machines may be meant."""
+    """A note for users of a server who may continue runs on several machines."""
     if wished or database.get_backend_name() == "sqlite":
         return None
     return (
-        f"checkpoints of {place(database)} lie in {_checkpoints()}, for this machine alone. Where others are to go on with its "
-        "runs, name a place that they share: --checkpoints or PFLBENCH_CHECKPOINTS, a folder or a URL such as s3://bucket/name."
+        f"checkpoints of {place(database)} are stored in {_checkpoints()}, for this machine only. To continue runs on other "
+        "machines, name a shared place: --checkpoints or PFLBENCH_CHECKPOINTS, a folder or a URL such as s3://bucket/name."
     )
 
 
 def state_folder() -> Path:
-    """The user's own, where programs keep what is no document."""
+    """The folder for the user's program state (XDG)."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "pflbench"
 
 

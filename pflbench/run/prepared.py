@@ -1,4 +1,4 @@
-"""A run with all that it needs to begin: its method, data and device, and from these its executor and its clients."""
+"""A run before its first round: specification, method, data and device, and the executor and federation made of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pflbench.run.federation_data import FederationData
 from pflbench.run.memory_estimate import estimate
 from pflbench.spec import RunSpec
 
-STEPS = 4  # with which ways of convolving are compared
+STEPS = 4  # of training, to time a way of convolution
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Prepared:
     how: Execution
 
     def initial_model(self) -> Flat:
-        """The model of the run's seed, with its layout, which does not depend on the seed."""
+        """The initial model of the run's seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.torch_seed(self.spec.seed, "model"))
             return Flat(self.data.model(self.spec))
 
     def federation(self) -> Federation:
-        """The clients on the device, with the initial model, on an executor of their own."""
+        """The federation on an executor of its own."""
         flat = self.initial_model()
         return self.clients(flat, self.executor(flat))
 
     def clients(self, flat: Flat, executor: Executor) -> Federation:
-        """Closes the executor and raises UserError where no client can train."""
+        """The federation on an executor. Closes it and raises UserError if no client can train."""
         train, partition = self.spec.train, self.data.partition
         fed = Federation(flat, executor, train, partition.train, partition.test, self.spec.seed)
         if not fed.batches(fed.all_trainable(), 1).steps().any():
@@ -64,7 +64,7 @@ class Prepared:
         return fed
 
     def executor(self, flat: Flat, runs: int = 1) -> Executor:
-        """Computes the clients of the run, or of several runs that differ in the seed, with the samples on the device."""
+        """The executor of the run, or of several runs that differ only in the seed, with the samples on the device."""
         spec, how, arrays = self.spec, self.how, self.data.arrays
         chunks = Chunks(how.chunk, self._clients_at_a_time(runs), deterministic=how.deterministic)
         samples = Samples(arrays.x, arrays.y, getattr(torch, spec.train.floats), self.device)
@@ -77,10 +77,7 @@ class Prepared:
         return BatchedExecutor(flat, samples, chunks, capture=capture(how.capture, self.device), convolution=chosen)
 
     def convolution(self, flat: Flat, samples: Samples, clients: int) -> str | None:
-        """One of convolutions.CONVOLUTIONS, or None where there is nothing to choose: on a CPU, without convolutions.
-
-        clients: computed at a time.
-        """
+        """One of convolutions.CONVOLUTIONS; None on a CPU and for models without convolutions. clients: at a time."""
         if samples.device.type == "cpu" or not convolutions.convolutions(flat.module):
             return None
         if self.how.convolution != "auto":
@@ -96,7 +93,7 @@ class Prepared:
         return convolutions.fastest(timed)
 
     def _clients_at_a_time(self, runs: int) -> int | None:
-        """As many as memory should be enough for, before anything is on the device; None where nothing says."""
+        """As many clients as fit the free memory by the estimate, before any data are loaded; None without an estimate."""
         how, where = self.how, str(self.device)
         if how.chunk or how.engine_on(where) == "loop" or how.estimate:
             return None if how.chunk else how.estimate
@@ -107,11 +104,11 @@ class Prepared:
         return None if needed is None else needed.fitting(room, runs)
 
     def _require_together(self, flat: Flat, samples: Samples) -> None:
-        """Raises UserError where a user's own model cannot be trained or tested for two clients at once."""
+        """Raises UserError if a user's own model cannot be computed for two clients at once."""
         batch = np.concatenate(self.data.partition.train)[:2]
         plan = Plan((batch, batch), (np.full(1, len(batch)),) * 2)
         made = BatchedExecutor(flat, samples)
-        # An operation that PyTorch cannot make for all clients at once is made for one after another, within the one program.
+        # PyTorch warns that it computes an operation for one client after another.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         try:
             trained = made.do(Sgd(plan, *_copies(flat, samples, 2), self.spec.train.lr))
@@ -128,7 +125,7 @@ class Prepared:
             made.close()
 
     def _seconds_of_steps(self, way: str, flat: Flat, samples: Samples, clients: int) -> float:
-        """Of local training with the run's own model and batches, captured as in the run."""
+        """Seconds of STEPS training steps with the run's own model and batches, captured as in the run."""
         batch = np.concatenate(self.data.partition.train)[: self.spec.train.batch_size]
         plan = Plan((np.tile(batch, STEPS),) * clients, (np.full(STEPS, len(batch)),) * clients)
         rows, buffers = _copies(flat, samples, clients)
@@ -144,7 +141,7 @@ def prepare(spec: RunSpec, data: FederationData, device: torch.device, how: Exec
 
 
 def _copies(flat: Flat, samples: Samples, clients: int) -> tuple[Tensor, Tensor]:
-    """Initial models and buffers of so many clients, on the samples' device."""
+    """Initial models [clients, P] and buffers, on the samples' device."""
     rows, buffers = flat.row(), flat.buffer_row(samples.dtype)
     return (
         rows.to(samples.device, samples.dtype).repeat(clients, 1),

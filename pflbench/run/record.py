@@ -1,4 +1,4 @@
-"""What is written down of a run: how it stands, how it is executed, and its rounds, as the columns of the database."""
+"""Stores a run in the database: its status, its execution, and its rounds."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from pflbench.store.schema import now
 from pflbench.store.write import RoundRecord
 
 FALLBACK = (
-    "Some training steps are made without a CUDA graph, with the same results: {reason}. "
+    "Some training steps run without a CUDA graph, with the same results: {reason}. "
     "Python launches each of their kernels, which is slower the smaller the model is."
 )
 TRAFFIC = "traffic"  # artifact [N, 4] of every round: what each client sent and received, in the order of COUNTERS
 
 
 class RunRecord:
-    """Of one run, from its beginning to its end. Part of it is found out only while the run goes on."""
+    """The record of one run. Some of it is known only during training: notes, shortages of memory, uncaptured steps."""
 
     def __init__(self, store: sqlalchemy.Engine, row: Run, fed: Federation, hold: RequireOwned) -> None:
         self.run_id = row.id
@@ -53,14 +53,14 @@ class RunRecord:
         self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
         self._forced: dict[str, Any] | None = row.environment.get("forced")
         self._untold: list[str] = []
-        # When memory did not suffice so far, with the round under way; of the executor's, so many are in it, and were told.
+        # Shortages of memory with their rounds; how many of the executor's are stored, and how many were reported.
         self._shortages: list[dict[str, Any]] = row.environment.get("chunk", {}).get("out_of_memory", [])
         self._shortages_kept = self._shortages_told = 0
         self._always_deterministic = self.rounds_stored == 0 or row.environment.get("deterministic", False)
         self._fallbacks_told: set[str] = set()
 
     def begin(self, spec: RunSpec, setting: FederationData, how: Execution) -> None:
-        """Marks the run as running, and says where and how it is made. Notes of earlier rounds stay."""
+        """Marks the run as running and stores environment and execution. Notes of earlier rounds stay."""
         fed = self._fed
         described = {
             **environment.describe(how.record_host),
@@ -103,7 +103,7 @@ class RunRecord:
         return t < self.rounds_stored and patiently(found)
 
     def rewind(self, last_round: int) -> None:
-        """Removes the rounds after that one, and goes on with the clients at a time that memory had sufficed for by then."""
+        """Removes later rounds, and restores the number of clients at a time that memory allowed at that round."""
         patiently(lambda: self._writer.rewind(last_round))
         self.rounds_stored = last_round + 1
         self._shortages = [one for one in self._shortages if one.get("round", 0) <= last_round]
@@ -111,19 +111,19 @@ class RunRecord:
         self._shortages_kept = self._shortages_told = len(self._fed.executor.shortages())
 
     def note(self, notes: Mapping[str, str]) -> None:
-        """Takes in what a round noted, by name; what is known of that name already stays."""
+        """Adds a round's notes, by name; the first note of a name stays."""
         new = {name: text for name, text in notes.items() if name not in self._notes}
         self._notes |= new
         self._untold += new.values()
 
     def keep(self, record: RoundRecord) -> None:
-        """Writes a round, then notes and what the executor tells, when that has changed. Waits for a server that is away."""
+        """Stores a round, then changed notes and changes of execution. Waits for a server that cannot be reached."""
         patiently(lambda: self._writer.round(record))
         patiently(self._keep_environment)
         self.rounds_stored = record.round + 1
 
     def end(self, status: str, message: str | None = None) -> None:
-        """Writes how the run ended, and how it was packed. One that is over waits for a server that is away."""
+        """Stores how the run ended. Waits for a server that cannot be reached if the run is complete."""
 
         def write_all() -> None:
             self._keep_environment(last=True)
@@ -135,7 +135,7 @@ class RunRecord:
             write_all()
 
     def news(self) -> tuple[str, ...]:
-        """What the user should know, each once: notes, shortages of memory, and why steps were not captured."""
+        """New warnings, each once: notes, shortages of memory, and why steps were not captured."""
         told, self._untold = self._untold, []
         new = self._fed.executor.shortages()[self._shortages_told :]
         self._shortages_told += len(new)
@@ -153,11 +153,11 @@ class RunRecord:
             self._environment = known
 
     def _told(self, value: Any) -> Any:
-        """As it is recorded: with what tells of the user's machine only where that was asked for."""
+        """The value without names and paths of the machine, unless they were asked for."""
         return value if self._whole else plain.privately(value)
 
     def _executed(self, last: bool = False) -> dict[str, Any]:
-        """What the executor tells; of the pack at last alone."""
+        """The executor's record; the pack's part only at the end."""
         told = {name: value for name, value in self._fed.executor.record().items() if last or name != "pack"}
         if "chunk" in told:
             new = told["chunk"]["out_of_memory"][self._shortages_kept :]
@@ -168,9 +168,9 @@ class RunRecord:
 
 
 def as_begun(how: Execution, begun: Run | None, device: torch.device) -> Execution:
-    """With what was measured when the run was begun on a device of the same name, where the command leaves it open.
+    """With the choices that were measured when the run started on a device of this name, unless the command names others.
 
-    An interrupted run that goes on in other ways would end with other last digits.
+    With other choices a resumed run would end with other last digits.
     """
     if begun is None or how.deterministic or begun.device != devices.name(device):
         return how
@@ -182,7 +182,7 @@ def as_begun(how: Execution, begun: Run | None, device: torch.device) -> Executi
 
 
 def cost(this: CommunicationRound) -> dict[str, Any]:
-    """A round's columns: its reception and its update together. The traffic of each client goes to its artifacts."""
+    """The columns of a round's cost, reception and update together. The traffic of each client becomes an artifact."""
     ledger, word = this.training.ledger, this.training.dtype.itemsize
     ledger.observe(TRAFFIC, this.traffic)
     sent = dict(zip(COUNTERS, this.traffic.sum(axis=0).tolist(), strict=True))
@@ -192,7 +192,7 @@ def cost(this: CommunicationRound) -> dict[str, Any]:
         "bytes_down": word * (sent["params_down"] + sent["scalars_down"]),
         "seconds_receive": this.seconds[RECEPTION],
         "seconds_update": this.seconds[UPDATE],
-        # What is tested may be a copy that is not trained in a round's update, only made from what is.
+        # The tested model may be a copy that is not trained itself.
         "train_loss": ledger.train_loss.get(this.method.tested_model, ledger.train_loss.get("model")),
         "participants": len(this.S),
         "peak_memory": devices.peak(this.training.device),
@@ -200,7 +200,7 @@ def cost(this: CommunicationRound) -> dict[str, Any]:
 
 
 def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
-    """The columns of a round's E1, from what it gave. Raises Diverged for a loss that is not finite."""
+    """The columns of a round's E1. Raises Diverged for a loss that is not finite."""
     scores, seconds = series[HEADLINE], this.seconds[EVALUATION]
     if not scores:
         return {"seconds_evaluate": seconds, "series": central}
@@ -231,7 +231,7 @@ def _refuse_non_finite(scores: Scores, t: int) -> None:
 
 
 def uncaptured(reason: str) -> str:
-    """Why steps are not captured, in a sentence."""
+    """A sentence that says why steps are not captured."""
     return FALLBACK.format(reason=reason.removeprefix("not captured: "))
 
 

@@ -1,4 +1,4 @@
-"""The round (methods.md 0.2): reception, evaluation and update, for a run, a measurement and a test of a method alike."""
+"""The round (methods.md 0.2): reception, evaluation and update. Runs, measurements and tests of methods all use it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pflbench.methods.base import Method
 from pflbench.run import testing as evaluation
 
 RECEPTION, EVALUATION, UPDATE = PHASES = ("reception", "evaluation", "update")
-"""Of a round, in order: download and local initialisation, test, local training and aggregation."""
+"""In order: download and local initialisation; test; local training and aggregation."""
 
 Within = Callable[[str], AbstractContextManager[None]]
-"""What surrounds a phase, by its name."""
+"""Gives the context manager around a phase, by its name."""
 
 
 class CommunicationRound:
-    """Round t of a method. Its phases are called in order, each at most once; the state goes in and comes out.
+    """Round t of a method. Call its phases in order, each at most once; the state goes in and comes out.
 
-    S: the cohort. reception, training: the federation in this round, with a ledger for each of the two, since what reception
-    shows is seen at E1, before training. seconds: by phase, on the executor's clock; within: what surrounds a phase instead.
+    S: the cohort. reception, training: the federation in this round, each with a ledger of its own, since the arrays of reception
+    belong to E1. seconds: by phase, on the executor's clock. within: replaces the measurement of seconds.
     """
 
     def __init__(self, method: Method, fed: Federation, t: int, within: Within | None = None) -> None:
@@ -49,7 +49,7 @@ class CommunicationRound:
             return scores, evaluation.evaluate_central(self.method, self.reception, received, central)
 
     def update(self, state: Any) -> Any:
-        """Local training, upload, aggregation, with what the protocol does about BatchNorm buffers before and after (4.3)."""
+        """Local training, upload and aggregation, between the protocol's two steps for BatchNorm buffers (methods.md 4.3)."""
         fed, models = self.training, self.method.shared_models
         fed.executor.begin_round(self.t)
         with self._within(UPDATE):
@@ -64,7 +64,7 @@ class CommunicationRound:
         return self.reception.ledger.traffic.by_client() + self.training.ledger.traffic.by_client()
 
     def take_over(self, seconds: float, traffic: Sequence[Sequence[int]]) -> None:
-        """What reception has cost, where it was before a run was interrupted."""
+        """Takes over the cost of a reception from a checkpoint."""
         self.seconds[RECEPTION] = seconds
         for name, sent in zip(COUNTERS, np.array(traffic, dtype=np.int64).T, strict=True):
             setattr(self.reception.ledger.traffic, name, sent)
@@ -77,7 +77,7 @@ class CommunicationRound:
 
 
 def rounds(method: Method, fed: Federation, within: Within | None = None) -> Iterator[tuple[dict[str, float], Any]]:
-    """Whole rounds from the first one on, outside of any database: the seconds of their phases, and the state after each."""
+    """Whole rounds without a database: yields the seconds by phase and the state after each round."""
     state = method.init(fed.at(0))
     for t in count(1):
         this = CommunicationRound(method, fed, t, within)

@@ -1,7 +1,7 @@
-"""E1, the moment of evaluation: what clients would use now, each on its own test data (methods.md 0.2, 2.1).
+"""E1: tests the models that clients would use now, each on its own test data (methods.md 0.2, 2.1).
 
-Beside it a method's one global model may be tested on the central test set, the dataset's official test part. That is how Elastic
-Aggregation's poster and most papers on traditional FL measure (methods.md 1.16).
+A global model may also be tested on the central test set, the dataset's official test part, as Elastic Aggregation's poster and
+most papers on traditional FL do (methods.md 1.16).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CENTRAL = "central"
 
 
 def evaluate(method: Method, fed: Federation, before: Any, received: Any, S: Tensor) -> dict[str, Scores]:
-    """Scores of what `method.deployed` says, under HEADLINE, and of each of the method's series.
+    """Scores of the models of `method.deployed`, under HEADLINE, and of each of the method's series.
 
     before, received: the state before and after `method.receive(fed, before, S)`. Neither they nor `fed` are changed.
     """
@@ -37,9 +37,9 @@ def evaluate(method: Method, fed: Federation, before: Any, received: Any, S: Ten
 
 
 def _tested(method: Method, fed: Federation, before: Any, received: Any, S: Tensor) -> Iterator[tuple[Federation, Any, Tensor]]:
-    """Who is tested with which state. Where everyone is, those outside the cohort are initialised as well: in a copy.
+    """Yields federation, state and the clients to test with it. Clients outside the cohort receive in a scratch copy.
 
-    So E1 is one moment for all, and being tested leaves no trace. A client without training data is never initialised.
+    So all clients are tested at the same moment, and the test changes nothing. A client without training data never receives.
     """
     if fed.protocol.evaluate == "participants":
         yield fed, received, S
@@ -50,12 +50,12 @@ def _tested(method: Method, fed: Federation, before: Any, received: Any, S: Tens
     yield fed, received, everyone[~torch.isin(everyone, others)]
     if len(others):
         aside = fed.scratch_copy()
-        # Where clients meet, they meet all that are tested; the cohort's own part of that is left unread.
+        # If reception depends on the cohort, all clients receive; the cohort's own results are not used.
         yield aside, method.receive(aside, before, candidates if method.depends_on_cohort else others), others
 
 
 def evaluate_central(method: Method, fed: Federation, state: Any, samples: np.ndarray | None) -> dict[str, tuple[float, float]]:
-    """The series: accuracy and mean loss on `samples`, if there are any. Raises Diverged for a loss that is not finite."""
+    """The series CENTRAL: accuracy and mean loss on `samples`. Raises Diverged for a loss that is not finite."""
     if samples is None:
         return {}
     found = global_model(method, state)
@@ -71,7 +71,7 @@ def evaluate_central(method: Method, fed: Federation, state: Any, samples: np.nd
 
 
 def global_model(method: Method, state: Any) -> tuple[Tensor, str] | None:
-    """The one model [P] that a state has for everybody, and its which: what all clients use, else the series "global"."""
+    """The model [P] that all clients use, else that of the series "global", with the name of its buffers; None without one."""
     models, which = method.deployed(state), method.tested_model
     if models.dim() != 1:
         models, which = method.series(state).get("global", (models, which))
@@ -79,7 +79,7 @@ def global_model(method: Method, state: Any) -> tuple[Tensor, str] | None:
 
 
 def require_global_model(name: str, method: Method, fed: Federation) -> None:
-    """Raises UserError for a method that has none."""
+    """Raises UserError for a method without a global model."""
     if global_model(method, method.init(fed)) is None:
         raise UserError(
             f"{name} has no single global model that --central-test could test.",

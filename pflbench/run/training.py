@@ -1,4 +1,4 @@
-"""The round loop: a specification becomes rows of the database, from wherever an earlier command has left it."""
+"""The loop over rounds: trains a specification, or resumes it, and stores its rounds in the database."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from pflbench.store.failures import patiently
 from pflbench.store.runs import Run
 from pflbench.store.write import RoundRecord
 
-MEASURED = ("accuracy", "test_loss", "train_loss")  # of a round: by them a checkpoint is known to be its
+MEASURED = ("accuracy", "test_loss", "train_loss")  # compared between a checkpoint and the database's row of its round
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What `execute` reports. accuracy and best are in [0, 1], seconds those of the round; news: what the user should know."""
+    """A step of `execute`. accuracy, best: in [0, 1]; seconds: of the round; news: warnings to print."""
 
     run_id: int
     kind: Literal["started", "resumed", "round", "finished", "exists"]
@@ -53,10 +53,10 @@ class Progress:
 def execute(
     spec: RunSpec, store: sqlalchemy.Engine, data_root: Path, how: Execution = Execution(), *, force: bool = False
 ) -> Generator[Progress, None, None]:
-    """Runs a specification, or resumes it, or says that it is done; every "round" is reported after its commit.
+    """Trains a specification, resumes it, or reports that it is finished; each "round" is reported after its commit.
 
-    KeyboardInterrupt marks the run `interrupted`, keeps a checkpoint and passes on; so do errors, which mark it `failed` or
-    `diverged`.
+    KeyboardInterrupt marks the run `interrupted`, errors mark it `failed` or `diverged`. Both write a checkpoint and are raised
+    again.
     """
     device = find_device(how.device)
     with exact_arithmetic(device, spec.train.dtype, how.deterministic), memory_errors(how, device):
@@ -73,7 +73,7 @@ def execute_on(
     *,
     force: bool,
 ) -> Generator[Progress, None, None]:
-    """As `execute`, on an executor that is there, or else one of its own. Arithmetic and memory errors are the caller's."""
+    """As `execute`, on the executor `own`, or a new one if None. The caller sets arithmetic and handles memory errors."""
     with locks.locked(store, spec.key) as hold:
         place = place_of(store.url, how.checkpoints)
         found = goes_on(patiently(lambda: runs.newest(store, spec.key)), spec, how, force)
@@ -97,7 +97,7 @@ def execute_on(
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
             account = RunRecord(store, row, fed, hold)
             account.begin(spec, setting, how)
-            if fed.device.type != "cpu":  # of a CPU's memory, what the data have taken counts as well
+            if fed.device.type != "cpu":  # on a CPU the peak includes the data
                 memory.release(fed.device)
                 devices.reset_peak(fed.device)
             with _marked(spec, account, checkpoints):
@@ -109,7 +109,7 @@ def execute_on(
 class _Loop:
     """The rounds of one run. Row t of the database has the cost of round t and the accuracy after it.
 
-    So a row begins with the update of round t, whose reception is over, and ends with the reception of round t + 1 and its E1.
+    A row therefore covers the update of round t, the reception of round t + 1 and E1.
     """
 
     def __init__(self, run: Prepared, fed: Federation, account: RunRecord, checkpoints: Checkpoints) -> None:
@@ -118,7 +118,7 @@ class _Loop:
         self.account, self.checkpoints = account, checkpoints
         self.state = self.method.init(fed.at(0))
         self.best: float | None = None
-        self.round: CommunicationRound  # the one whose reception is over
+        self.round: CommunicationRound  # after its reception, before its update
 
     def run(self) -> Iterator[Progress]:
         snapshot = self._snapshot()
@@ -136,44 +136,44 @@ class _Loop:
         yield self._progress("finished", self.train.rounds)
 
     def _snapshot(self) -> Snapshot | None:
-        """What the run goes on from. None where it begins anew; why is noted, if that costs rounds."""
+        """The checkpoint to resume from; None if the run starts over. If stored rounds are lost by that, a note says why."""
         found, why = self.checkpoints.load(self.state, self.fed.device), self.checkpoints.wrong
         if found is not None and any(len(rows) != self.fed.size for rows in found.buffers.values()):
             why = "has other shapes than the run's clients"
-        # A power failure can take the database's last commits and leave a later checkpoint: its rounds would be missing.
+        # After a power failure the checkpoint may be newer than the database's last commit.
         elif found is not None and not self.account.has(found.t, found.carried.get("measured", {})):
-            why = f"is not of a round that the database has: it says {found.t}"
+            why = f"is of round {found.t}, which the database does not have"
         if found is not None and not why:
             return found
         if self.account.rounds_stored > 1:
             none = f"there is no checkpoint of it in {self.checkpoints.place}"
-            self.account.note({"checkpoint": f"{f'its checkpoint {why}' if why else none}: the run begins anew."})
+            self.account.note({"checkpoint": f"{f'its checkpoint {why}' if why else none}: the run starts over."})
         return None
 
     def _resume(self, snapshot: Snapshot) -> None:
         self.checkpoints.last = snapshot
-        # A copy: training changes buffers in place, and this snapshot may have to be saved once more.
+        # A copy: training changes buffers in place, and this snapshot may be saved again.
         self.fed.buffers.update({which: rows.clone() for which, rows in snapshot.buffers.items()})
         self.state, self.best = snapshot.state, snapshot.carried["best"]
         self.round = CommunicationRound(self.method, self.fed, snapshot.t + 1)
         self.round.take_over(snapshot.carried["seconds_receive"], snapshot.carried["traffic"])
 
     def _row(self, t: int) -> dict[str, Any]:
-        """Round t's update, the reception of round t + 1, E1, and the commit; row 0 has no update: it is the initial model.
+        """Round t's update, the reception of round t + 1, E1, and the commit. Row 0 is the initial model, without an update.
 
-        Returns what a checkpoint has of it beside the state.
+        Returns the plain numbers of its checkpoint.
         """
         begun = self.fed.executor.clock()
         cost, seen = self._update(t) if t > 0 else ({}, {})
         following = CommunicationRound(self.method, self.fed, t + 1)
         following.reception.observing = self._observed(t)
-        # Kept only for those that are tested without being in the cohort: states are large.
+        # Only for clients that are tested outside the cohort: states are large.
         before = self.state if self.train.tests_outsiders else None
         self.state = following.receive(self.state)
         self.account.note(following.reception.ledger.notes)
         evaluated = t % self.train.eval_every == 0 or t == self.train.rounds
         results = record.tested(following, *following.evaluate(before, self.state, self.central)) if evaluated else {}
-        # What reception of round t + 1 shows was seen at this E1.
+        # Arrays of the reception of round t + 1 belong to this E1.
         artifacts = {**seen, **following.reception.ledger.artifacts}
         self.account.keep(RoundRecord(round=t, **cost, **results, artifacts=artifacts))
         if "accuracy" in results:
@@ -191,7 +191,7 @@ class _Loop:
         return carried
 
     def _update(self, t: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Round t's columns of cost and what it shows."""
+        """Trains round t. Returns its columns of cost and its artifacts."""
         fed, follow = self.round.training, self.how.follow
         fed.observing = self._observed(t)
         fed.followed = follow.client if follow and follow.first <= t <= follow.last else None
@@ -208,9 +208,9 @@ class _Loop:
 
 
 def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Run | None:
-    """The newest attempt, which the command goes on with or finds finished; None where it begins one.
+    """The newest attempt, if the command resumes it or it has ended; None if the command starts a new attempt.
 
-    force: one that such a command has begun and was interrupted at, if it keeps the same arrays and the method is still the same.
+    force: resumes only an attempt of an interrupted --force command with the same arrays to keep and the same code.
     """
     if found is None or not force:
         return found
@@ -219,7 +219,7 @@ def goes_on(found: Run | None, spec: RunSpec, how: Execution, force: bool) -> Ru
 
 
 def _kept(how: Execution) -> dict[str, Any]:
-    """Which arrays a run keeps, in JSON's types."""
+    """The options for arrays to keep, as JSON types."""
     return {
         "save_artifacts_every": how.save_artifacts_every,
         "follow": None if how.follow is None else list(vars(how.follow).values()),
@@ -227,14 +227,14 @@ def _kept(how: Execution) -> dict[str, Any]:
 
 
 def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dict[str, Any]) -> Run:
-    """The row of a new run. What does not go with the model is refused before there is one. more: of its record."""
+    """Creates the row of a new run, after `init` has refused impossible combinations. more: additions to its record."""
     run.method.init(fed.at(0))
     spec, whole = run.spec, run.how.record_host
     before = patiently(lambda: runs.newest(store, spec.key))
 
     def create() -> Run:
         row = runs.newest(store, spec.key)
-        if row is None or row == before:  # else it was made, and only the server's answer was lost
+        if row is None or row == before:  # else an earlier try created it, and the server's answer was lost
             write.create_run(store, spec, environment.describe(whole) | more, whole=whole)
             row = runs.newest(store, spec.key)
         assert row is not None
@@ -244,16 +244,16 @@ def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dic
 
 
 def _require_test_samples(spec: RunSpec, setting: FederationData) -> None:
-    """A run that can test nobody would train for nothing."""
+    """Raises UserError if no client has test samples: the run would have no result."""
     if setting.central is None and not any(len(test) for test in setting.partition.test):
         raise UserError(
-            f"No client of {spec.data.label}, {spec.partition.label}, has test samples: nothing could be said of the run.",
+            f"No client of {spec.data.label}, {spec.partition.label}, has test samples: the run would have no result.",
             "Generate the partition anew with test samples.",
         )
 
 
 def _refuse_changed_file(found: Run, spec: RunSpec) -> None:
-    """A plug-in's author may forget to raise its version: other code must neither go on with a run nor pass for what made it."""
+    """Raises UserError for changed code under an old version, which must not resume the run or reuse its result."""
     if _has_changed(found, spec):
         raise UserError(
             f"The code of method '{spec.method.name}' has changed since run {found.id} was made with it, its version has not.",
@@ -268,7 +268,7 @@ def _has_changed(found: Run, spec: RunSpec) -> bool:
 
 @contextmanager
 def _marked(spec: RunSpec, account: RunRecord, checkpoints: Checkpoints) -> Iterator[None]:
-    """Whatever ends a run early is written down with it, and what it has reached is kept."""
+    """Stores why a run ends early, and its last whole round as a checkpoint."""
     try:
         yield
     except (KeyboardInterrupt, GeneratorExit):
@@ -279,14 +279,14 @@ def _marked(spec: RunSpec, account: RunRecord, checkpoints: Checkpoints) -> Iter
         account.end("diverged", message)
         checkpoints.remove()
         raise Diverged(message, error.hint) from None
-    except Occupied:  # the run is another's now
+    except Occupied:  # another process trains the run now
         raise
-    except (Unreachable, Vanished):  # there is nothing to write it down in
+    except (Unreachable, Vanished):  # the database cannot store the status
         with interrupts.held(), suppress(OSError, RuntimeError, UserError):
             checkpoints.keep()
         raise
     except Exception as error:
-        if interrupts.arrived():  # what a library makes of KeyboardInterrupt
+        if interrupts.arrived():  # a library turned KeyboardInterrupt into its own error
             _stop(account, checkpoints, "interrupted", None)
             raise KeyboardInterrupt from error
         told = "out of GPU memory" if memory.ran_out(error) else f"{type(error).__name__}: {error}"[:1000]
@@ -296,7 +296,7 @@ def _marked(spec: RunSpec, account: RunRecord, checkpoints: Checkpoints) -> Iter
 
 def _stop(account: RunRecord, checkpoints: Checkpoints, status: str, message: str | None) -> None:
     with interrupts.held():
-        # The first error is the one to tell: where the disk is full, these steps may fail as well.
+        # Report the first error: if the disk is full, these steps may fail, too.
         with suppress(OSError, RuntimeError, UserError):
             checkpoints.keep()
         with suppress(UserError, sqlalchemy.exc.SQLAlchemyError):

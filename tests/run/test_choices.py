@@ -327,7 +327,7 @@ def test_nothing_is_measured(monkeypatch):
 
     assert Prepared(None, None, None, None, how).convolution(Flat, samples, 4) == "groups"
     assert not how.unfolds("cuda")
-    with pytest.raises(UserError, match="nothing measured"):
+    with pytest.raises(UserError, match="--deterministic excludes them"):
         checked(replace(how, convolution="search"))
 
 
@@ -369,4 +369,4 @@ def test_the_command_line(shell):
     command = ("-d", "digits", "--rounds", "1", "--clients", "2", "--deterministic", "--json")
     assert shell("run", "-m", "fedavg", *command).code == 0
     refused = shell.refused("run", "-m", "fedavg", *command, "--engine", "batched", "--convolution", "search")
-    assert "on a CPU there is one way" in refused
+    assert "--convolution search works on a GPU only" in refused

@@ -141,14 +141,14 @@ def test_a_damaged_checkpoint_costs_time_and_no_more(store, tmp_path, kept):
     checkpoint.write_bytes(checkpoint.read_bytes()[: int(kept * checkpoint.stat().st_size)])
     told = run(short(), store)
     assert told[0].kind == "started"
-    assert [text for step in told for text in step.news] == ["its checkpoint is damaged: the run begins anew."]
+    assert [text for step in told for text in step.news] == ["its checkpoint is damaged: the run starts over."]
     assert rows(store, "SELECT MIN(round), MAX(round), COUNT(*) FROM round") == [(0, 4, 5)]
 
 
 FORGED = {
     "no hash": ({"sha256": None}, "is damaged"),
-    "another round": ({"t": 1}, "is not of a round that the database has: it says 1"),
-    "a round to come": ({"t": 3}, "is not of a round that the database has: it says 3"),
+    "another round": ({"t": 1}, "is of round 1, which the database does not have"),
+    "a round to come": ({"t": 3}, "is of round 3, which the database does not have"),
     "other clients": ({"buffers": {"model": torch.zeros(3, 2)}}, "has other shapes than the run's clients"),
     "another run": ({"owner": "another"}, "is another run's"),
 }
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_is_not_the_runs_own_is_said(store, tmp_path, change, 
     content = {name: value for name, value in content.items() if value is not None}
     torch.save({**content, "sha256": _digest(content)} if "sha256" in content else content, path)
     told = run(short(), store)
-    assert [text for step in told for text in step.news] == [f"its checkpoint {said}: the run begins anew."]
+    assert [text for step in told for text in step.news] == [f"its checkpoint {said}: the run starts over."]
     assert numbers(store, told[-1].run_id) == numbers(store, whole)
 
 
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_is_not_there_is_told(store, tmp_path):
     (checkpoint,) = tmp_path.glob("*.checkpoints/*.pt")
     checkpoint.unlink()
     told = [text for step in run(short(), store) for text in step.news]
-    assert told == [f"there is no checkpoint of it in {checkpoint.parent}: the run begins anew."]
+    assert told == [f"there is no checkpoint of it in {checkpoint.parent}: the run starts over."]
 
 
 def test_a_database_by_two_names_is_one(store, tmp_path):
