@@ -1,6 +1,6 @@
-"""Plug-ins: methods, models and datasets of the user's, from single Python files and from installed packages (entry points).
+"""Plug-ins: the user's methods, models and datasets, from Python files and from installed packages (entry points).
 
-Nothing is imported before it is asked for. What each kind must be, `methods`, `models` and `datasets` say.
+They are imported when they are first used. The modules `methods`, `models` and `datasets` define what each kind must be.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _executed: dict[tuple[Path, str], ModuleType] = {}
 
 @dataclass(frozen=True)
 class PythonFile:
-    """A file that was executed. sha256: as of `content`."""
+    """An executed file. sha256: as from `content`."""
 
     path: Path
     sha256: str
     module: ModuleType
 
     def own(self, kind: Callable[[Any], bool]) -> list[str]:
-        """Names of what is defined in the file itself, of a kind such as inspect.isclass; not of what begins with _."""
+        """Public names that the file itself defines. kind: a predicate such as inspect.isclass."""
         return [
             name
             for name, value in vars(self.module).items()
@@ -44,9 +44,9 @@ class PythonFile:
         ]
 
     def choose(self, name: str | None, kind: str, usual: Sequence[str], others: Sequence[str], like: str) -> Plugin:
-        """What is asked for by name, else the only one of `usual`. others: what may be asked for as well.
+        """The object of that name; without a name the only one of `usual`. others: further names that may be chosen.
 
-        kind, like: what it should be, such as "model", and what that is. Raises UserError.
+        kind, like: for messages, such as "model" and a sentence that describes one. Raises UserError.
         """
         offered = [f"{self.path}:{one}" for one in (*usual, *others)][:5]
         offer = f"Write {' or '.join(offered)}." if offered else like
@@ -60,10 +60,9 @@ class PythonFile:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a file or an installed package has.
+    """A method, model or dataset of a file or an installed package.
 
-    kind: what it should be, such as "model". place: where it comes from, for a reader; path: of its file. sha256: tells its code
-    from other code.
+    kind: such as "model". place: its origin, for a reader; path: of its file. sha256: identifies its code.
     """
 
     kind: str
@@ -78,7 +77,7 @@ class Plugin:
         return f"{self.kind.capitalize()} '{self.name}' of {self.place}"
 
     def where(self, error: BaseException) -> str:
-        """The line of the file that led to an error: ' (line 3)'; nothing where it is none of this file."""
+        """The line of the file in an error's traceback, as ' (line 3)'; empty if the file is not in it."""
         module = sys.modules.get(getattr(self.value, "__module__", ""))
         return _where(error, str(getattr(module, "__file__", None)))
 
@@ -88,7 +87,7 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Installed:
-    """What an installed package offers under a name, not imported yet."""
+    """An entry point of an installed package, not imported yet."""
 
     kind: str
     name: str
@@ -104,14 +103,14 @@ class Installed:
         return f"{self.kind.capitalize()} '{self.name}' of the installed package {self.place}"
 
     def load(self) -> Any:
-        """Raises UserError where it cannot be imported."""
+        """Raises UserError if it cannot be imported."""
         try:
             return self.point.load()
         except Exception as error:
             raise UserError(f"{self.who} cannot be imported: {in_a_line(error)}.", TRACEBACK) from error
 
     def plugin(self) -> Plugin:
-        """Its hash is of the package's version and of the file in which it stands. Raises as `load`."""
+        """The imported plug-in; its hash is that of the package's version and of its file. Raises as `load`."""
         value = self.load()
         try:
             code = Path(inspect.getsourcefile(value) or "").read_bytes()
@@ -122,13 +121,13 @@ class Installed:
 
 
 def in_file(text: str) -> tuple[Path, str | None] | None:
-    """Path and name of `FILE.py:NAME` or `FILE.py`; None of any other text."""
+    """Path and name of `FILE.py:NAME` or `FILE.py`; None for any other text."""
     at = _IN_FILE.fullmatch(text)
     return None if at is None else (Path(at["path"]).expanduser(), at["name"] or None)
 
 
 def asked_for(text: str, option: str) -> tuple[PythonFile, str | None] | None:
-    """As `in_file`, executed. option: by which it is given. Raises UserError for a file that is not there, too."""
+    """As `in_file`, with the file executed. option: of the command line. Raises UserError, also for a missing file."""
     at = in_file(text)
     if at is None:
         return None
@@ -138,7 +137,7 @@ def asked_for(text: str, option: str) -> tuple[PythonFile, str | None] | None:
 
 
 def refuse_several(kind: str, name: str, builtin: bool, others: Sequence[str]) -> None:
-    """Raises UserError for a name that more than one has. others: the packages and files that offer it."""
+    """Raises UserError for a name that several have. others: the packages and files that offer it."""
     places = [*(["built into pflbench"] if builtin else []), *(f"of {place}" for place in others)]
     if len(places) > 1:
         raise UserError(
@@ -148,19 +147,19 @@ def refuse_several(kind: str, name: str, builtin: bool, others: Sequence[str]) -
 
 
 def of_package(kind: str, name: str, builtin: bool = False) -> Installed | None:
-    """What an installed package offers under a name. Raises UserError for a name that stands for several."""
+    """The entry point of a name, if there is one. Raises UserError for a name that several packages offer."""
     found = [one for one in installed(kind) if one.name == name]
     refuse_several(kind, name, builtin, [one.place for one in found])
     return found[0] if found else None
 
 
 def content(path: Path) -> str:
-    """The SHA-256 of a file and of what it imports from its own folder, in hex. Raises UserError where it cannot be read."""
+    """The SHA-256 of a file and of the files that it imports from its folder, in hex. Raises UserError if unreadable."""
     return sha256_of(path, _source(path), _source)
 
 
 def execute(path: Path) -> PythonFile:
-    """A file of Python, executed once for each content. Raises UserError where it cannot be read or executed."""
+    """Executes a Python file, once for each content. Raises UserError if it cannot be read or executed."""
     source = _source(path)
     sha256 = sha256_of(path, source, _source)
     at = path.resolve(), sha256
@@ -170,19 +169,19 @@ def execute(path: Path) -> PythonFile:
 
 
 def installed(kind: str) -> tuple[Installed, ...]:
-    """The methods, models or datasets of installed packages, by name: entry points of the group `pflbench.methods` and so on."""
+    """The methods, models or datasets of installed packages, by name: the entry points `pflbench.methods` and so on."""
     return _installed_on(kind, tuple(sys.path))
 
 
 def in_a_line(error: BaseException) -> str:
-    """The error's type and message on one line, without its full stop."""
+    """The error's type and message on one line, without a final full stop."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {' '.join(text.split())[:300]}".rstrip(": .")
 
 
 @cache
 def _installed_on(kind: str, search: tuple[str, ...]) -> tuple[Installed, ...]:
-    """Looking through all distributions takes a few hundredths of a second, and names are looked up often."""
+    """Cached: reading all distributions takes a few hundredths of a second, and names are looked up often."""
     return tuple(Installed(kind, point.name, point) for point in sorted(entry_points(group=f"pflbench.{kind}s")))
 
 

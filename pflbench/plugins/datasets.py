@@ -1,8 +1,8 @@
-"""Datasets of the user's: FILE.py:NAME - a function that gives arrays; and those of installed packages.
+"""The user's datasets: functions that return arrays, from FILE.py:NAME and from installed packages.
 
-It returns (x, y), (x, y, classes), or a dict of these names with, for texts, `vocabulary`, and `train_size`, the leading samples
-that are the official training part. x and y are as in `npz.py`; of texts x is token ids [n, positions] below `vocabulary`, where
-0 is padding. A parameter `root`, if it has one, is the data folder.
+A function returns (x, y), (x, y, classes), or a dict of these names, which may also have `vocabulary` (texts) and `train_size`
+(the number of leading samples that are the official training part). x and y are as in `npz.py`; for texts x has token ids
+[n, positions] below `vocabulary`, where 0 is padding. If the function has a parameter `root`, it gets the data folder.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pflbench.data.base import Arrays, Defaults, Progress, Source
 from pflbench.errors import UserError
 from pflbench.plugins import Plugin
 
-QUICK = 2.0  # seconds: what takes longer is not called twice
+QUICK = 2.0  # seconds: slower functions are not called a second time
 PARTS = ("x", "y", "classes", "vocabulary", "train_size")
 _GIVES = "It returns (x, y) or (x, y, classes), or a dict of these: see docs/own-model.md."
 
-_made: dict[tuple[str, str, Path], tuple[Arrays, str]] = {}  # the last ones, with the hash of their content
+_made: dict[tuple[str, str, Path], tuple[Arrays, str]] = {}  # the last dataset, with the hash of its content
 
 
 def place(name: str) -> str | None:
-    """What stands in specifications for `FILE.py:NAME`, `FILE.py` or a package's dataset; None of anything else.
+    """The name in specifications of `FILE.py:NAME`, `FILE.py` or a package's dataset; None for anything else.
 
-    Raises UserError for a file that is not there or does not have it.
+    Raises UserError for a missing file or function.
     """
     name = name.removeprefix("python:")
     if asked := plugins.asked_for(name, "-d"):
@@ -42,7 +42,7 @@ def place(name: str) -> str | None:
 
 
 def code(path: Path) -> str:
-    """What a run's record has of a dataset's code: the SHA-256 of its file, or its package."""
+    """For a run's record: the SHA-256 of the dataset's file, or its package."""
     at = plugins.in_file(str(path))
     return plugins.content(at[0]) if at else _found(path).place
 
@@ -64,7 +64,7 @@ PYTHON = Source("python", "a function that gives own arrays", _content, _load, _
 
 
 def _arrays(path: Path, root: Path) -> tuple[Arrays, str]:
-    """The arrays and the hash of their content. They are kept: to make them takes its time, and all ask for them."""
+    """The arrays and the hash of their content. Cached, since several callers need them."""
     function = _found(path)
     at = str(path), function.sha256, root.absolute()
     if at not in _made:

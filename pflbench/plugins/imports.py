@@ -1,4 +1,4 @@
-"""What a file of Python imports from its own folder: its hash follows these files, too."""
+"""The files that a Python file imports from its own folder, which are part of its hash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_OWN = tuple(Path(place).resolve() for place in (_OURS, get_path("stdlib"), 
 
 
 def sha256_of(path: Path, source: bytes, read: Callable[[Path], bytes]) -> str:
-    """In hex; of a file without imports from its own folder, that of its bytes alone."""
+    """In hex; without imports from its own folder, that of the file's bytes."""
     digest = hashlib.sha256(source)
     for name, content in sorted(imported(path.resolve().parent, source, read).items()):
         digest.update(f"\0{name}\0{hashlib.sha256(content).hexdigest()}".encode("utf-8", "surrogateescape"))
@@ -41,8 +41,8 @@ def imported(folder: Path, source: bytes, read: Callable[[Path], bytes] = Path.r
 
 
 def _names(source: bytes, package: str) -> Iterator[str]:
-    """What the import statements of a source name, as "a.b"; of `from a import b`, b may be a module or not."""
-    with suppress(SyntaxError, ValueError, RecursionError):  # said where it is executed
+    """The modules of a source's import statements, as "a.b"; in `from a import b`, b may be a module or not."""
+    with suppress(SyntaxError, ValueError, RecursionError):  # reported when the file is executed
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
@@ -53,7 +53,7 @@ def _names(source: bytes, package: str) -> Iterator[str]:
 
 
 def _files(name: str) -> Iterator[tuple[str, Path]]:
-    """The files that are loaded for `import a.b`, each with the package in which its own relative imports begin."""
+    """The files of `import a.b`, each with the package at which its own relative imports start."""
     first, *parts = name.split(".")
     try:
         spec = find_spec(first)
@@ -75,7 +75,7 @@ def _files(name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _is_own(file: Path, folder: Path) -> bool:
-    """Whether a file lies below a folder, and is neither Python's, nor ours, nor that of an installed package."""
+    """Whether a file is below a folder, and belongs neither to Python, nor to pflbench, nor to an installed package."""
     if not file.is_relative_to(folder):
         return False
     packaged = {"site-packages", "dist-packages"}.intersection(file.relative_to(folder).parts)

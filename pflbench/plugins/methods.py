@@ -1,6 +1,6 @@
-"""Methods of the user's: of installed packages and of single files.
+"""The user's methods, from installed packages and single files.
 
-A file is executed when the names of all methods are asked for, since it alone says its own.
+Files are executed to find the names of their methods.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ VARIABLE = "PFLBENCH_PLUGINS"  # files, separated as in PATH
 FACTS = ("title", "authors", "venue", "algorithm", "category")
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-NAMES = "A method's name is of lower-case letters, digits and hyphens, and begins with a letter."
+NAMES = "A method's name has lower-case letters, digits and hyphens, and begins with a letter."
 _plugins: dict[Path, tuple[Plugin, ...]] = {}
 
 
 def load(one: Installed | Plugin) -> type[Method]:
-    """Its class. Raises UserError where it cannot be imported or is no method."""
+    """The class. Raises UserError if it cannot be imported or is no method."""
     cls: type[Method] = one.load()
     if isinstance(one, Installed) and (lacks := _lacks(cls)):
         raise UserError(f"{one.who} is no method: {one.point.value} {lacks}.")
@@ -40,7 +40,7 @@ def load(one: Installed | Plugin) -> type[Method]:
 
 
 def card(one: Installed | Plugin) -> Card:
-    """Blank where it is broken, which is said when the method is asked for."""
+    """Its card; blank if it is broken, which is reported when the method is used."""
     try:
         return cards.of(load(one))
     except UserError:
@@ -48,7 +48,7 @@ def card(one: Installed | Plugin) -> Card:
 
 
 def record(one: Installed | Plugin) -> dict[str, str]:
-    """What is stored with a run, besides its specification."""
+    """Stored with a run, besides its specification."""
     title = load(one).title
     if isinstance(one, Plugin):
         return {"file": str(Path(one.place).absolute()), "sha256": one.sha256, "title": title}
@@ -56,14 +56,14 @@ def record(one: Installed | Plugin) -> dict[str, str]:
 
 
 def found() -> list[Installed | Plugin]:
-    """All: of installed packages by name, then of PFLBENCH_PLUGINS and of the files that were plugged in."""
+    """All methods: of installed packages by name, then of PFLBENCH_PLUGINS and of the files that were plugged in."""
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         plug_in(Path(path))
     return [*_packaged(), *(plugin for of_file in _plugins.values() for plugin in of_file)]
 
 
 def find(name: str) -> Installed | Plugin | None:
-    """The user's method of that name. A name that stands for several methods is a UserError."""
+    """The user's method of that name, if there is one. Raises UserError for a name of several methods."""
     from pflbench.methods import METHODS
 
     builtin = name in METHODS
@@ -73,7 +73,7 @@ def find(name: str) -> Installed | Plugin | None:
 
 
 def plug_in(path: Path) -> tuple[str, ...]:
-    """Makes a file's methods available to this process; their names. A file that is plugged in already is not read again.
+    """Makes a file's methods available to this process and returns their names. Each file is read once.
 
     Raises UserError for a file that is missing, cannot be imported or has no method, and for names that are taken.
     """
@@ -99,7 +99,7 @@ def plugged_in(paths: Sequence[Path]) -> Iterator[None]:
 
 
 def is_name(text: str) -> bool:
-    """Whether a method can be called that: lower case, digits, hyphens."""
+    """Whether a text can be a method's name: lower case, digits, hyphens."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -164,7 +164,7 @@ def _methods(path: Path, module: ModuleType) -> list[type[Method]]:
 
 
 def _lacks(cls: Any) -> str:
-    """What is wrong with a class as a method; empty if nothing is."""
+    """Why a class is no method; empty if it is one."""
     from pflbench.methods.base import Method
 
     if not (inspect.isclass(cls) and issubclass(cls, Method)):

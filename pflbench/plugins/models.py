@@ -1,6 +1,6 @@
-"""Models of the user's: of a file (`FILE.py:NAME`) and of installed packages.
+"""The user's models, from `FILE.py:NAME` and from installed packages.
 
-A model is a class of `nn.Module`, or a function that gives one. What it must keep, `modules` checks.
+A model is a class of `nn.Module`, or a function that returns one. `modules` checks it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _LIKE = "A model is a class of torch.nn.Module, or a function that gives one: se
 
 
 def source(code: Plugin) -> OwnModel:
-    """What a specification has of it."""
+    """Its part of a specification."""
     return OwnModel(path=str(code.path.absolute()) if code.path else None, content=code.sha256)
 
 
 def record(code: Plugin) -> dict[str, str]:
-    """What is stored with a run."""
+    """Stored with a run."""
     return {"from": code.place, "name": code.name, "sha256": code.sha256}
 
 
 def find(text: str, builtin: Collection[str]) -> Plugin | None:
-    """What `FILE.py:NAME`, `FILE.py` or the name of a package's model stands for; None of the names that are built in.
+    """The model of `FILE.py:NAME`, `FILE.py` or the name of a package's model; None for a built-in name.
 
-    Raises UserError for what cannot be read or imported, is no model, or has a name that stands for several.
+    Raises UserError if it cannot be imported, is no model, or several models have the name.
     """
     if asked := plugins.asked_for(text, "--model"):
         code = _of_file(*asked)
@@ -49,7 +49,7 @@ def find(text: str, builtin: Collection[str]) -> Plugin | None:
 
 
 def load(name: str, own: OwnModel) -> Plugin:
-    """The code of a specification. Raises UserError where it is no longer there, or no longer the same."""
+    """The model of a specification. Raises UserError if its code is missing or has changed."""
     if own.path is not None:
         path = Path(own.path)
         if plugins.content(path) != own.content:
@@ -66,7 +66,7 @@ def load(name: str, own: OwnModel) -> Plugin:
 
 def _changed(place: str) -> UserError:
     return UserError(
-        f"{place} is not what it was: its code, or that of a file that it imports, differs from that of the specification.",
+        f"{place} has changed: its code, or that of a file that it imports, differs from that of the specification.",
         "Restore it, with PYTHONPATH as it was, or start a new run: its results are kept apart from those of the old code.",
     )
 

@@ -1,4 +1,4 @@
-"""A model of the user's: made, checked once, and given what the engine asks of a `Backbone`."""
+"""Builds a user's model, checks it once, and wraps it as a `Backbone` for the engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Own(Backbone):
         self.blocks = tuple(tuple(NET + name for name in block) for block in blocks)  # type: ignore[misc]
 
     def features(self, x: Tensor) -> Tensor:
-        """What the head is given when the net sees x."""
+        """The input of the head for x."""
         seen: list[Tensor] = []
 
         def see(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ class Own(Backbone):
 def build(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> Own:
     """The model for samples of a shape, on the default device, which may be "meta".
 
-    Raises UserError for one that the engine could not train rightly.
+    Raises UserError for a model that the engine could not train correctly.
     """
     about = (code.sha256, code.path, code.name, shape, classes, vocabulary)
     if about not in _checked:
@@ -67,13 +67,13 @@ def build(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int | 
         _checked.add(about)
     if torch.get_default_device().type != "meta":
         return _made(code, shape, classes, vocabulary)
-    # A constructor may read values, as of torch.linspace(0, 1, depth): there are none on "meta".
+    # A constructor may read values, such as torch.linspace(0, 1, depth), which "meta" does not have.
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         return _without_data(_made(code, shape, classes, vocabulary))
 
 
 def inputs(shape: tuple[int, ...], vocabulary: int | None, count: int = BATCH) -> Tensor:
-    """Made-up samples [count, *shape], as the engine would give them: numbers, or tokens below `vocabulary`."""
+    """Random samples [count, *shape]: numbers, or tokens below `vocabulary`."""
     draw = torch.Generator().manual_seed(SEED)
     if vocabulary is not None:
         return torch.randint(vocabulary, (count, *shape), generator=draw, device="cpu")
@@ -101,7 +101,7 @@ def _made(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int | 
 
 
 def _without_data(model: Own) -> Own:
-    """A copy on "meta". `Module.to` would make several parameters of one that layers share, and leave other tensors here."""
+    """A copy on "meta". `Module.to` would split shared parameters and skip plain tensors."""
     plain = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     kept: dict[int, Any] = {id(one): one.to("meta") for one in (*model.buffers(), *plain)}
     kept |= {id(one): nn.Parameter(one.detach().to("meta")) for one in model.parameters()}
@@ -109,7 +109,7 @@ def _without_data(model: Own) -> Own:
 
 
 def _given(code: Plugin, offered: dict[str, Any]) -> dict[str, Any]:
-    """Of what is offered, what the class or function asks for by name."""
+    """The arguments that the class or function asks for by name."""
     parameters = inspect.signature(code.value).parameters.values()
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     for one in named:
@@ -141,7 +141,7 @@ def _materialised(net: nn.Module, shape: tuple[int, ...], vocabulary: int | None
 
 
 def _head(code: Plugin, net: nn.Module) -> str:
-    """The name of the module that gives the logits: as the model says, else of its last linear layer."""
+    """The name of the head: as the model says, else its last linear layer."""
     said: object = getattr(net, "head", None)
     if isinstance(said, nn.Module):
         return "head"
@@ -166,7 +166,7 @@ def _children(net: nn.Module) -> str:
 
 
 def _blocks(code: Plugin, net: nn.Module, head: str) -> list[tuple[str, ...]]:
-    """Names of what each block holds, top first: as the model says, in any order, else every child with parameters."""
+    """The names of each block's children, top first: as the model says, else one block for every child with parameters."""
     places = {name: i for i, (name, _) in enumerate(net.named_parameters())}
     said = getattr(net, "blocks", None)
     if isinstance(said, (list, tuple)) and all(isinstance(part, (str, list, tuple)) for part in said):
@@ -197,7 +197,7 @@ def _blocks(code: Plugin, net: nn.Module, head: str) -> list[tuple[str, ...]]:
 
 
 def _check(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int | None) -> None:
-    """Raises UserError for what no method could train, or not as both executors should."""
+    """Raises UserError for a model that methods could not train, or not in the same way on both executors."""
     torch.manual_seed(SEED)
     model = _made(code, shape, classes, vocabulary)
     torch.manual_seed(SEED)
@@ -210,8 +210,8 @@ def _check(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int |
     if _generators() != before:
         layers = [plain_name(name) for name, layer in model.named_modules() if isinstance(layer, _DropoutNd) and layer.p]
         raise UserError(
-            f"{code.who} draws random numbers in training{f' ({_some(layers)})' if layers else ''}: they would be no client's "
-            "own, and other ones in each executor.",
+            f"{code.who} draws random numbers in training{f' ({_some(layers)})' if layers else ''}: they would "
+            "not come from a client's stream, and differ between executors.",
             "Leave dropout and noise out, or set their rate to 0.",
         )
     _check_logits(code, model, logits, classes, given)
@@ -226,14 +226,14 @@ def _check(code: Plugin, shape: tuple[int, ...], classes: int, vocabulary: int |
             buffer.copy_(value)
     if not torch.allclose(_tried(code, model, x, shape)[0], logits):
         raise UserError(
-            f"{code.who} gives other logits when it sees the same samples again: it keeps something beside its parameters and "
-            "buffers, which no client would have of its own.",
+            f"{code.who} gives other logits when it sees the same samples again: it keeps state outside its parameters "
+            "and buffers, which all clients would share.",
             "Make it a buffer: self.register_buffer(...).",
         )
 
 
 def _tried(code: Plugin, model: Own, x: Tensor, shape: tuple[int, ...]) -> tuple[Any, list[Any]]:
-    """What the model returns in training, and what its head gave, as often as it was asked."""
+    """The model's output in training mode, and the output of each call of its head."""
     given: list[Any] = []
     hook = model.get_submodule(model.head).register_forward_hook(lambda module, _, out: given.append(out))
     try:
@@ -249,7 +249,7 @@ def _tried(code: Plugin, model: Own, x: Tensor, shape: tuple[int, ...]) -> tuple
 
 
 def _generators() -> tuple[Any, ...]:
-    """The states of the generators that everyone shares."""
+    """The states of the global random generators."""
     state: Any = np.random.get_state()
     return torch.get_rng_state().tolist(), state[1].tolist(), state[2], random.getstate()
 
@@ -282,7 +282,7 @@ def _check_parameters(code: Plugin, model: Own, again: Own) -> None:
 
 
 def _check_logits(code: Plugin, model: Own, logits: Any, classes: int, given: Sequence[Any]) -> None:
-    """given: what the head gave."""
+    """given: the outputs of the head."""
     if not isinstance(logits, Tensor):
         raise UserError(f"{code.who} returns a {type(logits).__name__}, no tensor.", _LOGITS)
     if logits.shape != (BATCH, classes):
@@ -298,7 +298,7 @@ def _check_logits(code: Plugin, model: Own, logits: Any, classes: int, given: Se
 
 
 def plain_name(name: str) -> str:
-    """As the user's module calls it."""
+    """The name within the user's module."""
     return name.removeprefix(NET)
 
 

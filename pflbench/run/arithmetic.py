@@ -1,4 +1,4 @@
-"""The arithmetic of a run: the same bits from the same command, float32 that is float32, and errors in words."""
+"""The arithmetic of a run: reproducible bits, true float32, and readable errors of memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUBLAS, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # with workspac
 
 
 def require_arithmetic(device: torch.device, dtype: str) -> None:
-    """Raises UserError where the device does not have it."""
+    """Raises UserError if the device does not have this arithmetic."""
     if dtype == "tf32" and device.type == "cpu":
         raise UserError("TF32 is arithmetic of NVIDIA's GPUs: there is none on a CPU.", "Use --dtype float32, or --device cuda.")
 
@@ -70,7 +70,7 @@ def _products(tf32: bool) -> Iterator[None]:
 
 
 def _precision(whole: Any, kind: Any) -> str:
-    """Of a kind of operation by itself: "none" where it is that of the whole backend."""
+    """The setting of one kind of operation; "none" if the backend's setting applies."""
     own: str = getattr(kind, NEWER)
     return "none" if own == getattr(whole, NEWER) else own
 
@@ -83,20 +83,20 @@ def _readable(setting: Callable[[], Any]) -> Any:
 
 
 def _nothing_compiled() -> AbstractContextManager[None]:
-    """Inside, `bmm` is cuBLAS's for all shapes: for an inner size of 1 PyTorch 2.13 has Triton compile it, with a C compiler."""
+    """Inside, all shapes of `bmm` use cuBLAS. PyTorch 2.13 compiles inner size 1 by Triton, which needs a C compiler."""
     native: Any = getattr(torch.backends, "python_native", None)  # PyTorch has it since 2.12
     return nullcontext() if native is None else native.operations_disabled("bmm")
 
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Inside, operations take the form that gives the same bits each time. Raises UserError for one that has none."""
+    """Inside, operations are deterministic. Raises UserError for an operation without a deterministic form."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     more: Any = torch.utils.deterministic
     filled = more.fill_uninitialized_memory
     os.environ.setdefault(CUBLAS, CUBLAS_WORKSPACE)  # read when cuBLAS is used for the first time
     torch.use_deterministic_algorithms(True)
-    # Nothing reads memory that was not written: to fill it would be one more kernel for each tensor.
+    # Our code reads no uninitialised memory, and filling it would cost a kernel for each tensor.
     more.fill_uninitialized_memory = False
     try:
         yield
@@ -116,7 +116,7 @@ def deterministic_algorithms() -> Iterator[None]:
 
 @contextmanager
 def memory_errors(how: Execution, device: torch.device) -> Iterator[None]:
-    """Out of GPU memory is the user's to mend."""
+    """Turns errors of GPU memory into UserError."""
     try:
         yield
     except RuntimeError as error:

@@ -18,7 +18,7 @@ from pflbench.spec import Dirichlet, Pathological, RunSpec, Spec, Value
 
 
 def canonical(spec: RunSpec, data_root: Path) -> RunSpec:
-    """The specification in that form. Where data are missing, which the run will tell, what depends on them stays as it is."""
+    """The canonical specification. Fields that depend on missing data stay unchanged: the run will report those data."""
     values = {name: _positive_zero(value) for name, value in spec.method.hyperparameters.items()}
     found = _changed(spec, "train", weight_decay=_positive_zero(spec.train.weight_decay))
     found = _changed(found, "method", hyperparameters=values)
@@ -30,7 +30,7 @@ def canonical(spec: RunSpec, data_root: Path) -> RunSpec:
 
 
 def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
-    """What only data and model can tell. Nothing is loaded where nothing was typed that may mean the same as a default."""
+    """Fields that depend on data or model. Loads them only if a typed value may equal a default."""
     partition = spec.partition
     if isinstance(partition, Pathological | Dirichlet) and partition.min_samples is not None:
         setting = load_setting(spec, data_root)
@@ -43,7 +43,7 @@ def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
         if not list(model.buffers()):
             spec = _changed(spec, "train", bn_buffers="local")
     values = methods.make(spec.method).canonical_values(spec)
-    # A client without training data never joins: then fewer join than the specification says.
+    # A client without training data never joins, so that fewer clients join than the specification says.
     if values and all(len(samples) for samples in load_setting(spec, data_root).partition.train):
         spec = _changed(spec, "method", hyperparameters={**spec.method.hyperparameters, **values})
     return spec

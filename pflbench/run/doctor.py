@@ -1,4 +1,4 @@
-"""What `pflbench doctor` finds: versions, device, data, database. Nothing here fails; what is wrong is a finding."""
+"""`pflbench doctor`: versions, device, data, database. Faults are findings, not errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = (
 
 
 def examine(db: str, data_dir: Path) -> dict[str, Any]:
-    """Sections of names and values; `problems` says in words what will not work, and is empty if all will."""
+    """Sections of names and values. problems: sentences about what will not work."""
     problems: list[str] = []
     return {
         "versions": {"pflbench": __version__, "python": platform.python_version(), **_packages(problems)},
@@ -68,7 +68,7 @@ def _device(problems: list[str]) -> dict[str, Any]:
 
 
 def _data(data_dir: Path) -> dict[str, Any]:
-    """What lies in the data folder. Whether it is whole takes reading it all: that is `pflbench data verify`."""
+    """The datasets in the data folder. Only `pflbench data verify` reads them completely."""
     try:
         entries = sorted(path.name for path in data_dir.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Which client's models a run keeps, and in which rounds: for the trajectory of Figure 4 of the FedALA paper."""
+"""The client and the rounds whose models a run keeps, for the trajectory in Figure 4 of the FedALA paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pflbench.spec import RunSpec
 
 @dataclass(frozen=True)
 class Follow:
-    """Whose models to keep at the beginning and the end of local training, and in which rounds."""
+    """The client whose models are kept before and after local training, and the rounds."""
 
     client: int
     first: int
@@ -19,11 +19,11 @@ class Follow:
 
     @property
     def name(self) -> str:
-        """Of the arrays [2, P], one in each of these rounds."""
+        """The name of the arrays [2, P], one for each of these rounds."""
         return f"trajectory_{self.client}"
 
     def bytes(self, parameters: int) -> int:
-        """What a run keeps, before compression, which saves little."""
+        """Size before compression, which saves little."""
         return (self.last - self.first + 1) * 2 * 4 * parameters
 
 

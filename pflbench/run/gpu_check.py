@@ -24,12 +24,12 @@ COMMAND = "`pflbench doctor --gpu`"
 
 
 def identity(device: torch.device) -> dict[str, str]:
-    """What a result is of. Another driver or PyTorch may compute otherwise."""
+    """Identifies the device of a result. Another driver or PyTorch version may compute differently."""
     return {"device": devices.name(device), "driver": driver(device), "torch": torch.__version__}
 
 
 def driver(device: torch.device) -> str:
-    """Its version, of NVIDIA's; else "unknown"."""
+    """The version of NVIDIA's driver, else "unknown"."""
     with suppress(OSError):
         if device.type == "cuda" and (version := re.search(r"\d+\.\d[\d.]*", NVIDIA.read_text())):
             return version[0]
@@ -37,12 +37,12 @@ def driver(device: torch.device) -> str:
 
 
 def note(device: torch.device) -> str:
-    """One line to say before a run: that a GPU has not been checked, at its first run; or that checks have failed."""
+    """A line before a run: at its first run that a GPU is unchecked, or at each run that checks have failed."""
     if device.type == "cpu":
         return ""
     found = _read(device)
     if found is None:
-        with suppress(OSError, RuntimeError):  # where nothing can be written it is said again
+        with suppress(OSError, RuntimeError):  # if it cannot be stored, the line is printed again
             keep(device, [])
         return f"{devices.name(device)} has not been checked with this driver and PyTorch: {COMMAND} does that in some minutes."
     failed = _failed(found)
@@ -51,7 +51,7 @@ def note(device: torch.device) -> str:
 
 
 def in_short(device: torch.device) -> str | None:
-    """For the record of a run; None on a CPU."""
+    """The result for the record of a run; None on a CPU."""
     if device.type == "cpu":
         return None
     found = _read(device)
@@ -62,7 +62,7 @@ def in_short(device: torch.device) -> str | None:
 
 
 def keep(device: torch.device, checks: Sequence[dict[str, Any]]) -> None:
-    """Checks have at least a name and a status. Raises OSError or RuntimeError where they cannot be kept."""
+    """Stores checks, which have at least a name and a status. Raises OSError or RuntimeError if that fails."""
     path = place(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as out:
@@ -70,12 +70,12 @@ def keep(device: torch.device, checks: Sequence[dict[str, Any]]) -> None:
 
 
 def place(device: torch.device) -> Path:
-    """A device's file, in the folder for a user's state. Raises RuntimeError where the user has no home."""
+    """A device's file in the user's state folder. Raises RuntimeError if the user has no home."""
     return state_folder() / "gpu" / (re.sub(r"[^\w.]+", "-", " ".join(identity(device).values())) + ".json")
 
 
 def _read(device: torch.device) -> list[dict[str, Any]] | None:
-    """The checks of the last time; none if only their lack was told; None if not even that. A damaged file says nothing."""
+    """The stored checks; empty if only the line was printed; None if neither, or if the file is damaged."""
     with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
         found: list[dict[str, Any]] = json.loads(place(device).read_text(encoding="utf-8"))["checks"]
         return found

@@ -1,4 +1,4 @@
-"""What a run takes of memory, found on tensors without data: how many of its clients are computed at a time depends on it."""
+"""Estimates the memory of a run with tensors on "meta". The number of clients at a time follows from it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ from pflbench.spec import RunSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Bytes: the first three of the whole run, the others for each client that is computed at a time."""
+    """Bytes: the first three for the whole run, the others for each client that is computed at a time."""
 
     data: int  # the samples and labels
-    models: int  # of method and optimizer, as many copies as exist at a time; the cohort's before and after training
+    models: (
+        int  # states of method and optimizer, as many copies as exist at once; the cohort's models before and after training
+    )
     batch_norm: int  # buffers, as many copies
     copies: int  # the client's model and its gradient, and the optimizer's temporary tensors
     activations: int  # of a training step
-    programs: int  # what captured steps keep: copies of the model, and the activations in the memory of their graphs
+    programs: int  # memory of captured steps: copies of the model, and the activations of their graphs
 
     def fitting(self, room: int, runs: int = 1) -> int:
-        """How many clients at a time fit a device with so much room, at least 1; runs: that share the data."""
+        """The number of clients at a time that fit into `room` bytes, at least 1. runs: that share the data."""
         taken = self.data + runs * (self.models + self.batch_norm)
         return max(1, int(SHARE * (room - taken) / (self.copies + self.activations + self.programs)))
 
@@ -60,7 +62,7 @@ class Footprint(Needs):
     engine: str
     clients: int  # computed at a time
     evaluation: int  # a batch of all of them
-    free: int | None  # for new tensors; None where the system does not say
+    free: int | None  # for new tensors; None if the system does not say
 
     @property
     def total(self) -> int:
@@ -72,7 +74,7 @@ class Footprint(Needs):
         return {**asdict(self), "total": self.total}
 
     def problem(self) -> str:
-        """In words, if it does not fit."""
+        """A warning if it does not fit."""
         if self.free is None or self.total <= self.free:
             return ""
         needed, there_is = readable(self.total), readable(self.free)
@@ -91,15 +93,15 @@ def estimate(spec: RunSpec, method: Method, setting: FederationData, *, captured
         return None
     try:
         row, step = fed.dtype.itemsize * fed.flat.size, _step(fed, samples, unfolded)
-    except Exception:  # of a model that looks at values, or makes tensors on a device of its own choice
+    except Exception:  # the model reads values, or makes tensors on a device of its own choice
         if spec.own_model is None:
             raise
         return None
-    optimizer = 0 if fed.optimizer is None else fed.optimizer.kept * row  # what a client has of it
+    optimizer = 0 if fed.optimizer is None else fed.optimizer.kept * row  # of a client
     workspace = 0 if fed.optimizer is None else WORKSPACE * row + optimizer
-    # Of how many models of a client the optimizer lasts from round to round: of those that it may train.
+    # The optimizer's state may last for each model of a client that is trained.
     lasting = 0 if spec.train.optimizer_state == "fresh" else len({"model", method.tested_model})
-    # Of this round and of the last one, and the states in which clients outside the cohort are tested.
+    # Of this round and the last one, and of the tests of clients outside the cohort.
     states = 3 if spec.train.tests_outsiders else 2
     return Needs(
         data=samples.x.nbytes + samples.y.nbytes,
@@ -107,13 +109,13 @@ def estimate(spec: RunSpec, method: Method, setting: FederationData, *, captured
         batch_norm=states * fed.size * fed.dtype.itemsize * fed.flat.buffer_size,
         copies=2 * row + optimizer + workspace,
         activations=step - row,
-        # A step in the graph's memory, with the weights as convolutions take them and the gradients side by side.
+        # A step in the graph's memory, with reordered weights of convolutions and all gradients at once.
         programs=(COPIES + 2) * row + COPIES * optimizer + workspace + step if captured else 0,
     )
 
 
 def footprint(spec: RunSpec, setting: FederationData, how: Execution) -> Footprint | None:
-    """The run's, on a device that need not be here. None where `estimate` has none."""
+    """The run's memory on a device, which may be absent. None if `estimate` returns None."""
     try:
         device: torch.device | None = find_device(how.device)
     except UserError:
@@ -145,7 +147,7 @@ def footprint(spec: RunSpec, setting: FederationData, how: Execution) -> Footpri
 
 
 def require_possible(spec: RunSpec, setting: FederationData) -> None:
-    """Raises UserError where the method does not go with the model or the protocol, or no memory here holds the model."""
+    """Raises UserError if the method does not work with the model or the protocol, or the model exceeds the memory."""
     fed = _without_data(spec, setting)[0]
     half = memory.room(torch.device("cpu"))
     if half is not None and fed.flat.size * fed.dtype.itemsize > half:
@@ -187,7 +189,7 @@ def _kept(method: Method, fed: Federation) -> int | None:
 
 
 def _step(fed: Federation, samples: Samples, unfolded: bool) -> int:
-    """Bytes that forward and backward of one client's batch take, the gradient included."""
+    """Bytes of forward and backward of a client's batch, including the gradient."""
     largest, columns = max(map(len, fed.train_indices)), [0]
     module = fed.flat.module.to(fed.dtype).train()
     for layer in module.modules():
@@ -196,12 +198,12 @@ def _step(fed: Federation, samples: Samples, unfolded: bool) -> int:
     with Peak() as peak, torch.enable_grad():
         x, y = _batch(samples, max(2, min(fed.protocol.batch_size, largest)))
         torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
-    # Of one layer at a time there are columns and their gradient.
+    # Columns and their gradient exist for one layer at a time.
     return int(peak.most) + 2 * max(columns)
 
 
 def _forward(fed: Federation, samples: Samples, count: int) -> int:
-    """Bytes that evaluation of so many samples at once takes."""
+    """Bytes of an evaluation of so many samples at once."""
     module = fed.flat.module.to(fed.dtype).eval()
     with Peak() as peak, torch.no_grad():
         module(_batch(samples, count)[0])
@@ -209,7 +211,7 @@ def _forward(fed: Federation, samples: Samples, count: int) -> int:
 
 
 def _tested(fed: Federation, engine: str, clients: int) -> int:
-    """Samples in a batch of evaluation, of all clients computed at a time."""
+    """Samples in an evaluation batch of all clients that are computed at a time."""
     of_one = min(EVALUATION_BATCH if engine == "loop" else EVALUATED_PER_CLIENT, max(map(len, fed.test_indices)))
     return max(1, clients * of_one if engine == "loop" else min(EVALUATED_AT_ONCE, clients * of_one))
 
@@ -233,11 +235,11 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._seen.clear()  # what ends its life later no longer counts
+        self._seen.clear()  # tensors freed later no longer count
 
     def _note(self, tensors: Any, new: bool) -> None:
         for tensor in tree_leaves(tensors):
-            # Views share their memory: it counts once, and not at all where it was there before.
+            # Views share memory: it counts once, and not at all if it existed before.
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._seen:
                 self._begin(tensor.untyped_storage(), new)
 

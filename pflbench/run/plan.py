@@ -1,6 +1,6 @@
-"""From what a user asked for to complete run specifications: methods x datasets x seeds, else the paper's protocol.
+"""Completes the options of `run` to specifications, one for each method, dataset and seed, with the papers' protocol as default.
 
-Nothing is trained here, and data are mostly only hashed, since their content is part of a run's key.
+Nothing is trained here. Data are hashed, since their content is part of a run's key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pflbench.spec import (
 
 S = TypeVar("S")
 Parsed = dict[str, Any]
-"""Specifications of data and of PFLlib's folders, by what names them."""
+"""Specifications of data and of PFLlib's folders, by their text on the command line."""
 
 MAX_SEEDS = 1000
 ADAMW_LR = 0.001  # torch.optim.AdamW's: the papers' rates are those of SGD
@@ -113,10 +113,10 @@ class RunOptions:
 
 
 def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:
-    """All runs of a wanted, validated, in the order dataset, seed, method: results that belong together come together.
+    """All validated runs, ordered by dataset, seed, method, so that comparable results come together.
 
-    parsed: what -d and -p have named before, kept by the caller of many plans: to look at the data again takes its time.
-    Raises UserError for unknown names, values out of range and options that do not belong to the chosen partition.
+    parsed: a cache of data and partitions for callers of many plans, since reading them takes time.
+    Raises UserError for unknown names, values out of range and options of another partition.
     """
     if not wanted.methods:
         raise UserError("No method given.", f"Add -m/--method, one or more of: {', '.join(sorted(methods.names()))}.")
@@ -135,7 +135,7 @@ def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:
 
 
 def partition_options(label: str) -> dict[str, Any]:
-    """The fields of a RunOptions that ask for a partition by its label: "Dir(0.1)", "Pathological(2)", "Groups(5)", "IID".
+    """The fields of RunOptions for a partition's label: "Dir(0.1)", "Pathological(2)", "Groups(5)", "IID".
 
     Raises UserError for another label.
     """
@@ -149,7 +149,7 @@ def partition_options(label: str) -> dict[str, Any]:
 
 
 def warnings(specs: Sequence[RunSpec]) -> list[str]:
-    """What methods say of the protocol they are to run under, each once. Raises UserError for what cannot work."""
+    """The methods' warnings about the protocol, each once. Raises UserError for combinations that cannot work."""
     for spec in specs:
         _require_optimizer(spec)
     said = [f"{s.method.name}: {text}" for s in specs for text in methods.make(s.method).check(s.train)]
@@ -163,11 +163,11 @@ def _require_optimizer(spec: RunSpec) -> None:
         return
     asked = "weight decay" if spec.train.optimizer == "sgd" else f"--optimizer {spec.train.optimizer}"
     fitting = ", ".join(name for name in methods.METHODS if not methods.card(name).optimizer_refused)
-    raise UserError(f"{cls.title} does not go with {asked}: {cls.optimizer_refused}.", f"Those that do: {fitting}.")
+    raise UserError(f"{cls.title} does not work with {asked}: {cls.optimizer_refused}.", f"Methods that do: {fitting}.")
 
 
 def preset_notes(wanted: RunOptions) -> list[str]:
-    """What the preset would switch, but does not unless it is asked for by name, since it uses test labels (methods.md 0.6)."""
+    """The values that a preset leaves out because they use test labels, and how to ask for them (methods.md 0.6)."""
     settings = _settings(wanted.settings, _names(wanted))
     return [
         f"--preset {wanted.preset} leaves {name} as it is: {item}={value} adapts on test labels. Ask for it: "
@@ -192,7 +192,7 @@ def _names(wanted: RunOptions) -> tuple[str, ...]:
 
 
 def _places(wanted: RunOptions, parsed: Parsed) -> list[tuple[DataSpec, PartitionSpec]]:
-    """Data and partition of each dataset of a wanted. A PFLlib folder brings its data along: -d then only names the dataset."""
+    """Data and partition of each dataset. A PFLlib folder contains its data: -d then only names the dataset."""
     scheme, _, path = (wanted.partition or "dirichlet").partition(":")
     if scheme not in SCHEMES:
         raise unknown("partition", scheme, SCHEMES)
@@ -222,7 +222,7 @@ def _run(wanted: RunOptions, dataset: DataSpec, partition: PartitionSpec, method
 
 
 def _require_floats(train: TrainSpec, method: MethodSpec) -> None:
-    """Raises UserError for what is infinite in the arithmetic of the run, though it is not as Python's float."""
+    """Raises UserError for values that are finite in Python but infinite in the arithmetic of the run."""
     asked: dict[str, Any] = {"--lr": train.lr, "--weight-decay": train.weight_decay}
     asked |= {f"{method.name}.{name} =": value for name, value in method.hyperparameters.items()}
     for name, value in asked.items():
@@ -266,12 +266,12 @@ def _pfllib(wanted: RunOptions, path: str, parsed: Parsed) -> tuple[DataSpec, Pa
 
 
 def _known_name(folder: str) -> str:
-    """The dataset whose name or title a folder bears: "MNIST", "TinyImagenet"."""
+    """The dataset of a folder's name, such as "MNIST" or "TinyImagenet"."""
     for name, dataset in data.DATASETS.items():
         if _letters(folder) in (_letters(name), _letters(dataset.title)):
             return name
     raise UserError(
-        f"The PFLlib folder '{folder}' does not bear the name of a known dataset.",
+        f"The PFLlib folder '{folder}' does not have the name of a known dataset.",
         f"Name it with -d, one of: {', '.join(sorted(data.DATASETS))}.",
     )
 
@@ -286,9 +286,7 @@ def _refuse_foreign_options(wanted: RunOptions, scheme: str) -> None:
             continue
         owners = [name for name, options in SCHEMES.items() if option in options]
         if scheme == "pfllib":
-            raise UserError(
-                f"{_flag(option)} does not go with --partition pfllib.", "A PFLlib folder already says who holds what."
-            )
+            raise UserError(f"{_flag(option)} does not work with --partition pfllib.", "A PFLlib folder contains its partition.")
         mine = [_flag(name) for name in SCHEMES[scheme] if name not in _COMMON]
         raise UserError(
             f"{_flag(option)} does not belong to --partition {scheme}; it belongs to {' and '.join(owners)}.",
@@ -297,13 +295,13 @@ def _refuse_foreign_options(wanted: RunOptions, scheme: str) -> None:
 
 
 def _given(wanted: RunOptions, options: Mapping[str, str]) -> dict[str, Any]:
-    """The options that were given, under the names of the specification's fields."""
+    """The given options, under the names of the specification's fields."""
     values = {field: getattr(wanted, option) for option, field in options.items()}
     return {field: value for field, value in values.items() if value is not None}
 
 
 def setting(text: str) -> tuple[str, str, str]:
-    """Method, hyperparameter and value of what --set takes. Raises UserError for another form, and for an unknown method."""
+    """Method, hyperparameter and value of a --set. Raises UserError for another form or an unknown method."""
     target, equals, value = text.partition("=")
     method, dot, parameter = target.strip().partition(".")
     if not (equals and dot and method and parameter):
@@ -356,7 +354,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _make(kind: Callable[..., S], values: dict[str, Any], options: Mapping[str, str] | None = None) -> S:
-    """The specification, or a UserError that names the option. `options` maps options to fields where the names differ."""
+    """The specification. Raises UserError that names the option. options: option -> field where the names differ."""
     option_of = {field: option for option, field in (options or {}).items()}
     for field, value in values.items():
         # Pydantic's `gt=0` lets infinity pass.

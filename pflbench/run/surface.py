@@ -1,4 +1,4 @@
-"""The loss of a client at models that no run has trained: what the contours of Figure 4 of the FedALA paper are made of."""
+"""The loss of a client at untrained models, for the contours in Figure 4 of the FedALA paper."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def losses(
     data_root: Path,
     device: str = "auto",
 ) -> NDArray[np.float64]:
-    """Mean losses of models on all training data of a run's client, [g]; models come some at a time, each part [., P].
+    """Mean losses [g] of models on all training data of a run's client. models: parts [., P] of them.
 
     Raises UserError for a model with BatchNorm, of which parameters are no whole model, and for code that was not run here.
     """

@@ -21,11 +21,11 @@ from pflbench.spec import RunSpec
 TYPE_AGAIN = "If you trust them, add these options to the command."
 
 Words = tuple[str, ...]
-"""As it is typed: ("--plugin", "/home/me/nets.py")."""
+"""As typed: ("--plugin", "/home/me/nets.py")."""
 
 
 def python_files(specs: Iterable[RunSpec], of_methods: Iterable[str | Path] = ()) -> list[Words]:
-    """The files that are executed for runs: those of methods, models and data."""
+    """The Python files of the runs' methods, models and data, which are executed."""
     files = [Path(path) for path in of_methods]
     for spec in specs:
         if spec.own_model and spec.own_model.path:
@@ -36,24 +36,24 @@ def python_files(specs: Iterable[RunSpec], of_methods: Iterable[str | Path] = ()
 
 
 def files_named(texts: Iterable[str]) -> list[str]:
-    """Those of these models and datasets that are Python files, as they are written."""
+    """The models and datasets that are Python files, as typed."""
     return [text for text in dict.fromkeys(texts) if plugins.in_file(text.removeprefix("python:"))]
 
 
 def wanted(
     specs: Iterable[RunSpec], of_methods: Iterable[str | Path], checkpoints: str | None, executor: Words = ()
 ) -> list[Words]:
-    """What making the runs of a sweep executes and contacts."""
+    """Everything that the runs of a sweep execute and contact."""
     urls = [("--checkpoints", checkpoints)] if checkpoints and "://" in checkpoints else []
     return [*python_files(specs, of_methods), *urls, *([executor] if executor else [])]
 
 
 def remember(typed: Iterable[Words]) -> None:
-    """Keeps what the user has typed on this machine."""
+    """Stores what the user has typed on this machine."""
     new = [digest for digest in map(_digest, typed) if digest not in _known()]
     if not new:
         return
-    with suppress(OSError, RuntimeError):  # without such a folder all has to be typed again
+    with suppress(OSError, RuntimeError):  # without such a folder everything must be typed again
         file = _file()
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="ascii") as out:
@@ -61,7 +61,7 @@ def remember(typed: Iterable[Words]) -> None:
 
 
 def require_typed(what: str, wanted: Sequence[Words], typed: Collection[Words] = (), hint: str = TYPE_AGAIN) -> None:
-    """Raises UserError for what is wanted and was never typed. what: that wants it, such as "The sweep 'heads'"."""
+    """Raises UserError for needed items that were never typed. what: needs them, such as "The sweep 'heads'"."""
     known = _known()
     unknown = [words for words in wanted if words not in typed and _digest(words) not in known]
     if unknown:

@@ -316,7 +316,7 @@ def test_a_file_that_changed_or_went_since_a_specification_was_made(shell: Shell
     file = write("nets.py", NETS)
     name, own = models.find(f"{file}:layers")
     write("nets.py", NETS + "\n# changed\n")
-    with pytest.raises(UserError, match="is not what it was"):
+    with pytest.raises(UserError, match="has changed"):
         models.build(name, DIGITS, 10, None, own)
     Path(file).unlink()
     with pytest.raises(UserError, match="cannot be read: No such file"):
@@ -356,7 +356,7 @@ def test_models_of_installed_packages(shell: Shell, package: Path) -> None:
     assert "'mlp' stands for several models: built into pflbench and of pfl-nets 1.2" in told
     name, own = models.find("tiny-net")
     assert own is not None
-    with pytest.raises(UserError, match="is not what it was"):
+    with pytest.raises(UserError, match="has changed"):
         models.build(name, DIGITS, 10, None, own.model_copy(update={"content": "0" * 64}))
     write(str(package / "pfl_nets-1.2.dist-info" / "entry_points.txt"), "")
     plugins._installed_on.cache_clear()

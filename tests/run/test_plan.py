@@ -100,10 +100,10 @@ def test_an_optimizer_is_written_out_where_it_is_not_plain_sgd() -> None:
 
 
 def test_a_method_with_a_step_of_its_own_refuses_optimizers_and_takes_schedules() -> None:
-    refuse = [name for name in METHODS if "does not go with" in _told(name)]
+    refuse = [name for name in METHODS if "does not work with" in _told(name)]
     assert refuse == ["per-fedavg", "pfedme", "apple", "partialfed", "feddeper"]
     said = refused(methods=("fedavg", "pfedme+ala"), weight_decay=0.1)
-    assert said.startswith("pFedMe does not go with weight decay: w follows theta by the gradient")
+    assert said.startswith("pFedMe does not work with weight decay: w follows theta by the gradient")
     assert "fedavg" in said.splitlines()[1]
     assert "apple" not in said.splitlines()[1]
     for name in METHODS:
@@ -264,7 +264,7 @@ def test_a_pfllib_folder_brings_its_data_along(pfllib: Path, monkeypatch: pytest
     assert one(datasets=("fashionmnist",), partition=f"pfllib:{pfllib}").train.lr == 0.005
     assert one(datasets=("mnist",), partition=f"pfllib:{pfllib}").data == DataSpec(name="mnist"), "its content is the folder's"
     assert "holds one dataset" in refused(datasets=("mnist", "cifar10"), partition=f"pfllib:{pfllib}")
-    assert "--clients does not go with" in refused(partition=f"pfllib:{pfllib}", clients=5)
+    assert "--clients does not work with" in refused(partition=f"pfllib:{pfllib}", clients=5)
     assert "needs a folder" in refused(partition="pfllib:")
     other = pfllib.rename(pfllib.with_name("stuff"))
     assert "'stuff'" in refused(datasets=(), partition=f"pfllib:{other}")

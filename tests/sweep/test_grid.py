@@ -318,5 +318,5 @@ def test_what_belongs_to_one_optimizer_is_left_out_beside_the_others():
         specifications(grid(optimizer=("sgd", "adamw"), momentum=(0.5,)), DATA)
     with pytest.raises(UserError, match="lr-gamma goes with lr-schedule step"):
         specifications(grid(lr_gamma=(0.5,)), DATA)
-    with pytest.raises(UserError, match=r"pFedMe does not go with --optimizer adamw.*\(at optimizer adamw\)"):
+    with pytest.raises(UserError, match=r"pFedMe does not work with --optimizer adamw.*\(at optimizer adamw\)"):
         specifications(grid(method=("fedavg", "pfedme"), optimizer=("sgd", "adamw")), DATA)
