@@ -27,6 +27,7 @@ FLAT = 0.45  # height by width of a wide panel
 HIGHEST = 2.9  # of a panel that is high because it is wide
 WHOLE = 3.6  # of a square one
 BESIDE = 0.28  # of the figure's width, for a legend beside the panels
+COLUMNS = 8  # of a legend below the panels, at most
 MARKER = 5  # points, at most, in a legend
 LINES = 6  # of a title or label: names may be very long
 
@@ -159,7 +160,8 @@ def _legend(figure: Figure, traces: Sequence[Trace], order: Sequence[str]) -> Le
             f"--legend inside has room for {FEW} entries, and here are {len(labels)}.", "Take --legend right or below."
         )
     size = style.page().font_size
-    room = (BESIDE if where == "right" else 0.9) * wide - 4 * size / 72
+    share = BESIDE if where == "right" else 0.9 if len(labels) <= FEW else 0.46  # more entries stand in two columns at least
+    room = share * wide - 4 * size / 72
     looks = [properties(entries[label]) for label in labels]
     handles = [
         Line2D([], [], label=_wrapped(label, room, size), **look | {"markersize": min(look["markersize"], MARKER)})
@@ -170,10 +172,12 @@ def _legend(figure: Figure, traces: Sequence[Trace], order: Sequence[str]) -> Le
         return None
     if where == "right":
         return figure.legend(handles=handles, loc="outside right upper", borderaxespad=0.3)
-    one = figure.legend(handles=handles)
-    fit = int((0.98 * wide + size / 72) / (one.get_window_extent().width / DPI))
-    one.remove()
-    return figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(fit, len(labels))), borderaxespad=0.3)
+    for columns in range(min(len(labels), COLUMNS), 0, -1):  # each is as wide as its own entries
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns, borderaxespad=0.3)
+        if columns == 1 or legend.get_window_extent().width <= 0.98 * wide * DPI:
+            break
+        legend.remove()
+    return legend
 
 
 def _fit(figure: Figure, rows: int, legend: Legend | None, shape: float, lowest: float, highest: float) -> None:

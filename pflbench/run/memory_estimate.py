@@ -36,9 +36,7 @@ class Needs:
     """Bytes: the first three for the whole run, the others for each client that is computed at a time."""
 
     data: int  # the samples and labels
-    models: (
-        int  # states of method and optimizer, as many copies as exist at once; the cohort's models before and after training
-    )
+    models: int  # states of method and optimizer, as many copies as exist at once; the cohort's models before and after training
     batch_norm: int  # buffers, as many copies
     copies: int  # the client's model and its gradient, and the optimizer's temporary tensors
     activations: int  # of a training step
