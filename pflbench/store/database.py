@@ -63,22 +63,10 @@ def connect(url: str, *, create: bool = True) -> Engine:
     Raises:
         UserError: no such file or folder, not a database, another program's database, a newer schema, no permission.
     """
-    engine = open_engine(url)
-    if not create and _is_write_protected(engine.url):
-        return connect_read_only(url)
-    try:
-        with friendly(url):
-            _require_place(engine.url, create)
-            with engine.connect() as connection:
-                found = revision(connection)
-            if found is None and not create:
-                raise _missing(engine.url)
-            if found != head():
-                _migrate(engine)
-    except BaseException:
-        engine.dispose()
-        raise
-    return engine
+    with _opening(url, create=create) as (engine, schema):
+        if schema != head():
+            _migrate(engine)
+        return engine
 
 
 def connect_read_only(url: str) -> Engine:
@@ -87,51 +75,51 @@ def connect_read_only(url: str) -> Engine:
     Raises:
         UserError: as `connect` with create=False; also for an old schema.
     """
-    engine = open_engine(url, read_only=True)
-    try:
-        with friendly(url):
-            _require_place(engine.url, create=False)
-            with engine.connect() as connection:
-                found = revision(connection)
-        if found is None:
-            raise _missing(engine.url)
-        if found != head():
-            raise UserError(
-                f"{place(engine.url)} has the old schema {found}.", "Bring it up to date, or a copy of it: pflbench db upgrade"
-            )
-    except BaseException:
-        engine.dispose()
-        raise
-    return engine
+    with _opening(url, read_only=True) as (engine, schema):
+        if schema != head():
+            name = place(engine.url)
+            raise UserError(f"{name} has the old schema {schema}.", "Bring it up to date, or a copy of it: pflbench db upgrade")
+        return engine
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
     """Brings the schema to the newest revision; returns the revisions before (None: a new database) and after."""
-    engine = open_engine(url)
-    try:
-        with friendly(url):
-            _require_place(engine.url, create=True)
-            return _migrate(engine), head()
-    finally:
-        engine.dispose()
+    with _opening(url, create=True) as (engine, _):
+        before = _migrate(engine)
+    engine.dispose()
+    return before, head()
 
 
 @contextmanager
-def as_it_is(url: str) -> Iterator[tuple[Connection, str]]:
+def as_it_is(url: str, *, read_only: bool = False) -> Iterator[tuple[Connection, str]]:
     """Connects to an existing database and gives its revision with the connection; upgrades nothing."""
-    engine = open_engine(url)
-    if _is_write_protected(engine.url):
+    with _opening(url, read_only=read_only) as (engine, schema):
+        assert schema is not None
+        with engine.connect() as connection:
+            yield connection, schema
+    engine.dispose()
+
+
+@contextmanager
+def _opening(url: str, *, read_only: bool = False, create: bool = False) -> Iterator[tuple[Engine, str | None]]:
+    """An engine for a database of ours, and its revision; None for an empty one, which is an error unless `create`.
+
+    What must not be written is opened for reading alone. An error in the block disposes of the engine.
+    """
+    engine = open_engine(url, read_only=read_only)
+    if not create and _is_write_protected(engine.url):
         engine = open_engine(url, read_only=True)
     try:
         with friendly(url):
-            _require_place(engine.url, create=False)
+            _require_place(engine.url, create)
             with engine.connect() as connection:
-                found = revision(connection)
-                if found is None:
-                    raise _missing(engine.url)
-                yield connection, found
-    finally:
+                schema = revision(connection)
+            if schema is None and not create:
+                raise _missing(engine.url)
+            yield engine, schema
+    except BaseException:
         engine.dispose()
+        raise
 
 
 @contextmanager
@@ -375,7 +363,7 @@ def _require_place(url: URL, create: bool) -> None:
 
 def _missing(url: URL) -> UserError:
     path = sqlite_path(url)
-    found = f"there is no database at {place(url)}" if path else f"{place(url)} is empty"
+    found = f"there is no database at {path}" if path and not path.exists() else f"{place(url)} is empty"
     return NothingYet(f"No results yet: {found}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
 
 

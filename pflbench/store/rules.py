@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import math
 import re
-import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import sqlalchemy as sa
+from pydantic_core import from_json
 from sqlalchemy import JSON, CheckConstraint, Column, Connection, Double, Integer, LargeBinary, Table, and_, func, select
 
 from pflbench.spec import from_stored
-from pflbench.store.arrays import LARGEST, unpack_array
+from pflbench.store.arrays import unpack_array
 from pflbench.store.partitions import unpack_indices
 from pflbench.store.schema import (
     ArtifactRow,
@@ -36,21 +38,17 @@ from pflbench.store.schema import (
 )
 
 Found = Iterator[str]
-LONGEST_JSON = 2**26  # bytes: the counts of 100,000 clients with 100 classes each
-LONGEST_TEXT = 1000  # characters of a name or a message; SQLite keeps no text to its column's length
 _SHOWN = 40  # characters of a value
-_FIRST = 10  # problems of a kind
+_FIRST = 10  # problems of a rule
 _NEAR = 1e-6  # sums of floats in another order
 _SENT = ("params_up", "params_down", "scalars_up", "scalars_down")  # as the columns of the array `traffic`
-_BYTES = {"float64": 8}  # of a number that is sent; 4 of all others
-_NAMED = {"series": "series", "artifact": "array"}
 _NO_JSON = (ValueError, TypeError, AttributeError, RecursionError)
 
 
 def problems(connection: Connection) -> Found:
-    """One pass over each table and rule. Of every kind the first ones, and a line that there are more."""
+    """One pass over each table and rule. Of every rule the first problems, and a line that there are more."""
     readable = True
-    for line in _first(_kinds(connection)) if connection.dialect.name == "sqlite" else ():
+    for line in _first(_values(connection)):
         readable = False
         yield line
     for rule in _RULES if readable else ():
@@ -66,79 +64,78 @@ def _first(found: Found) -> Found:
 
 # -- values -------------------------------------------------------------------------------------------------------------
 
-Condition = tuple[str, str, str]  # column, what must hold where there is a value, the same in words
-_WHAT = """CASE typeof("{0}") WHEN 'text' THEN 'a text' WHEN 'blob' THEN 'binary data' ELSE coalesce("{0}", 'missing') END"""
+_TYPE = """CASE typeof("{0}") WHEN 'text' THEN 'a text' WHEN 'blob' THEN 'binary data' ELSE coalesce("{0}", 'missing') END"""
+_VALUE = 'CAST("{0}" AS TEXT)'
 
 
-def _kinds(connection: Connection) -> Found:
-    """Each value is of its column's type, and no larger than can be read. A server sees to that by itself."""
-    raw = connection.connection.driver_connection
-    assert isinstance(raw, sqlite3.Connection)
-    raw.create_function("is_utf8", 1, _is_utf8, deterministic=True)
+class _Condition(NamedTuple):
+    """What must hold for a column where it has a value: in SQL, in words, and the SQL that shows a value that breaks it."""
+
+    column: str
+    must: str
+    expected: str
+    shown: str = _VALUE
+
+
+def _values(connection: Connection) -> Found:
+    """Each value has its column's type and keeps the schema's checks; numbers are finite, whole ones at least 0."""
+    is_sqlite = connection.dialect.name == "sqlite"  # a server keeps values to their types
     for table in Base.metadata.sorted_tables:
-        conditions = [(column.name, *_kind(column)) for column in table.columns]
-        yield from _broken(connection, table, conditions, _WHAT, 'CAST("{}" AS BLOB)')
-
-
-def _kind(column: Column[Any]) -> tuple[str, str]:
-    x = f'"{column.name}"'
-    text = f"typeof({x}) = 'text' AND is_utf8(CAST({x} AS BLOB))"
-    if isinstance(column.type, JSON):
-        kind, words = f"{text} AND length(CAST({x} AS BLOB)) <= {LONGEST_JSON}", f"JSON of at most {LONGEST_JSON >> 20} MiB"
-    elif isinstance(column.type, LargeBinary):
-        kind, words = f"typeof({x}) = 'blob' AND length({x}) <= {LARGEST}", f"binary data of at most {LARGEST >> 20} MiB"
-    elif isinstance(column.type, Double):
-        kind, words = f"typeof({x}) IN ('integer', 'real')", "a number"
-    elif isinstance(column.type, Integer):
-        kind, words = f"typeof({x}) = 'integer'", "a whole number"
-    else:
-        longest = max(getattr(column.type, "length", None) or 0, LONGEST_TEXT)
-        kind = f"{text} AND length({x}) <= {longest} AND instr({x}, char(0)) = 0"
-        words = f"a text of at most {longest} characters in UTF-8"
-    return f"{x} IS NULL OR {kind}" if column.nullable else kind, words
-
-
-def _is_utf8(data: bytes | None) -> bool:
-    try:
-        return data is not None and data.decode() is not None
-    except UnicodeDecodeError:
-        return False
-
-
-def _ranges(connection: Connection) -> Found:
-    """Those of the schema's checks, which a file from elsewhere may lack; and numbers are finite, whole ones at least 0."""
-    for table in Base.metadata.sorted_tables:
-        checks = [check for check in table.constraints if isinstance(check, CheckConstraint)]
-        conditions = [
-            (str(check.name).removeprefix(f"ck_{table.name}_"), str(check.sqltext), str(check.sqltext))
-            for check in sorted(checks, key=lambda check: str(check.name))
-        ]
-        for column in table.columns:
-            if isinstance(column.type, Double):
-                conditions.append((column.name, f'abs("{column.name}") <= 1.7976931348623157e308', "a finite number"))
-            elif isinstance(column.type, Integer):
-                conditions.append((column.name, f'"{column.name}" >= 0', "at least 0"))
+        conditions = [_typed(column) for column in table.columns] if is_sqlite else []
+        conditions += [*_checks(table), *filter(None, map(_in_range, table.columns))]
         if table is ReferenceRoundRow.__table__:
-            conditions += [(name, f"{name} BETWEEN 0 AND 1", "a number from 0 to 1") for name in ("accuracy", "auc")]
-        yield from _broken(connection, table, conditions, 'CAST("{}" AS TEXT)', '"{}"')
+            conditions += [_Condition(x, f"{x} BETWEEN 0 AND 1", "a number from 0 to 1") for x in ("accuracy", "auc")]
+        yield from _broken(connection, table, conditions)
 
 
-def _broken(connection: Connection, table: Table, conditions: list[Condition], value: str, key: str) -> Found:
-    """Rows for which a condition does not hold. value, key: how the value is shown and the row's key read, in SQL."""
-    if not conditions:
-        return
-    names = ["run_id", "round", "name"] if table is ArtifactRow.__table__ else [column.name for column in table.primary_key]
-    keys = ", ".join(key.format(name) for name in names)
-    which = " ".join(f"WHEN NOT ({must}) THEN {i}" for i, (_, must, _) in enumerate(conditions))
-    shown = " ".join(f"WHEN NOT ({must}) THEN substr({value.format(name)}, 1, {_SHOWN})" for name, must, _ in conditions)
-    wrong = " OR ".join(f"NOT ({must})" for _, must, _ in conditions)
-    query = f'SELECT {keys}, CASE {which} END, CASE {shown} END FROM "{table.name}" WHERE {wrong}'
-    words = {"id": table.name, "run_id": "run", "reference_id": "reference_run", "name": _NAMED.get(table.name)}
-    for *row, i, found in connection.exec_driver_sql(query):
-        values = (of.decode(errors="replace") if isinstance(of, bytes) else of for of in row)
-        where = ", ".join(f"{words.get(name, name)} {of}" for name, of in zip(names, values, strict=True))
-        column, _, expected = conditions[i]
-        yield f"{where}: {column} is {found}; expected {expected}"
+def _typed(column: Column[Any]) -> _Condition:
+    if isinstance(column.type, JSON):
+        types, words = "'text'", "JSON"
+    elif isinstance(column.type, LargeBinary):
+        types, words = "'blob'", "binary data"
+    elif isinstance(column.type, Double):
+        types, words = "'integer', 'real'", "a number"
+    elif isinstance(column.type, Integer):
+        types, words = "'integer'", "a whole number"
+    else:
+        types, words = "'text'", "a text"
+    null = ", 'null'" if column.nullable else ""
+    return _Condition(column.name, f'typeof("{column.name}") IN ({types}{null})', words, _TYPE)
+
+
+def _checks(table: Table) -> list[_Condition]:
+    """The checks of the schema, which a file from elsewhere may lack."""
+    checks = {str(check.name): str(check.sqltext) for check in table.constraints if isinstance(check, CheckConstraint)}
+    return [_Condition(name.removeprefix(f"ck_{table.name}_"), text, text) for name, text in sorted(checks.items())]
+
+
+def _in_range(column: Column[Any]) -> _Condition | None:
+    if isinstance(column.type, Double):
+        return _Condition(column.name, f'abs("{column.name}") <= 1.7976931348623157e308', "a finite number")
+    if isinstance(column.type, Integer):
+        return _Condition(column.name, f'"{column.name}" >= 0', "at least 0")
+    return None
+
+
+def _broken(connection: Connection, table: Table, conditions: list[_Condition]) -> Found:
+    """Rows for which a condition does not hold."""
+    keys = ["run_id", "round", "name"] if table is ArtifactRow.__table__ else [column.name for column in table.primary_key]
+    which = " ".join(f"WHEN NOT ({c.must}) THEN {i}" for i, c in enumerate(conditions))
+    shown = " ".join(f"WHEN NOT ({c.must}) THEN substr({c.shown.format(c.column)}, 1, {_SHOWN})" for c in conditions)
+    wrong = " OR ".join(f"NOT ({c.must})" for c in conditions)
+    query = f'SELECT {", ".join(keys)}, CASE {which} END, CASE {shown} END FROM "{table.name}" WHERE {wrong}'
+    words = {"id": table.name, "run_id": "run", "reference_id": "reference_run"}
+    words["name"] = "array" if table is ArtifactRow.__table__ else table.name
+    for *row, i, value in connection.exec_driver_sql(query):
+        where = ", ".join(f"{words.get(key, key)} {of}" for key, of in zip(keys, row, strict=True))
+        yield f"{where}: {conditions[i].column} is {value}; expected {conditions[i].expected}"
+
+
+def _of_references(connection: Connection) -> Found:
+    """Rows refer to rows that are there. A server sees to that by itself."""
+    if connection.dialect.name == "sqlite":
+        lost = Counter((row[0], row[2]) for row in connection.exec_driver_sql("PRAGMA foreign_key_check"))
+        yield from (f"{n} rows of {table} belong to no {parent}" for (table, parent), n in lost.items())
 
 
 # -- runs and partitions ------------------------------------------------------------------------------------------------
@@ -163,63 +160,33 @@ def _of_runs(connection: Connection) -> Found:
 
 
 def _json_or_none(text: str) -> Any:
+    """Infinity and NaN are no JSON."""
     try:
-        return _json(text)
-    except _NO_JSON:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
         return None
 
 
-def _json(text: str) -> Any:
-    """Infinity and NaN are no JSON, and 1e999 would become one of them."""
-
-    def number(digits: str) -> float:
-        if not math.isfinite(value := float(digits)):
-            raise ValueError(digits)
-        return value
-
-    def constant(word: str) -> None:
-        raise ValueError(word)
-
-    return json.loads(text, parse_float=number, parse_constant=constant)
-
-
 def _of_partitions(connection: Connection) -> Found:
-    names = ("id", "hash", "clients", "indices", "spec", "classes", "train_counts", "test_counts")
+    """Counts of each client and class; lists with as many samples; as many clients as its runs have."""
+    names = ("id", "hash", "clients", "indices", "classes", "train_counts", "test_counts")
     for number, digest, clients, packed, *texts in connection.execute(_plain(PartitionRow, *names).order_by(PartitionRow.id)):
-        where = f"partition {number}"
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
-            yield f"{where}: its hash is not 64 hexadecimal digits"
+            yield f"partition {number}: its hash is not 64 hexadecimal digits"
         try:
-            spec, classes, *sides = map(_json, texts)
-        except _NO_JSON:
-            yield f"{where}: its specification, classes or counts are no JSON"
+            classes, *sides = map(json.loads, texts)
+            train, test = (np.array(side, dtype=np.int64).reshape(clients, len(classes)).sum(axis=1) for side in sides)
+            indices = unpack_indices(packed) if packed is not None else {}
+        except Exception:  # of a damaged zip anything may be raised
+            yield f"partition {number}: its classes, counts or indices cannot be read"
             continue
-        if not isinstance(spec, dict) or not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
-            yield f"{where}: its specification is no object, or its classes no list of names"
-        elif not all(isinstance(s, list) and len(s) == clients and all(_are_counts(of, len(classes)) for of in s) for s in sides):
-            yield f"{where}: its counts are not those of {clients} clients and {len(classes)} classes"
-        else:
-            yield from _of_indices(where, packed, dict(zip(("train", "test"), sides, strict=True)))
+        counts = {f"{side}_{i}": n for side, of in (("train", train), ("test", test)) for i, n in enumerate(of.tolist())}
+        for name in counts if indices else ():
+            if len(indices.get(name, ())) != counts[name]:
+                yield f"partition {number}: the list {name} has not the {counts[name]} samples of its counts"
     query = select(RunRow.id, RunRow.clients, PartitionRow.clients).join(PartitionRow, PartitionRow.id == RunRow.partition_id)
     for number, wanted, clients in connection.execute(query.where(RunRow.clients != PartitionRow.clients).order_by(RunRow.id)):
         yield f"run {number}: it has {wanted} clients, its partition {clients}"
-
-
-def _are_counts(values: Any, length: int) -> bool:
-    return isinstance(values, list) and len(values) == length and all(type(n) is int and 0 <= n < 2**63 for n in values)
-
-
-def _of_indices(where: str, packed: bytes | None, counts: Mapping[str, list[list[int]]]) -> Found:
-    try:
-        indices = {} if packed is None else unpack_indices(packed)
-    except Exception:  # of a damaged zip anything may be raised
-        yield f"{where}: its indices cannot be unpacked"
-        return
-    held = {f"{name}_{i}": sum(of) for name, side in counts.items() for i, of in enumerate(side)}
-    for name in held if indices else ():
-        if name not in indices or len(indices[name]) != held[name]:
-            there = len(indices[name]) if name in indices else "no"
-            yield f"{where}: {there} samples in the list {name}, {held[name]} in its counts"
 
 
 # -- rounds -------------------------------------------------------------------------------------------------------------
@@ -304,26 +271,9 @@ def _of_arrays(connection: Connection) -> Found:
             yield f"{where} does not add up to what the round has sent"
 
 
-def _of_bytes(connection: Connection) -> Found:
-    """Bytes are those of the numbers that were sent."""
-    r = RoundRow
-    sizes = {}
-    for number, text in connection.execute(_plain(RunRow, "id", "spec")):
-        try:
-            sizes[number] = _BYTES.get(json.loads(text)["train"]["dtype"], 4)
-        except (*_NO_JSON, KeyError):
-            continue  # told of where specifications are looked at
-    wide = [number for number, size in sizes.items() if size != 4]
-    word = sa.case((r.run_id.in_(wide), 8), else_=4)
-    wrong = sa.or_(r.bytes_up != word * (r.params_up + r.scalars_up), r.bytes_down != word * (r.params_down + r.scalars_down))
-    for run, t in connection.execute(select(r.run_id, r.round).where(wrong)):
-        if run in sizes:
-            yield f"run {run}, round {t}: its bytes are not those of the parameters and scalars sent"
-
-
 _COPIES = ("dataset", "model", "scheme", "partition_label", "clients", "join_ratio", "rounds", "method", "seed")
 _RULES: tuple[Callable[[Connection], Found], ...] = (
-    _ranges, _of_runs, _of_partitions, _of_rounds, _of_clients, _of_series, _of_arrays, _of_bytes,
+    _of_references, _of_runs, _of_partitions, _of_rounds, _of_clients, _of_series, _of_arrays,
 )  # fmt: skip
 
 

@@ -402,7 +402,7 @@ def test_a_bad_file_is_named_and_the_others_are_taken(mine: Engine, other: Engin
         "text.db is neither a pflbench database nor an HDF5 file",
         "no file none.db",
         "foreign.db is another program's database",
-        "empty.db is an empty database",
+        "empty.db is empty",
         ". is a folder",
         "pflbench.db is the database to import into",
     ):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import sqlite3
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,8 @@ from support.command import Shell, finish, start
 from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from pflbench.spec import RunSpec
-from pflbench.store import arrays, partitions, rules, write
 from pflbench.store import database as db
-from pflbench.store.exchange import merge
+from pflbench.store import partitions, write
 
 
 def add_run(engine: Engine, spec: RunSpec) -> None:
@@ -80,21 +77,12 @@ def test_what_is_sound_is_taken(mine: Engine, other: Path, shell: Shell) -> None
     assert shell("import", "other.db").out == "other.db: 2 runs new, 1 reference series\n"
 
 
-def bomb() -> bytes:
-    """A zip of a megabyte whose only member is zeros, and more of them than a partition has."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file, file.open("train_0.npy", "w", force_zip64=True) as member:
-        for _ in range(513):
-            member.write(bytes(2**20))
-    return out.getvalue()
-
-
 AT = "run_id = 2 AND round = 1"
 ROUND, CLIENT = "run 2, round 1: ", "run 2, round 1, client 3: "
 FRACTION = "expected {0} >= 0 AND {0} <= 1."
 SPEC = make_spec(seed=1).model_dump_json()
 DEEP = '{"a":' + "[" * 100_000
-COUNTS = "partition 1: its counts are not those of 4 clients and 2 classes"
+COUNTS = "partition 1: its classes, counts or indices cannot be read"
 PLANTED: list[tuple[str, Any, str]] = [
     # statement, its parameter, what is told
     (f"UPDATE round SET accuracy = ? WHERE {AT}", 5.0, ROUND + "accuracy is 5.0; " + FRACTION.format("accuracy")),
@@ -113,10 +101,8 @@ PLANTED: list[tuple[str, Any, str]] = [
     (f"UPDATE client_round SET total = ? WHERE {AT}", 2**62, ROUND + "accuracy is 0.1, and 5.42101e-19 by its clients."),
     (f"UPDATE series SET accuracy = ? WHERE {AT}", 50, "run 2, series global, round 1: accuracy is 50.0; " + FRACTION[:8]),
     (f"UPDATE series SET round = ? WHERE {AT}", 99, "run 2, round 99: the series 'global' without its round."),
-    (f"UPDATE series SET name = CAST(? AS TEXT) WHERE {AT}", b"\xff\xfe", "name is a text; expected a text of at most 1000"),
     (f"UPDATE artifact SET dtype = ? WHERE {AT}", "object", ROUND + "the array 'weights' cannot be unpacked."),
     (f"UPDATE artifact SET shape = ? WHERE {AT}", "[1000000000000]", ROUND + "the array 'weights' cannot be unpacked."),
-    (f"UPDATE artifact SET data = ? WHERE {AT}", arrays.pack_array(np.zeros(10**6)), "the array 'weights' cannot be unpacked."),
     ("UPDATE run SET key = ? WHERE id = 2", "0123456789abcdef", "run 2: its key 0123456789abcdef or protocol"),
     ("UPDATE run SET method = ? WHERE id = 2", "fedala", "run 2: method is fedala, and fedavg in its specification."),
     ("UPDATE run SET clients = ? WHERE id = 2", 10**9, "run 2: clients is 1000000000, and 4 in its specification."),
@@ -125,16 +111,12 @@ PLANTED: list[tuple[str, Any, str]] = [
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":0.2'), "or protocol"),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":-1'), "run 2: its specification is no JSON of"),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"dtype":"float32",', ""), "run 2: its specification is no JSON of"),
-    ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":1e999'), "run 2: its specification is no JSON of"),
     ("UPDATE run SET environment = ? WHERE id = 2", DEEP, "run 2: its environment is no JSON of one."),
     ("UPDATE run SET environment = ? WHERE id = 2", '{"plugin": 5}', "run 2: its environment is no JSON of one."),
-    ("UPDATE run SET message = ? WHERE id = 2", "x" * 1001, "run 2: message is a text; expected a text of at most 1000"),
-    ("UPDATE partition SET clients = ?", 5, COUNTS.replace("4", "5")),
-    ("UPDATE partition SET train_counts = ?", "[[3,3],[3,3],[3,-3],[3,3]]", COUNTS),
-    ("UPDATE partition SET classes = ?", "[1, 2]", "its specification is no object, or its classes no list of names."),
+    ("UPDATE partition SET clients = ?", 5, COUNTS),
+    ("UPDATE partition SET train_counts = ?", "[[3,3],[3,3],[3],[3,3]]", COUNTS),
     ("UPDATE partition SET hash = ?", "f" * 63, "partition 1: its hash is not 64 hexadecimal digits."),
-    ("UPDATE partition SET indices = ?", "text", "partition 1: indices is a text; expected binary data of at most 512 MiB."),
-    ("UPDATE partition SET indices = ?", bomb(), "partition 1: its indices cannot be unpacked."),
+    ("UPDATE partition SET indices = ?", "text", "partition 1: indices is a text; expected binary data."),
     ("UPDATE reference_round SET accuracy = ?", 50.0, "reference_run 1, round 0: accuracy is 50.0; expected a number from"),
     ("UPDATE reference_run SET times = ?", "one", "reference_run 1: times is a text; expected a whole number."),
 ]  # fmt: skip
@@ -160,8 +142,6 @@ def test_a_run_that_is_wrong_can_be_left_out(mine: Engine, other: Path, shell: S
 
 
 VALUES = "SELECT 2 AS run_id, 'global' AS name, 1 AS round, 0.9 AS accuracy, 0.5 AS test_loss"
-COMPUTED = """CREATE TABLE series (run_id INTEGER, name TEXT, round INTEGER, accuracy REAL AS (length(name)), test_loss REAL,
-    PRIMARY KEY (run_id, name, round))"""
 
 
 @pytest.mark.parametrize(
@@ -172,8 +152,6 @@ COMPUTED = """CREATE TABLE series (run_id INTEGER, name TEXT, round INTEGER, acc
             "CREATE VIRTUAL TABLE series USING fts5(run_id, name, round, accuracy, test_loss)",
             "'series' is a view, a virtual table",
         ),
-        (COMPUTED, "table series: no column 'accuracy', or a computed one"),
-        (f"CREATE TABLE series AS {VALUES}", "the primary key is (), not (run_id, name, round)"),
         ("CREATE TABLE series (run_id, name, round, accuracy)", "no column 'test_loss'"),
         ("SELECT 1", "table series: no column 'run_id'"),
     ],
@@ -187,28 +165,9 @@ def test_only_tables_are_read(mine: Engine, other: Path, shell: Shell, made: str
 
 @pytest.mark.parametrize("kind", ["VIEW t AS SELECT 1", "TRIGGER t AFTER UPDATE ON pflbench_version BEGIN DELETE FROM run; END"])
 def test_nothing_that_acts_is_let_in(mine: Engine, other: Path, shell: Shell, kind: str) -> None:
-    """Also not where the schema is an older one, and would be upgraded in a copy."""
     change(other, f"CREATE {kind}")
-    change(other, "UPDATE pflbench_version SET version_num = '0005'")
     assert "'t' is a view, a virtual table or a trigger" in shell.refused("import", "other.db")
     assert runs_here(mine) == 0
-
-
-def test_another_import_of_the_same_runs_is_waited_for(mine: Engine, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes in between: after one has looked what is here, before it writes."""
-    decide = merge._decide
-
-    def slowly(*arguments: Any) -> merge.Outcome:
-        outcome = decide(*arguments)
-        monkeypatch.setattr(merge, "_decide", decide)
-        with merge.opened(other, mine) as theirs:
-            assert [one.what for one in merge.runs(mine, theirs)] == ["new", "new"]
-        return outcome
-
-    monkeypatch.setattr(merge, "_decide", slowly)
-    with merge.opened(other, mine) as theirs:
-        assert [(one.what, one.here) for one in merge.runs(mine, theirs)] == [("same", None), ("same", None)]
-    assert runs_here(mine) == 2
 
 
 @pytest.mark.slow
@@ -220,12 +179,6 @@ def test_three_imports_at_once(mine: Engine, other: Path, tmp_path: Path) -> Non
     done = [finish(process) for process in [start("import", "other.db", folder=tmp_path) for _ in range(3)]]
     assert [one.code for one in done] == [0, 0, 0]
     assert runs_here(mine) == 30
-
-
-def test_limits(monkeypatch: pytest.MonkeyPatch, mine: Engine, other: Path, shell: Shell) -> None:
-    monkeypatch.setattr(rules, "LONGEST_JSON", 100)
-    assert "expected JSON of at most 0 MiB" in shell.refused("import", "other.db")
-    monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,22 @@ def backup(url: str, target: Path) -> None:
     _require_new(target)
     try:
         with files.atomic_path(target) as partial:
-            with as_it_is(url) as (connection, _):  # which must be one of ours
+            with as_it_is(url, read_only=True) as (connection, _):  # which must be one of ours
                 name, path = place(connection.engine.url), sqlite_path(connection.engine.url)
             if path is None:
                 _copy_rows(url, partial)
             else:
-                with friendly(url), closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as source:
-                    source.execute("VACUUM INTO ?", (str(partial),))
+                _copy_file(path, partial)
             _require_sound(partial, name)
             _require_new(target)
     except OSError as error:
         raise UserError(f"Cannot write {target}: {error.strerror or error}.", "Name a file in a writable folder.") from None
+
+
+def _copy_file(path: Path, partial: Path) -> None:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with friendly(to_url(str(path))), closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as source:
+        source.execute("VACUUM INTO ?", (str(partial),))
 
 
 def _copy_rows(url: str, partial: Path) -> None:

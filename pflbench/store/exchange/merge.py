@@ -6,21 +6,21 @@ was sent, of every round and client. Times, memory and observed arrays may diffe
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from sqlalchemy import URL, Connection, Engine, Table, func, insert, make_url, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import URL, Connection, Engine, Table, func, insert, inspect, make_url, select
 
 from pflbench.errors import UserError
 from pflbench.store import rules
-from pflbench.store.database import connect_read_only, head, inserted, open_engine, reading, revision, to_url, upgrade, writing
+from pflbench.store.database import again_if_there, as_it_is, connect_read_only, head, inserted, reading, to_url, upgrade, writing
+from pflbench.store.exchange.backup import backup
 from pflbench.store.failures import friendly, sqlite_path
 from pflbench.store.paths import in_spec, kept_or_named, moved
 from pflbench.store.runs import ALL, Run, attempts, stored
@@ -84,15 +84,19 @@ def opened(path: Path, engine: Engine) -> Iterator[Other]:
         UserError: no pflbench database, a newer schema, damaged, the database of `engine` itself, or a row that is wrong.
     """
     _require_database(path, sqlite_path(engine.url))
-    url = to_url(str(path))
+    url = original = to_url(str(path))
     with TemporaryDirectory() as folder:
-        if _is_old(url, path.name):
-            url = _upgraded(path, Path(folder) / path.name)
+        with as_it_is(url, read_only=True) as (connection, schema):
+            _require_no_views(connection, path.name)
+        if schema != head():
+            backup(url, copy := Path(folder) / path.name)
+            upgrade(url := to_url(str(copy)))
         other = connect_read_only(url)
         try:
-            _require_tables(other, path.name, whole=True)
-            _require_rules(other, path)
-            yield Other(other, path.name, make_url(to_url(str(path))), tuple(stored(other, ALL)))
+            with reading(other) as connection:
+                _require_columns(connection, path.name)
+                _require_rules(connection, path)
+            yield Other(other, path.name, make_url(original), tuple(stored(other, ALL)))
         finally:
             other.dispose()
 
@@ -104,24 +108,22 @@ def runs(engine: Engine, other: Other, *, on_conflict: str = "skip", dry_run: bo
     """
     copied: set[int] = set()  # attempts of a key in the other are compared with what was here before, not with one another
     for run in other.runs:
-        outcome = _taken(engine, other, run, copied, on_conflict, dry_run)
+        outcome = again_if_there(partial(_taken, engine, other, run, copied, on_conflict, dry_run))
         if outcome.here is not None:
             copied.add(outcome.here)
         yield outcome
 
 
 def _taken(engine: Engine, other: Other, run: Run, copied: Collection[int], on_conflict: str, dry_run: bool) -> Outcome:
-    """Decides about a run and copies it, if that is decided; anew where another process was faster with this key."""
-    while True:
+    """Decides about a run and copies it, if that is decided. One transaction: no other process adds the same run meanwhile."""
+    with reading(other.engine) as there, reading(engine) if dry_run else writing(engine) as here:
         present = [mine for mine in attempts(engine, [run.key]).get(run.key, []) if mine.id not in copied]
-        outcome = _decide(engine, other, run, present)
+        outcome = _decide(here, there, run, present)
         if outcome.what == "conflict" and on_conflict == "attempt":
             outcome = replace(outcome, what="attempt")
-        if outcome.what not in ("new", "attempt") or dry_run:
-            return outcome
-        here = _copy(engine, other, run, {(mine.id, mine.status) for mine in present}, copied)
-        if here is not None:
-            return replace(outcome, here=here)
+        if outcome.what in ("new", "attempt") and not dry_run:
+            outcome = replace(outcome, here=_copy(here, there, other, run))
+        return outcome
 
 
 def _require_database(path: Path, here: Path | None) -> None:
@@ -134,75 +136,38 @@ def _require_database(path: Path, here: Path | None) -> None:
         raise UserError(f"{path} is the database to import into.", "--db names the one to import into; PATH the other.")
 
 
-def _require_tables(engine: Engine, name: str, *, whole: bool) -> None:
-    """Raises UserError for what is no table: SQLite reads a view as it reads a table, and calls what it or a trigger names.
-
-    whole: also where a table or column of ours is missing, or is computed when it is read.
-    """
-    query = "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master WHERE type != 'index'"
-    with friendly(engine.url), engine.connect() as c:
-        for found, made in c.exec_driver_sql(query):
-            if not made.startswith(b"CREATE TABLE"):  # as SQLite writes it down
-                what = f"'{found.decode(errors='replace')}' is a view, a virtual table or a trigger"
-                raise UserError(f"{name}: {what}.", f"{_NOTHING} Only tables are: drop it in a copy.")
-        for table in Base.metadata.sorted_tables if whole else ():
-            columns = {row.name: row for row in c.exec_driver_sql(f'PRAGMA table_xinfo("{table.name}")')}
-            for column in table.columns:
-                if column.name not in columns or columns[column.name].hidden:
-                    raise UserError(f"{name}, table {table.name}: no column '{column.name}', or a computed one.", _NOTHING)
-            key = [row.name for row in sorted(columns.values(), key=lambda row: row.pk) if row.pk]
-            if key != (ours := [column.name for column in table.primary_key]):
-                told = f"the primary key is ({', '.join(key)}), not ({', '.join(ours)})"
-                raise UserError(f"{name}, table {table.name}: {told}.", _NOTHING)
+def _require_no_views(connection: Connection, name: str) -> None:
+    """Raises UserError for what is no table: SQLite reads a view as it reads a table, and calls what it or a trigger names."""
+    query = "SELECT name FROM sqlite_master WHERE type != 'index' AND sql NOT LIKE 'CREATE TABLE%'"  # as SQLite writes it down
+    if (found := connection.exec_driver_sql(query).scalar()) is not None:
+        raise UserError(
+            f"{name}: '{found}' is a view, a virtual table or a trigger.", f"{_NOTHING} Only tables are: drop it in a copy."
+        )
 
 
-def _require_rules(other: Engine, path: Path) -> None:
+def _require_columns(connection: Connection, name: str) -> None:
+    found = inspect(connection)
+    for table in Base.metadata.sorted_tables:
+        present = [column["name"] for column in found.get_columns(table.name)] if found.has_table(table.name) else []
+        if missing := [column.name for column in table.columns if column.name not in present]:
+            raise UserError(f"{name}, table {table.name}: no column '{missing[0]}'.", _NOTHING)
+
+
+def _require_rules(connection: Connection, path: Path) -> None:
     """Raises UserError where `db check` has something to say of the rows."""
-    with reading(other) as c:
-        for problem in rules.problems(c):
-            more = f"`pflbench db check --db {path}` names all; `pflbench runs rm RUN --db COPY` leaves a run out, in a copy."
-            raise UserError(f"{path.name}: {problem}.", f"{_NOTHING} {more}")
+    for problem in rules.problems(connection):
+        more = f"`pflbench db check --db {path}` names all; `pflbench runs rm RUN --db COPY` leaves a run out, in a copy."
+        raise UserError(f"{path.name}: {problem}.", f"{_NOTHING} {more}")
 
 
-def _is_old(url: str, name: str) -> bool:
-    """Whether the database needs an upgrade; an empty, newer or another program's database is a UserError."""
-    engine = open_engine(url, read_only=True)
-    try:
-        with friendly(url):
-            _require_tables(engine, name, whole=False)
-        with friendly(url), engine.connect() as connection:
-            found = revision(connection)
-    finally:
-        engine.dispose()
-    if found is None:
-        raise UserError(f"{sqlite_path(engine.url)} is an empty database.", "There is nothing to import.")
-    return found != head()
-
-
-def _upgraded(path: Path, copy: Path) -> str:
-    """The URL of a copy with the newest schema."""
-    url = to_url(str(copy))
-    with friendly(to_url(str(path))):
-        source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        target = sqlite3.connect(copy)
-        try:
-            source.backup(target)
-        finally:
-            source.close()
-            target.close()
-    upgrade(url)
-    return url
-
-
-def _decide(engine: Engine, other: Other, run: Run, present: Sequence[Run]) -> Outcome:
+def _decide(here: Connection, there: Connection, run: Run, present: Sequence[Run]) -> Outcome:
     """What is to become of a run, given the attempts of its key that were here before, oldest first."""
     if not present:
         return Outcome(run, "new")
     rivals = [mine for mine in present if mine.ended or not run.ended]
     if not rivals:
         return Outcome(run, "attempt")
-    with reading(engine) as here, reading(other.engine) as there:
-        found = [(mine, _difference(here, there, mine, run)) for mine in rivals]
+    found = [(mine, _difference(here, there, mine, run)) for mine in rivals]
     equal = [mine for mine, difference in found if difference is None]
     if not equal:
         newest, difference = found[-1]
@@ -242,28 +207,8 @@ def _described(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None, more: Seque
     return Difference(first[0], values[at].replace("_", " ") + of, ours[at], theirs[at])
 
 
-def _copy(engine: Engine, other: Other, run: Run, decided: Collection[tuple[int, str]], copied: Collection[int]) -> int | None:
-    """The run with all its rows as the next attempt of its key; returns its new number. One that was running is not, here.
-
-    decided: the attempts (number, status) that were here when it was decided. None, and nothing is copied, where others are.
-    """
-
-    def present(here: Connection) -> set[tuple[int, str]]:
-        found = here.execute(select(RunRow.id, RunRow.status).where(RunRow.key == run.key))
-        return {(id, status) for id, status in found if id not in copied}
-
-    try:
-        with reading(other.engine) as there, writing(engine) as here:
-            return _copied(here, there, other, run) if present(here) == decided else None
-    except IntegrityError as error:
-        with reading(engine) as here:
-            if present(here) != decided:  # a database without SQLite's single writer
-                return None
-        raise UserError(f"{other.name}: run {run.id} contradicts itself: {error.orig}.", "It was left out.") from None
-
-
-def _copied(here: Connection, there: Connection, other: Other, run: Run) -> int:
-    """Both are transactions: what is copied is the run as it was at one moment."""
+def _copy(here: Connection, there: Connection, other: Other, run: Run) -> int:
+    """Copies the run as the next attempt of its key; returns its new number. One that was running is interrupted here."""
     row = _row(there, RunRow, run.id)
     partition = None if row["partition_id"] is None else _row(there, PartitionRow, row["partition_id"])
     attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == run.key).scalar_subquery()
