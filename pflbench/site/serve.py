@@ -129,12 +129,6 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _refuse(self) -> None:
-        self.close_connection = True  # what was sent along is not read
-        self._send(405, "text/plain", "This only shows results.\n", Allow="GET, HEAD")
-
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
-
     def _answer(self, path: str) -> tuple[int, str, str]:
         pages: dict[str, tuple[str, Callable[[], str]]] = {
             "/": ("text/html", self.server.editions.document),

@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import sqlite3
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -138,7 +136,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
         connection.execution_options(immediate=True)
         with connection.begin():
             yield connection
-        require_in_place(connection, written=True)
+        require_in_place(connection)
 
 
 def again_if_there(work: Callable[[], T]) -> T:
@@ -300,7 +298,6 @@ def _server(target: URL, read_only: bool) -> Engine:
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin in _begin_sqlite, also those that change tables
     connection.execute("PRAGMA foreign_keys=ON")
-    connection.execute("PRAGMA journal_size_limit=-1")  # a log that gets shorter was cut off (`opened`)
     connection.execute("PRAGMA trusted_schema=OFF")  # a file may come from anywhere
     journal.prepare(connection)
 
@@ -323,26 +320,12 @@ def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
     path = sqlite_path(url)
     if path is None:
         raise UserError(f"{place(url)} cannot be opened read-only.", "An SQLite file can, and a database on PostgreSQL.")
-    path, options, copy = path.resolve(), "mode=ro", None  # the log lies beside the file, not beside a link to it
-    if path.is_file() and not os.access(path.parent, os.W_OK):
-        # Readers of a write-ahead log need an index of it beside the file, which they cannot make there.
-        logged = Path(f"{path}-wal")
-        if not logged.exists() or not logged.stat().st_size:
-            options += "&immutable=1"
-        elif not Path(f"{path}-shm").exists():
-            copy = tempfile.TemporaryDirectory(prefix="pflbench-")
-            path = _copied(path, logged, Path(copy.name))
-
-    def connect(_kept: object = copy) -> sqlite3.Connection:  # the copy is there as long as the function is
-        return sqlite3.connect(f"{path.as_uri()}?{options}", uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
-
-    return connect
-
-
-def _copied(database: Path, logged: Path, folder: Path) -> Path:
-    for each in (database, logged):
-        shutil.copyfile(each, folder / each.name)
-    return folder / database.name
+    path, options = path.resolve(), "mode=ro"  # the log lies beside the file, not beside a link to it
+    log = Path(f"{path}-wal")
+    if path.is_file() and not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size):
+        options += "&immutable=1"  # to read a log SQLite makes an index beside the file, which it cannot there
+    uri = f"{path.as_uri()}?{options}"
+    return lambda: sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
 
 
 def _require_place(url: URL, create: bool) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from pflbench.store.failures import BUSY_SECONDS
 
-WAL, ROLLBACK = "wal", "rollback"
+WAL = "wal"
 _MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "fhgfs", "glusterfs", "ocfs2"),
@@ -47,38 +47,28 @@ def network(path: Path, mounts: str | None = None) -> str | None:
     return found if found in _NETWORK else None
 
 
-def kind(connection: sqlite3.Connection) -> str:
-    return WAL if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal" else ROLLBACK
-
-
 def of(engine: Engine) -> str:
-    """Of a database that is open."""
-    borrowed = engine.raw_connection()
-    try:
-        assert isinstance(borrowed.driver_connection, sqlite3.Connection)
-        return kind(borrowed.driver_connection)
-    finally:
-        borrowed.close()
+    """The journal of a database: "wal", or "delete" for a rollback journal."""
+    with engine.connect() as connection:
+        return str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
 
 
 def prepare(connection: sqlite3.Connection) -> None:
     """How much a commit waits for the disk: less is safe with a write-ahead log alone."""
-    connection.execute(f"PRAGMA synchronous={'NORMAL' if kind(connection) == WAL else 'FULL'}")
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    connection.execute(f"PRAGMA synchronous={'NORMAL' if mode == WAL else 'FULL'}")
 
 
 def begin(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Of a new database: what is safe where it lies. One that has tables stays as it is."""
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-        _set(connection, ROLLBACK if path is not None and network(path) else WAL, BUSY_SECONDS)
-
-
-def _set(connection: sqlite3.Connection, to: str, patience: float) -> None:
-    until = time.monotonic() + patience
+    """Gives a new database the journal that is safe where it lies. One that has tables stays as it is."""
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return None
+    mode = "delete" if path is not None and network(path) else WAL
+    until = time.monotonic() + BUSY_SECONDS
     while True:  # SQLite does not always wait here for another process's lock
         try:
-            connection.execute(f"PRAGMA journal_mode={'WAL' if to == WAL else 'DELETE'}")
-            prepare(connection)
-            return
+            connection.execute(f"PRAGMA journal_mode={mode}")
+            return prepare(connection)
         except sqlite3.OperationalError:
             if time.monotonic() > until:
                 raise

@@ -18,7 +18,6 @@ from sqlalchemy.exc import DBAPIError
 from pflbench.errors import UserError, Vanished
 
 _OPTION = "opened"
-_LOG = "opened_log"  # of a connection: the files that SQLite has beside the database, as they were
 _HINT = "Nothing more is written to it. Put it back, or a backup in its place: the same command goes on with what is in it."
 
 Found = tuple[int, int, int]  # device, inode, size
@@ -30,19 +29,19 @@ def watch(engine: Engine, path: Path, *, read_only: bool) -> None:
     Unless read_only, connecting raises UserError for a file with several names: each would have a write-ahead log of its own.
     """
     opened = _Opened(path, read_only)
-    event.listen(engine, "do_connect", opened.before)
-    event.listen(engine, "connect", opened.after)
+    event.listen(engine, "do_connect", opened.before_connect)
+    event.listen(engine, "connect", opened.after_connect)
     engine.update_execution_options(**{_OPTION: opened})
 
 
-def require_in_place(connection: Connection, *, written: bool = False) -> None:
-    """To be called before a transaction and, with `written`, after its commit.
+def require_in_place(connection: Connection) -> None:
+    """To be called before a transaction and after its commit.
 
-    Raises Vanished where the file, or its write-ahead log, is no longer what lies at its path, or is shorter than it was.
+    Raises Vanished where the file is no longer what lies at its path, or is shorter than it was.
     """
     opened: _Opened | None = connection.get_execution_options().get(_OPTION)
     if opened is not None:
-        opened.require(connection, written)
+        opened.require(connection)
 
 
 @contextmanager
@@ -66,42 +65,34 @@ class _Opened:
 
     def __init__(self, path: Path, read_only: bool) -> None:
         self._path, self._read_only = path.absolute(), read_only
-        behind = path.resolve()  # a link: there SQLite makes its files
-        self._beside = (Path(f"{behind}-wal"), Path(f"{behind}-shm"))
-        self._file: Found | None = None
+        self._known: Found | None = None
 
-    def before(self, *_: Any) -> None:
-        if self._file is not None:
-            self._require(self._path, self._file)
+    def before_connect(self, *_: Any) -> None:
+        if self._known is not None:
+            self._look()
         elif not self._read_only and has_other_names(self._path):
             raise UserError(
                 f"{self._path} has {self._path.stat().st_nlink} names (hard links): written through both, it would be damaged.",
                 "Make it a file of its own, `cp` it and `mv` the copy to its name; or remove the other name.",
             )
 
-    def after(self, raw: sqlite3.Connection, _: Any) -> None:
+    def after_connect(self, raw: sqlite3.Connection, _: Any) -> None:
         try:
-            self._file = self._require(self._path, self._file)
+            self._look()
         except Vanished:
             raw.close()
             raise
 
-    def require(self, connection: Connection, written: bool) -> None:
+    def require(self, connection: Connection) -> None:
         try:
-            self._file = self._require(self._path, self._file)
+            self._look()
         except Vanished:
             _empty_log(connection)
             raise
-        # A connection that has written has the log open, and SQLite removes none that is open.
-        known = connection.info.get(_LOG)
-        if known is not None:
-            connection.info[_LOG] = tuple(map(self._require, self._beside, known))
-        elif written and all(path.exists() for path in self._beside):
-            connection.info[_LOG] = tuple(map(_found, self._beside))
 
-    def _require(self, path: Path, known: Found | None) -> Found | None:
-        """What is found there. Raises Vanished."""
-        found = _found(path)
+    def _look(self) -> None:
+        """Raises Vanished."""
+        known, found = self._known, _found(self._path)
         if found is None:
             wrong = "is no longer there: it was removed or moved, or its folder was, while it was in use"
         elif known is not None and found[:2] != known[:2]:
@@ -109,8 +100,9 @@ class _Opened:
         elif known is not None and found[2] < known[2]:
             wrong = f"was cut short while it was in use: it has {found[2]:,} bytes, and had {known[2]:,}"
         else:
-            return found
-        raise Vanished(f"{path} {wrong}.", _HINT)
+            self._known = found
+            return
+        raise Vanished(f"{self._path} {wrong}.", _HINT)
 
 
 def _empty_log(connection: Connection) -> None:

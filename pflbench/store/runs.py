@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -177,7 +177,7 @@ def find_head(engine: Engine, id_or_key: int | str) -> RunHead:
 
 def with_current_status(engine: Engine, run: R) -> R:
     """The run; one under way that no process is at is interrupted, though it could not write that down."""
-    return _now(run, presence(engine)) if run.status in UNDER_WAY else run
+    return replace(run, status=presence(engine)(run.key, run.status)) if run.status in UNDER_WAY else run
 
 
 def distinct(engine: Engine, among: RunScope, column: Literal["method", "dataset"]) -> list[str]:
@@ -222,11 +222,6 @@ def _found(engine: Engine, kind: type[R], id_or_key: int | str) -> R:
 def _stored(engine: Engine, kind: type[R], *where: ColumnElement[bool]) -> list[R]:
     with reading(engine) as c:
         return [kind(*row) for row in c.execute(_query(kind).where(*where).order_by(RunRow.id))]
-
-
-def _now(run: R, present: Callable[[str, str], str]) -> R:
-    status = present(run.key, run.status)
-    return run if status == run.status else replace(run, status=status)
 
 
 def _query(kind: type[RunHead], *more: Any) -> Any:

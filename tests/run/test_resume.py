@@ -14,6 +14,7 @@ import torch
 from support.cases import rest_slow
 from support.command import ROOT, TESTS
 from support.runs import numbers, rows, run, short
+from support.store_samples import rewind
 
 from pflbench.errors import Occupied, UserError
 from pflbench.methods import METHODS
@@ -236,7 +237,7 @@ def test_a_checkpoint_newer_than_the_database_is_not_used(store):
     for _ in range(4):
         next(steps)
     steps.close()
-    write.rewind(store, 2, 1)
+    rewind(store, 2, 1)
     assert run(short(), store)[0].kind == "started"
     assert numbers(store, 2) == whole
 

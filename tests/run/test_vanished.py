@@ -46,16 +46,8 @@ def replaced(database: Path) -> None:
     database.with_name("new.db").replace(database)
 
 
-def without_log(database: Path) -> None:
-    database.with_name(f"{database.name}-wal").unlink()
-
-
 def cut(database: Path) -> None:
     os.truncate(database, database.stat().st_size - 4096)
-
-
-def cut_log(database: Path) -> None:
-    cut(database.with_name(f"{database.name}-wal"))
 
 
 def emptied(database: Path) -> None:
@@ -90,8 +82,6 @@ WRECKS = {
     replaced: r"results\.db was replaced by another file",
     cut: r"results\.db was cut short while it was in use: it has [0-9,]+ bytes, and had [0-9,]+",
     emptied: r"results\.db was cut short while it was in use: it has 0 bytes",
-    without_log: r"results\.db-wal is no longer there",
-    cut_log: r"results\.db-wal was cut short",
 }
 
 

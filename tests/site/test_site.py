@@ -353,7 +353,7 @@ def test_serve_answers_this_machine_alone_and_takes_nothing(server: serve.Server
         status("GET", "/version", host)
         for host in ("evil.example", f"evil.example:{port}", "", "localhost.evil", "[::2]", "localhost:80:80")
     } == {403}
-    assert {status(method, "/", "localhost") for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")} == {405}
+    assert {status(method, "/", "localhost") for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")} == {501}
     assert status("HEAD", "/", "localhost") == 200
     assert {status("GET", path, "localhost") for path in ("/run/99", "/run/x", "/../etc/passwd")} == {404}
     with pytest.raises(UserError, match=f"Port {port} is taken"):

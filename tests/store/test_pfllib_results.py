@@ -175,36 +175,3 @@ def test_references_follow_the_methods_and_tell_goals_apart(engine: Engine, shel
     assert "No reference series of fedavg on mnist" in shell.refused("plot", "curves", "-m", "fedavg", "--references")
     assert "have no times" in shell.refused("plot", "curves", "--x", "seconds", "--references")
     assert "--references does not belong" in shell.refused("plot", "fairness", "--references")
-
-
-def elsewhere(kind: str) -> Path:
-    """A result file whose accuracies would be read from other places."""
-    path = pfllib(f"MNIST_FedAvg_{kind}_0.h5")
-    with h5py.File(path, "a") as file:
-        del file["rs_test_acc"]
-        if kind == "external":
-            file.create_dataset("rs_test_acc", (4,), "u1", external=[("secret.txt", 0, 4)])
-        elif kind == "virtual":
-            layout = h5py.VirtualLayout((4,), "f8")
-            layout[:] = h5py.VirtualSource("other.h5", "rs_test_acc", (4,))
-            file.create_virtual_dataset("rs_test_acc", layout)
-        elif kind == "link":
-            file["rs_test_acc"] = h5py.ExternalLink("other.h5", "rs_test_acc")
-        else:
-            file["rs_test_acc"] = h5py.SoftLink("/rs_train_loss")
-    return path
-
-
-@pytest.mark.parametrize("kind", ["external", "virtual", "link", "soft"])
-def test_nothing_is_read_from_other_files(kind: str, shell: Shell) -> None:
-    Path("secret.txt").write_bytes(bytes([0, 1, 0, 1]))  # would pass for accuracies
-    pfllib("other.h5")
-    assert "rs_test_acc is no data of this file" in shell.refused("import", str(elsewhere(kind)))
-    assert not Path("pflbench.db").exists() or "rs_test_acc" not in Path("pflbench.db").read_text("latin-1")
-
-
-def test_a_declared_length_is_refused_before_it_is_read(shell: Shell) -> None:
-    with h5py.File("MNIST_FedAvg_long_0.h5", "w") as file:
-        file.create_dataset("rs_test_acc", (3 * 10**8,), "f8", chunks=(1000,))
-    assert Path("MNIST_FedAvg_long_0.h5").stat().st_size < 10_000
-    assert "holds 300000000 values" in shell.refused("import", "MNIST_FedAvg_long_0.h5")

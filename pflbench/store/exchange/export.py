@@ -53,21 +53,16 @@ def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chun
 
 def write(found: Rows, format: str, out: IO[bytes]) -> int:
     """Writes the rows in one of FORMATS; returns how many there were. Accuracies are fractions, as they are stored."""
-    counted = Counted(found.chunks)
-    FORMATS[format](Rows(found.columns, iter(counted)), out)
-    return counted.rows
+    written = 0
 
-
-class Counted:
-    """Chunks as they are read, and the number of their rows so far."""
-
-    def __init__(self, chunks: Iterator[list[Values]]) -> None:
-        self._chunks, self.rows = chunks, 0
-
-    def __iter__(self) -> Iterator[list[Values]]:
-        for chunk in self._chunks:
+    def chunks() -> Iterator[list[Values]]:
+        nonlocal written
+        for chunk in found.chunks:
             yield chunk
-            self.rows += len(chunk)
+            written += len(chunk)
+
+    FORMATS[format](Rows(found.columns, chunks()), out)
+    return written
 
 
 def _runs() -> Any:
@@ -175,28 +170,17 @@ def _json_object(record: dict[str, Any]) -> str:
 
 
 def _parquet(found: Rows, out: IO[bytes]) -> None:
-    from pyarrow import parquet
-
-    schema, batches = as_arrow(found)
-    with parquet.ParquetWriter(out, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-
-
-def as_arrow(found: Rows) -> tuple[Any, Iterator[Any]]:
-    """The rows as Arrow's schema and record batches, one for each chunk. JSON is text there."""
+    """JSON is text there."""
     import pyarrow as pa
+    from pyarrow import parquet
 
     types = {int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.string()}
     schema = pa.schema([(name, types[kind]) for name, kind in found.columns.items()])
-
-    def batches() -> Iterator[Any]:
+    with parquet.ParquetWriter(out, schema) as writer:
         for chunk in found.chunks:
             columns = zip(*_plain(found.columns, chunk), strict=True)
             arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-            yield pa.record_batch(arrays, schema=schema)
-
-    return schema, batches()
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
 def _plain(columns: dict[str, type], chunk: list[Values]) -> list[Values]:
