@@ -16,18 +16,22 @@ from pflbench.store.schema import Base
 
 def info(url: str) -> dict[str, Any]:
     """What is in the database. `bytes` is None where nobody says."""
-    with as_it_is(url) as (connection, found):
-        engine = connection.engine
-        path = sqlite_path(engine.url)
-        runs = connection.exec_driver_sql("SELECT status, count(*) FROM run GROUP BY status ORDER BY status").all()
+    with as_it_is(url) as (connection, schema):
+        path, kind = sqlite_path(connection.engine.url), connection.dialect.name
+
+        def ask(query: str) -> Any:
+            return connection.exec_driver_sql(query)
+
+        on_server = ask("SELECT pg_database_size(current_database())").scalar() if kind == "postgresql" else None
+        runs = ask("SELECT status, count(*) FROM run GROUP BY status ORDER BY status").all()
         return {
-            "database": place(engine.url),
-            "kind": engine.dialect.name,
-            "bytes": path.stat().st_size if path else _bytes(connection),
-            "schema": found,
+            "database": place(connection.engine.url),
+            "kind": kind,
+            "bytes": path.stat().st_size if path else on_server,
+            "schema": schema,
             "newest_schema": head(),
             "runs": {str(status): int(count) for status, count in runs},
-            **{f"{table}s": _count(connection, table) for table in ("round", "partition", "artifact")},
+            **{f"{table}s": ask(f'SELECT count(*) FROM "{table}"').scalar() for table in ("round", "partition", "artifact")},
         }
 
 
@@ -39,16 +43,6 @@ def check(url: str) -> list[str]:
         if schema != head():
             return [f"the schema is {schema}, not {head()}: `pflbench db upgrade`"]
         return [*_differences(connection), *rules.problems(connection)]
-
-
-def _bytes(connection: Connection) -> int | None:
-    if connection.dialect.name != "postgresql":
-        return None
-    return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
-
-
-def _count(connection: Connection, table: str) -> int:
-    return int(connection.exec_driver_sql(f'SELECT count(*) FROM "{table}"').scalar_one())
 
 
 def _damage(connection: Connection) -> list[str]:

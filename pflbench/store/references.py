@@ -53,7 +53,9 @@ def save(engine: Engine, found: ResultFile, *, renamed: bool = False, dry_run: b
     renamed: the user said what the file holds. If that is not what was said before, it replaces it.
     """
     with reading(engine) if dry_run else writing(engine) as c:
-        known = c.execute(_summary().where(ReferenceRunRow.hash == found.hash)).first()
+        last = select(func.max(ReferenceRoundRow.round)).where(ReferenceRoundRow.reference_id == ReferenceRunRow.id)
+        summary = select(ReferenceRunRow.dataset, ReferenceRunRow.method, last.scalar_subquery())
+        known = c.execute(summary.where(ReferenceRunRow.hash == found.hash)).first()
         if known is not None and (not renamed or tuple(known) == (found.dataset, found.method, int(found.round[-1]))):
             return "same"
         if not dry_run:
@@ -98,11 +100,6 @@ def merge(engine: Engine, other: Engine, *, dry_run: bool = False) -> list[str]:
             if c.scalar(select(ReferenceRunRow.id).where(ReferenceRunRow.hash == file["hash"])) is None:
                 _insert_rows(c, file, rows)
     return [file["file"] for file in new]
-
-
-def _summary() -> Any:
-    last = select(func.max(ReferenceRoundRow.round)).where(ReferenceRoundRow.reference_id == ReferenceRunRow.id)
-    return select(ReferenceRunRow.dataset, ReferenceRunRow.method, last.scalar_subquery())
 
 
 def _insert(c: Connection, found: ResultFile) -> None:

@@ -51,8 +51,6 @@ class RunWriter:
     def change(self, **columns: Any) -> None:
         """As `write.update_run`."""
         with self._own() as connection:
-            if columns.get("status") == "finished":
-                write.require_whole(connection, self._run_id)
             write.update_row(connection, self._run_id, columns)
 
     @contextmanager

@@ -82,15 +82,11 @@ def listed(engine: Engine) -> list[StoredSweep]:
     return _read(engine)
 
 
-def cancel(engine: Engine, name: str) -> StoredSweep:
-    """Whoever is at it stops its runs, with their checkpoints. Raises UserError if there is none of that name."""
-    _set_cancelled(engine, find(engine, name).id, now())
-    return find(engine, name)
-
-
-def reopen(engine: Engine, name: str) -> StoredSweep:
-    """No longer cancelled. Raises UserError if there is none of that name."""
-    _set_cancelled(engine, find(engine, name).id, None)
+def set_cancelled(engine: Engine, name: str, cancelled: bool) -> StoredSweep:
+    """Whoever is at a cancelled sweep stops its runs, with their checkpoints. Raises UserError if there is none of that name."""
+    own = find(engine, name).id
+    with writing(engine) as connection:
+        connection.execute(update(SweepRow).where(SweepRow.id == own).values(cancelled_at=now() if cancelled else None))
     return find(engine, name)
 
 
@@ -137,11 +133,6 @@ def located(row: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, A
 def _counting(found: Sequence[Run]) -> Run | None:
     finished = [run for run in found if run.status == "finished"]
     return next(reversed(finished or found), None)
-
-
-def _set_cancelled(engine: Engine, sweep_id: int, at: str | None) -> None:
-    with writing(engine) as connection:
-        connection.execute(update(SweepRow).where(SweepRow.id == sweep_id).values(cancelled_at=at))
 
 
 def _read(engine: Engine, *where: Any) -> list[StoredSweep]:

@@ -109,7 +109,10 @@ def rows_of(run_id: int, record: RoundRecord) -> Rows:
     return {
         "round": [row | {"run_id": run_id}],
         "client_round": clients,
-        "series": _series_rows(run_id, record),
+        "series": [
+            {"run_id": run_id, "name": name, "round": record.round, "accuracy": accuracy, "test_loss": loss}
+            for name, (accuracy, loss) in record.series.items()
+        ],
         "artifact": [arrays.row(run_id, name, record.round, array) for name, array in record.artifacts.items()],
     }
 
@@ -119,18 +122,6 @@ def insert_rows(connection: Connection, rows: Rows) -> None:
     for table, of_table in rows.items():
         if of_table:
             connection.execute(_INSERT[table], of_table)
-
-
-def require_whole(connection: Connection, run_id: int) -> None:
-    """Raises UserError unless all rounds of a run are there, from 0 on: another process may have removed some."""
-    query = select(RunRow.rounds, func.count(RoundRow.round), func.max(RoundRow.round))
-    query = query.join(RoundRow, RoundRow.run_id == RunRow.id, isouter=True).where(RunRow.id == run_id).group_by(RunRow.rounds)
-    for rounds, count, last in connection.execute(query):
-        if count != rounds + 1 or last != rounds:
-            raise UserError(
-                f"Run {run_id} is not whole: {count} of its {rounds + 1} rounds, with round 0, are in the database.",
-                "It is not marked as finished. The same command makes it anew.",
-            )
 
 
 def whole_rounds(engine: Engine, run_id: int) -> int:
@@ -170,13 +161,6 @@ def _client_rows(run_id: int, record: RoundRecord) -> list[dict[str, Any]]:
     return [
         {"run_id": run_id, "round": record.round, "client": client, "correct": correct, "total": total, "loss": loss}
         for client, correct, total, loss in zip(*values, strict=True)
-    ]
-
-
-def _series_rows(run_id: int, record: RoundRecord) -> list[dict[str, Any]]:
-    return [
-        {"run_id": run_id, "name": name, "round": record.round, "accuracy": accuracy, "test_loss": loss}
-        for name, (accuracy, loss) in record.series.items()
     ]
 
 

@@ -14,7 +14,7 @@ from pflbench.store.database import reading
 from pflbench.store.runs import Run
 from pflbench.store.schema import RoundRow, SeriesRow
 
-CHUNK = 2_000  # rounds: some megabytes
+_CHUNK = 2_000  # rounds: some megabytes
 _PHASES = (RoundRow.seconds_receive, RoundRow.seconds_update, RoundRow.seconds_evaluate)
 _METRICS = [column for column in RoundRow.__table__.columns if column.name not in ("run_id", "round")]
 
@@ -32,7 +32,7 @@ class TrackedRound:
     values: dict[str, float]
 
 
-def points(engine: Engine, run: Run, after: int, *, chunk: int = CHUNK) -> Iterator[list[TrackedRound]]:
+def points(engine: Engine, run: Run, after: int) -> Iterator[list[TrackedRound]]:
     """The rounds of a run beyond `after` (-1: all) in ascending order, some at a time."""
     started = began(run)
     receive, update, evaluate = (func.coalesce(column, 0.0) for column in _PHASES)
@@ -43,7 +43,7 @@ def points(engine: Engine, run: Run, after: int, *, chunk: int = CHUNK) -> Itera
     inner = so_far.where(RoundRow.run_id == run.id).subquery()
     query = select(inner).where(inner.c.round > after).order_by(inner.c.round)
     with reading(engine) as c:
-        for part in c.execution_options(yield_per=chunk).execute(query).mappings().partitions():
+        for part in c.execution_options(yield_per=_CHUNK).execute(query).mappings().partitions():
             second = _second_series(engine, run.id, part[0]["round"], part[-1]["round"])
             found = []
             for row in part:
