@@ -10,7 +10,6 @@ import io
 import json
 import re
 import socket
-import sqlite3
 import threading
 import urllib.error
 import urllib.request
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, event
 from support.command import Shell
+from support.raw_sql import sql
 from support.report_database import add_run, spec
 from support.site_database import MADE, RUNNING, SNEAKY, fill
 from support.store_samples import write_round
@@ -102,11 +102,6 @@ class Elements(HTMLParser):
 
     def attributes(self, name: str) -> list[str]:
         return [value or "" for _, attributes in self.tags for key, value in attributes.items() if key == name]
-
-
-def sql(engine: Engine, query: str) -> list[tuple[object, ...]]:
-    with sqlite3.connect(str(engine.url.database)) as connection:
-        return connection.execute(query).fetchall()
 
 
 def made(engine: Engine, pages: str = "auto", **filters: tuple[str, ...]) -> tuple[Page, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell, finish, start
+from support.raw_sql import sql
 from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from pflbench.spec import RunSpec
@@ -37,14 +37,9 @@ def sound(new_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         add_run(engine, make_spec(seed=seed))
     engine.dispose()
-    connection = sqlite3.connect(path)
-    connection.execute(
-        "INSERT INTO reference_run VALUES (1, ?, 'a.h5', 'mnist', 'fedavg', 'FedAvg', 'test', 0, '2026-01-02T03:04:05Z')",
-        ("e" * 64,),
-    )
-    connection.execute("INSERT INTO reference_round VALUES (1, 0, 0.5, NULL, 2.0)")
-    connection.commit()
-    connection.close()
+    file = "INSERT INTO reference_run VALUES (1, ?, 'a.h5', 'mnist', 'fedavg', 'FedAvg', 'test', 0, '2026-01-02T03:04:05Z')"
+    sql(path, file, "e" * 64)
+    sql(path, "INSERT INTO reference_round VALUES (1, 0, 0.5, NULL, 2.0)")
     return path
 
 
@@ -60,17 +55,8 @@ def mine(new_database: Path, tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def change(path: Path, statement: str, *values: Any) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA ignore_check_constraints=ON")  # a file from anywhere
-    connection.execute(statement, values)
-    connection.commit()
-    connection.close()
-
-
 def runs_here(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(connection.exec_driver_sql("SELECT count(*) FROM run").scalar_one())
+    return len(sql(engine, "SELECT id FROM run"))
 
 
 def test_what_is_sound_is_taken(mine: Engine, other: Path, shell: Shell) -> None:
@@ -124,7 +110,7 @@ PLANTED: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("statement", "value", "told"), PLANTED, ids=[told[-48:] for *_, told in PLANTED])
 def test_a_row_that_is_wrong_is_named(mine: Engine, other: Path, shell: Shell, statement: str, value: Any, told: str) -> None:
-    change(other, statement, value)
+    sql(other, statement, value)
     said = shell.refused("import", "other.db")
     assert said.startswith("Error: other.db: ")
     assert told in said
@@ -135,7 +121,7 @@ def test_a_row_that_is_wrong_is_named(mine: Engine, other: Path, shell: Shell, s
 
 
 def test_a_run_that_is_wrong_can_be_left_out(mine: Engine, other: Path, shell: Shell) -> None:
-    change(other, "UPDATE round SET accuracy = 5 WHERE run_id = 2")
+    sql(other, "UPDATE round SET accuracy = 5 WHERE run_id = 2")
     assert "`pflbench runs rm RUN --db COPY` leaves a run out" in shell.refused("import", "other.db")
     assert shell("runs", "rm", "2", "--db", "other.db", "--yes").code == 0
     assert shell("import", "other.db").out == "other.db: 1 run new, 1 reference series\n"
@@ -157,15 +143,15 @@ VALUES = "SELECT 2 AS run_id, 'global' AS name, 1 AS round, 0.9 AS accuracy, 0.5
     ],
 )
 def test_only_tables_are_read(mine: Engine, other: Path, shell: Shell, made: str, told: str) -> None:
-    change(other, "DROP TABLE series")
-    change(other, made)
+    sql(other, "DROP TABLE series")
+    sql(other, made)
     assert told in shell.refused("import", "other.db")
     assert runs_here(mine) == 0
 
 
 @pytest.mark.parametrize("kind", ["VIEW t AS SELECT 1", "TRIGGER t AFTER UPDATE ON pflbench_version BEGIN DELETE FROM run; END"])
 def test_nothing_that_acts_is_let_in(mine: Engine, other: Path, shell: Shell, kind: str) -> None:
-    change(other, f"CREATE {kind}")
+    sql(other, f"CREATE {kind}")
     assert "'t' is a view, a virtual table or a trigger" in shell.refused("import", "other.db")
     assert runs_here(mine) == 0
 
