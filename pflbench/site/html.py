@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import json
-import math
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -14,6 +12,7 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
+import pydantic_core
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -63,23 +62,14 @@ def content(page: Page) -> str:
 
 def to_json(value: Any) -> str:
     """JSON as a browser reads it: numbers that are not finite become null, arrays lists."""
-    return in_json(json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    text: bytes = pydantic_core.to_json(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
+    return in_json(text.decode())
 
 
 def ranges(runs: Iterable[int]) -> str:
     """[1, 2, 3, 7] -> '1-3, 7'."""
     blocks = [[run for _, run in block] for _, block in groupby(enumerate(sorted(set(runs))), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(block[0]) if len(block) == 1 else f"{block[0]}-{block[-1]}" for block in blocks)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy's arrays and numbers
-        return _plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _script_json(value: Any) -> Markup:

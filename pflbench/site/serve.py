@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine
 
@@ -28,6 +28,14 @@ PATIENCE = 30.0  # seconds that a connection may say nothing
 _STATE = {"sqlite": "PRAGMA data_version", "postgresql": "SELECT pg_current_snapshot()"}
 
 
+class Edition(NamedTuple):
+    """The page at one moment. version: differs between two editions, and between two servers."""
+
+    version: str
+    content: str
+    document: str
+
+
 class Editions:
     """The page as of the newest commit, made when somebody asks. Safe to use from several threads."""
 
@@ -35,37 +43,24 @@ class Editions:
         self._make, self._lock = make, threading.Lock()
         self._connection: Connection = engine.connect()
         self._started = time.time_ns()
-        self._version, self._content, self._document = "", "", ""
+        self._state, self._edition = "", Edition("", "", "")
         self._rest_until = 0.0
 
-    def version(self) -> str:
-        """Differs between two editions, and between two servers."""
+    def newest(self) -> Edition:
+        """Raises Vanished, and UserError where the server is away."""
         with self._lock:
-            return self._current()
-
-    def content(self) -> str:
-        with self._lock:
-            self._current()
-            return self._content
-
-    def document(self) -> str:
-        with self._lock:
-            self._current()
-            return self._document
+            if time.monotonic() >= self._rest_until and (state := self._stored_state()) != self._state:
+                began = time.monotonic()
+                page = self._make()
+                self._edition = Edition(f"{self._started}-{state}", html.content(page), html.document(page))
+                self._state, self._rest_until = state, time.monotonic() + REST * (time.monotonic() - began)
+            return self._edition
 
     def close(self) -> None:
         self._connection.close()
 
-    def _current(self) -> str:
-        if time.monotonic() >= self._rest_until and (found := self._state()) != self._version:
-            began = time.monotonic()
-            page = self._make()
-            self._content, self._document, self._version = html.content(page), html.document(page), found
-            self._rest_until = time.monotonic() + REST * (time.monotonic() - began)
-        return f"{self._started}-{self._version}"
-
-    def _state(self) -> str:
-        """Another one when something was committed. Raises Vanished, and UserError where the server is away."""
+    def _stored_state(self) -> str:
+        """Another one after each commit."""
         try:
             with friendly(self._connection.engine.url):
                 require_in_place(self._connection)
@@ -130,17 +125,14 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _answer(self, path: str) -> tuple[int, str, str]:
-        pages: dict[str, tuple[str, Callable[[], str]]] = {
-            "/": ("text/html", self.server.editions.document),
-            "/content": ("text/html", self.server.editions.content),
-            "/version": ("text/plain", self.server.editions.version),
-        }
         if run := re.fullmatch(r"/run/(\d{1,15})", path):
             return self._run(int(run[1]))
-        if path not in pages:
+        if path not in ("/", "/content", "/version"):
             return 404, "text/plain", "There is nothing here.\n"
-        kind, make = pages[path]
-        return 200, kind, make()
+        edition = self.server.editions.newest()
+        if path == "/version":
+            return 200, "text/plain", edition.version
+        return 200, "text/html", edition.document if path == "/" else edition.content
 
     def _run(self, run_id: int) -> tuple[int, str, str]:
         try:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -185,26 +184,24 @@ def _difference(here: Connection, there: Connection, mine: Run, run: Run) -> Dif
 
 
 def _first_difference(table: Table, here: Connection, there: Connection, mine: int, theirs: int, until: int) -> Difference | None:
-    more = [column.name for column in table.primary_key if column.name not in ("run_id", "round")]  # client, or name of a series
-    keys = ["round", *more]
+    beside = [
+        column.name for column in table.primary_key if column.name not in ("run_id", "round")
+    ]  # client, or name of a series
+    keys = ["round", *beside]
     values = [column.name for column in table.columns if column.name not in (*keys, *_MAY_DIFFER)]
-    query = select(*(table.c[name] for name in (*keys, *values))).order_by(*(table.c[name] for name in keys))
-    rows = [c.execute(query.where(table.c.run_id == id, table.c.round <= until)) for c, id in ((here, mine), (there, theirs))]
-    for pair in zip_longest(*rows):
-        a, b = (None if row is None else tuple(row) for row in pair)
-        if a != b:
-            return _described(a, b, more, values)
-    return None
-
-
-def _described(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None, more: Sequence[str], values: Sequence[str]) -> Difference:
-    """Of two rows that differ; where their keys do, the later one is compared with nothing."""
-    n = 1 + len(more)
-    first = min(row[:n] for row in (a, b) if row is not None)
-    ours, theirs = (row[n:] if row is not None and row[:n] == first else (None,) * len(values) for row in (a, b))
-    at = next((i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), 0)
-    of = "".join(f" of client {k}" if name == "client" else f" of {k}" for name, k in zip(more, first[1:], strict=True))
-    return Difference(first[0], values[at].replace("_", " ") + of, ours[at], theirs[at])
+    query = select(*(table.c[name] for name in (*keys, *values))).where(table.c.round <= until)
+    ours, others = (
+        {tuple(row[: len(keys)]): tuple(row[len(keys) :]) for row in c.execute(query.where(table.c.run_id == run))}
+        for c, run in ((here, mine), (there, theirs))
+    )
+    differing = [key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key)]
+    if not differing:
+        return None
+    first = min(differing)
+    a, b = (rows.get(first, (None,) * len(values)) for rows in (ours, others))
+    at = next((i for i in range(len(values)) if a[i] != b[i]), 0)
+    of = "".join(f" of client {k}" if name == "client" else f" of {k}" for name, k in zip(beside, first[1:], strict=True))
+    return Difference(first[0], values[at].replace("_", " ") + of, a[at], b[at])
 
 
 def _copy(here: Connection, there: Connection, other: Other, run: Run) -> int:

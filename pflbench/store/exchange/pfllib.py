@@ -18,7 +18,6 @@ from pflbench.store.references import ResultFile
 
 ACCURACY, AUC, LOSS = "rs_test_acc", "rs_test_auc", "rs_train_loss"
 EXPECTED = f"Expected: a result file of PFLlib with {ACCURACY}, {AUC} and {LOSS}, one number per evaluation."
-_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 # Names in small letters and digits alone -> ours, where these are others.
 _METHODS = {"peravg": "per-fedavg", "perfedavg": "per-fedavg", "fedavgc": "fedavg-c", "fedproxc": "fedprox-c"}
@@ -27,10 +26,9 @@ _DATASETS = {"fmnist": "fashionmnist", "tinyimagenet": "tiny"}
 
 def is_hdf5(path: Path) -> bool:
     """Whether the file calls itself so, by its suffix or its first bytes."""
-    if path.suffix.lower() in (".h5", ".hdf5"):
-        return True
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+    import h5py
+
+    return path.suffix.lower() in (".h5", ".hdf5") or h5py.is_hdf5(path)
 
 
 def load(path: Path, *, dataset: str | None = None, method: str | None = None, eval_gap: int = 1) -> ResultFile:
