@@ -6,7 +6,7 @@ import base64
 import gzip
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -60,6 +60,11 @@ def content(page: Page) -> str:
     return printable(_environment().get_template("content.html.j2").render(page=page))
 
 
+def run_page(content: dict[str, Any], pages: Collection[int]) -> str:
+    """The page on one run, of what `runs.page` gives. pages: the runs that have one."""
+    return printable(_environment().get_template("run.html.j2").render(run=content, pages=pages))
+
+
 def to_json(value: Any) -> str:
     """JSON as a browser reads it: numbers that are not finite become null, arrays lists."""
     text: bytes = pydantic_core.to_json(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
@@ -70,6 +75,15 @@ def ranges(runs: Iterable[int]) -> str:
     """[1, 2, 3, 7] -> '1-3, 7'."""
     blocks = [[run for _, run in block] for _, block in groupby(enumerate(sorted(set(runs))), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(block[0]) if len(block) == 1 else f"{block[0]}-{block[-1]}" for block in blocks)
+
+
+def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
+    """{"train": {"lr": 0.1}} -> [("train.lr", "0.1")]."""
+    if isinstance(value, dict):
+        return [row for key, item in value.items() for row in _flat(item, f"{name}.{key}" if name else key)]
+    if isinstance(value, list):
+        return [(name, ", ".join(map(str, value)))]
+    return [(name, "none" if value is None else str(value))]
 
 
 def _script_json(value: Any) -> Markup:
@@ -91,7 +105,7 @@ def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("pflbench.site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"script_json": _script_json, "code": _code, "ranges": ranges, "private": private}
+    made.filters |= {"flat": _flat, "script_json": _script_json, "code": _code, "ranges": ranges, "private": private}
     return made
 
 

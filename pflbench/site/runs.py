@@ -65,7 +65,7 @@ def listed(engine: Engine, results: Sequence[Result]) -> tuple[RunLine, ...]:
 
 
 def pages(engine: Engine, lines: Collection[RunLine], chosen: Collection[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """By run, what its page shows, as plain JSON types."""
+    """By run, what its page shows."""
     kept, series = arrays.kept(engine, chosen), rounds.series_names(engine, chosen)
     spent = rounds.costs(engine, chosen, TOLERANCE / 100)
     for line in lines:
@@ -105,7 +105,7 @@ def _page(engine: Engine, line: RunLine, series: Sequence[str], kept: Sequence[K
         "environment": privately({name: value for name, value in line.info.environment.items() if name != "host"}),
         "artifacts": [asdict(one) for one in kept],
         "clients": _clients(engine, line.info.id),
-        "figures": [asdict(figure) for figure in run_figures.pages(engine, line.info.id)],
+        "figures": run_figures.pages(engine, line.info.id),
     }
 
 

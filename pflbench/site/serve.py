@@ -136,9 +136,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _run(self, run_id: int) -> tuple[int, str, str]:
         try:
-            return 200, "application/json", html.to_json(runs.page(self.server.engine, run_id))
+            found = runs.page(self.server.engine, run_id)
         except UserError as error:
             return 404, "text/plain", f"{error}\n"
+        return 200, "text/html", html.run_page(found, [run_id, *found["alike"]])
 
     def _is_for_us(self) -> bool:
         return re.sub(r":\d*$", "", self.headers.get("Host", "")).lower() in OWN_NAMES
