@@ -1,4 +1,4 @@
-"""The page over HTTP on this machine alone, read-only, made anew when the database has changed."""
+"""Serves the page over HTTP, to this machine only. It is rendered again when the database has changed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pflbench.store.failures import friendly
 from pflbench.store.opened import require_in_place
 
 HOST = "127.0.0.1"
-OWN_NAMES = (HOST, "localhost", "[::1]")  # the last where a tunnel or proxy of this machine leads here
-# Between two makings of a page, so many times as long as one took: it must not slow down the runs that it shows.
+OWN_NAMES = (HOST, "localhost", "[::1]")  # the last through a tunnel or proxy of this machine
+# After rendering, the server rests REST times as long as that took: it must not slow down the runs.
 REST = 10.0
-PATIENCE = 30.0  # seconds that a connection may say nothing
-# Changes with every commit of another connection; PostgreSQL's also with those to its other databases.
+TIMEOUT = 30.0  # seconds without data, after which a connection is closed
+# Its value changes with every commit of another connection; PostgreSQL's also with commits to its other databases.
 _STATE = {"sqlite": "PRAGMA data_version", "postgresql": "SELECT pg_current_snapshot()"}
 
 
@@ -37,7 +37,7 @@ class Edition(NamedTuple):
 
 
 class Editions:
-    """The page as of the newest commit, made when somebody asks. Safe to use from several threads."""
+    """Renders the page as of the newest commit, on request. Thread-safe."""
 
     def __init__(self, engine: Engine, make: Callable[[], Page]) -> None:
         self._make, self._lock = make, threading.Lock()
@@ -60,7 +60,7 @@ class Editions:
         self._connection.close()
 
     def _stored_state(self) -> str:
-        """Another one after each commit."""
+        """A text that changes with each commit."""
         try:
             with friendly(self._connection.engine.url):
                 require_in_place(self._connection)
@@ -88,7 +88,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked and did not wait for the answer is no error."""
+        """Ignores clients that did not wait for the answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -106,11 +106,11 @@ def _refused(port: int, error: OSError) -> UserError:
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
-    timeout = PATIENCE  # of the socket: a connection that begins a request and never ends it is closed
+    timeout = TIMEOUT  # of the socket
 
     def do_GET(self) -> None:
         if not self._is_for_us():
-            # Another site's name that leads to this machine: its scripts would read what is shown here.
+            # Against DNS rebinding: a site whose name resolves to this machine could read the results.
             self._send(403, "text/plain", "Ask for 127.0.0.1 or localhost.\n")
             return
         try:
@@ -161,4 +161,4 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *values: object) -> None:
-        """Nothing: a line for every poll would bury what matters."""
+        """Logs nothing: there would be a line for every poll."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written aside, flushed, then moved to their name."""
+"""Atomic writes: a file is written under another name, flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name when it is complete. An interruption or a full disk leaves what was there before.
+    """A file to write that is renamed to `path` when it is complete. An interruption or a full disk leaves the old file.
 
-    What is no plain file, such as a pipe or /dev/null, is written as it is. Raises OSError if it cannot be written.
+    A pipe or device, such as /dev/null, is written directly. Raises OSError if it cannot be written.
     """
     target = path.resolve()
     if target.exists() and not target.is_file():
@@ -40,7 +40,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """As `atomic_write`, for a file that SQLite makes: a name in a folder of its own, as SQLite makes files beside it."""
+    """As `atomic_write`, for a file that SQLite writes. It lies in a folder of its own, since SQLite makes files beside it."""
     target = path.resolve()
     with _partial(target) as folder:
         folder.mkdir()
@@ -53,10 +53,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """A name beside `target`, of a file or folder that is removed in the end; removes those of processes that were killed."""
+    """A temporary name beside `target`, for a file or folder that is removed at the end. Removes those of killed processes."""
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         pid = left.suffixes[-2][1:]
-        if pid.isdigit() and not _is_at_work(int(pid)):
+        if pid.isdigit() and not _is_alive(int(pid)):
             _remove(left)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
@@ -65,8 +65,8 @@ def _partial(target: Path) -> Iterator[Path]:
         _remove(partial)
 
 
-def _is_at_work(pid: int) -> bool:
-    """Whether another process of this machine has that number."""
+def _is_alive(pid: int) -> bool:
+    """Whether this is another process of this machine."""
     if pid == os.getpid():
         return False
     with suppress(PermissionError):
@@ -87,11 +87,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """As `atomic_write`, for what the user has asked for.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """As `atomic_write`, for a file that the user has asked for. Raises UserError if it cannot be written."""
     try:
         with atomic_write(path) as out:
             yield out
@@ -100,13 +96,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Without control codes. Raises UserError if it cannot be written."""
+    """Writes a text without control codes. Raises UserError if it cannot be written."""
     with replacing(path) as out:
         out.write(printable(text).encode())
 
 
 def write_array(path: Path, array: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """In NumPy's .npy format, under exactly this name. Raises UserError if it cannot be written."""
+    """Writes an .npy file under exactly this name. Raises UserError if it cannot be written."""
     import numpy as np
 
     with replacing(path) as out:

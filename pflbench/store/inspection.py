@@ -1,4 +1,4 @@
-"""What is in a database, and whether it is sound; an old schema is read as it is."""
+"""`db info` and `db check`. Databases with an old schema are not upgraded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pflbench.store.schema import Base
 
 
 def info(url: str) -> dict[str, Any]:
-    """What is in the database. `bytes` is None where nobody says."""
+    """Facts about the database. `bytes` is None if the size is unknown."""
     with as_it_is(url) as (connection, schema):
         path, kind = sqlite_path(connection.engine.url), connection.dialect.name
 
@@ -36,7 +36,7 @@ def info(url: str) -> dict[str, Any]:
 
 
 def check(url: str) -> list[str]:
-    """Problems of the database, in words; an empty list means a sound one. Reads every row."""
+    """The problems of the database, one per line; none if it is sound. Reads every row."""
     with as_it_is(url) as (connection, schema):
         if connection.dialect.name == "sqlite" and (damage := _damage(connection)):
             return damage
@@ -46,11 +46,11 @@ def check(url: str) -> list[str]:
 
 
 def _damage(connection: Connection) -> list[str]:
-    """What SQLite's own check of the file says, as far as it gets."""
-    connection.exec_driver_sql("PRAGMA ignore_check_constraints=ON")  # rows that the schema would refuse are no damage
+    """The problems that SQLite's own check of the file finds."""
+    connection.exec_driver_sql("PRAGMA ignore_check_constraints=ON")  # rows that break a check are found by `rules`
     try:
         lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
-    except OperationalError:  # locked, say: the file may be sound
+    except OperationalError:  # e.g. locked: the file may be sound
         raise
     except DatabaseError as error:
         return [f"damaged: {error.orig}"]
@@ -58,16 +58,18 @@ def _damage(connection: Connection) -> list[str]:
 
 
 def _differences(connection: Connection) -> list[str]:
-    """Where the tables are not those of the models."""
+    """Differences between the tables and the models of `schema`."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    with warnings.catch_warnings(action="ignore"):  # of checks that PostgreSQL has not made of older rows
+    with warnings.catch_warnings(action="ignore"):  # about checks that PostgreSQL has not applied to older rows
         changes = [str(change) for change in compare_metadata(context, Base.metadata)]
         found = inspect(connection)
         for table in Base.metadata.sorted_tables:
-            there = {check["name"] for check in found.get_check_constraints(table.name)} if found.has_table(table.name) else set()
+            present = (
+                {check["name"] for check in found.get_check_constraints(table.name)} if found.has_table(table.name) else set()
+            )
             wanted = {str(check.name) for check in table.constraints if isinstance(check, CheckConstraint)}
-            changes += [f"no check {name}" for name in sorted(wanted - there)]
+            changes += [f"no check {name}" for name in sorted(wanted - present)]
     return [f"not the tables of schema {head()}: {change}" for change in changes]

@@ -1,6 +1,6 @@
-"""Whether the SQLite file that was opened is still what lies at its path, and no shorter.
+"""Checks that the SQLite file that was opened still lies at its path, and has not become shorter.
 
-SQLite itself does not look: it goes on with a file that has lost its name or its end, and what is written is lost with it.
+SQLite does not check: it goes on writing to a file that was removed or cut short, and these rows are lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Found = tuple[int, int, int]  # device, inode, size
 
 
 def watch(engine: Engine, path: Path, *, read_only: bool) -> None:
-    """From its first connection on the engine opens this file and no other, which SQLite would make where there is none.
+    """Makes the engine open the same file for all its connections: SQLite would make a new one if there is none.
 
     Unless read_only, connecting raises UserError for a file with several names: each would have a write-ahead log of its own.
     """
@@ -35,10 +35,7 @@ def watch(engine: Engine, path: Path, *, read_only: bool) -> None:
 
 
 def require_in_place(connection: Connection) -> None:
-    """To be called before a transaction and after its commit.
-
-    Raises Vanished where the file is no longer what lies at its path, or is shorter than it was.
-    """
+    """Raises Vanished if the file no longer lies at its path, or is shorter than it was. Called before and after transactions."""
     opened: _Opened | None = connection.get_execution_options().get(_OPTION)
     if opened is not None:
         opened.require(connection)
@@ -46,22 +43,22 @@ def require_in_place(connection: Connection) -> None:
 
 @contextmanager
 def in_place(connection: Connection) -> Iterator[None]:
-    """A block that reads or writes. Raises Vanished as `require_in_place`."""
+    """Raises Vanished, as `require_in_place`, before the block and if it fails."""
     require_in_place(connection)
     try:
         yield
     except DBAPIError:
-        require_in_place(connection)  # says more than what SQLite found in a file that was cut short
+        require_in_place(connection)  # says more than SQLite's error for a file that was cut short
         raise
 
 
 def has_other_names(path: Path) -> bool:
-    """By hard links. SQLite keeps its log under the name that it opens: two names, two logs, and a damaged file."""
+    """Whether the file has hard links. SQLite keeps a log for each name: two logs damage the file."""
     return path.is_file() and path.stat().st_nlink > 1
 
 
 class _Opened:
-    """The file of an engine. It is never opened here: closing it would drop the locks this process holds on it by SQLite."""
+    """The file of an engine. Never opens it: closing it would drop the locks that this process holds on it through SQLite."""
 
     def __init__(self, path: Path, read_only: bool) -> None:
         self._path, self._read_only = path.absolute(), read_only
@@ -106,7 +103,7 @@ class _Opened:
 
 
 def _empty_log(connection: Connection) -> None:
-    """SQLite leaves it beside what has taken the file's place, which would be read with it. A file that was moved gets it all."""
+    """Empties the write-ahead log into the file. Else SQLite would apply it to the file that has taken this one's place."""
     raw = connection.connection.driver_connection
     if isinstance(raw, sqlite3.Connection):
         with suppress(sqlite3.Error):

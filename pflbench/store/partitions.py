@@ -22,8 +22,8 @@ from pflbench.store.schema import PartitionRow, RunRow
 class PartitionRecord:
     """Which client holds which samples: `train` and `test` are sample counts [clients, classes].
 
-    left_out: samples that were to be dealt out, but no client holds; None: not known. indices: the arrays train_0, test_0, ...,
-    which are not read again. id: None until it is stored.
+    left_out: how many samples no client holds; None: unknown. indices: the arrays train_0, test_0, ..., which are written and
+    not read. id: None until it is stored.
     """
 
     hash: str
@@ -40,7 +40,7 @@ class PartitionRecord:
 
 
 def save(engine: Engine, record: PartitionRecord) -> int:
-    """Stores a partition unless one with its hash is there; returns its id. Several processes may do it at once."""
+    """Stores a partition unless one with its hash exists; returns its id. Several processes may do so at once."""
     found = select(PartitionRow.id).where(PartitionRow.hash == record.hash)
     values = {
         "hash": record.hash,
@@ -69,7 +69,7 @@ def save(engine: Engine, record: PartitionRecord) -> int:
 
 
 def stored(engine: Engine, among: RunScope) -> list[PartitionRecord]:
-    """The partitions of these runs in the order in which they were stored; where no runs are named, also those of no run."""
+    """The partitions of these runs in the order in which they were stored; of all runs: also partitions without a run."""
     query = _query().order_by(PartitionRow.id)
     if among.runs is not None:
         query = query.where(PartitionRow.id.in_(select(RunRow.partition_id).where(among.condition)))
@@ -78,7 +78,7 @@ def stored(engine: Engine, among: RunScope) -> list[PartitionRecord]:
 
 
 def find(engine: Engine, hash_or_id: int | str) -> PartitionRecord:
-    """One partition by number or by (the beginning of) its hash. Raises UserError if none or several fit."""
+    """One partition by its number or (the beginning of) its hash. Raises UserError if none or several match."""
     text = str(hash_or_id)
     number = isinstance(hash_or_id, int) or (text.isdigit() and len(text) < 8)
     wanted = PartitionRow.id == int(text) if number else PartitionRow.hash.startswith(text, autoescape=True)

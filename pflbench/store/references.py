@@ -1,4 +1,4 @@
-"""Series that PFLlib recorded, kept beside our runs: by file, since their files say nothing of the protocol."""
+"""Series from PFLlib's result files, stored beside our runs: their protocol is unknown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = Literal["new", "same", "replaced"]
 
 @dataclass(frozen=True)
 class ResultFile:
-    """One file. Arrays are aligned with `round`; accuracy and AUC are fractions; auc and train_loss are NaN where unknown."""
+    """A result file. Arrays are aligned with `round`; accuracy and AUC are fractions; auc and train_loss are NaN if unknown."""
 
     file: str
     hash: str
@@ -37,7 +37,7 @@ class ResultFile:
 
 @dataclass(frozen=True)
 class ReferenceCurve:
-    """The accuracy of a file that is kept."""
+    """The accuracies of a stored file."""
 
     file: str
     dataset: str
@@ -48,9 +48,9 @@ class ReferenceCurve:
 
 
 def save(engine: Engine, found: ResultFile, *, renamed: bool = False, dry_run: bool = False) -> State:
-    """Keeps a file's series, once: the same content again changes nothing. Returns what it was, or would be in a dry run.
+    """Stores a file's series once: the same content again changes nothing. Returns what was done, or would be in a dry run.
 
-    renamed: the user said what the file holds. If that is not what was said before, it replaces it.
+    renamed: the user has named dataset and method, which replace those stored.
     """
     with reading(engine) if dry_run else writing(engine) as c:
         last = select(func.max(ReferenceRoundRow.round)).where(ReferenceRoundRow.reference_id == ReferenceRunRow.id)
@@ -80,13 +80,13 @@ def curves(engine: Engine, datasets: Collection[str]) -> list[ReferenceCurve]:
 
 
 def datasets(engine: Engine) -> list[str]:
-    """Those of the files that are kept, sorted."""
+    """The datasets of the stored files, sorted."""
     with reading(engine) as c:
         return list(c.scalars(select(ReferenceRunRow.dataset).distinct().order_by(ReferenceRunRow.dataset)))
 
 
 def merge(engine: Engine, other: Engine, *, dry_run: bool = False) -> list[str]:
-    """Keeps the files of another database that are not here; returns their names."""
+    """Copies the files that only the other database has; returns their names."""
     with reading(engine) as c:
         here = set(c.scalars(select(ReferenceRunRow.hash)))
     with reading(other) as there:

@@ -1,8 +1,7 @@
-"""What rows may hold: one list of rules, used by `db check` and by `import`. A problem is a line that names run and round.
+"""Rules for the rows of a database, for `db check` and `import`. A problem is one line that names run and round.
 
-SQLite keeps any value in any column, and a database may come from anywhere. So the first rule is about the values alone; where it
-finds something, the others, which compute with them, are not asked. The hash of a partition is not judged: that needs the
-dataset's labels.
+SQLite stores any value in any column, and a database may come from anywhere. So values are checked first; only if all are valid,
+the rules compute with them. The hash of a partition is not checked: that needs the dataset's labels.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _NO_JSON = (ValueError, TypeError, AttributeError, RecursionError)
 
 
 def problems(connection: Connection) -> Found:
-    """One pass over each table and rule. Of every rule the first problems, and a line that there are more."""
+    """The first problems that each rule finds, and a line if there are more."""
     readable = True
     for line in _first(_values(connection)):
         readable = False
@@ -69,7 +68,7 @@ _VALUE = 'CAST("{0}" AS TEXT)'
 
 
 class _Condition(NamedTuple):
-    """What must hold for a column where it has a value: in SQL, in words, and the SQL that shows a value that breaks it."""
+    """A condition on a column's values that are not null: in SQL, in words, and the SQL by which a wrong value is shown."""
 
     column: str
     must: str
@@ -78,8 +77,8 @@ class _Condition(NamedTuple):
 
 
 def _values(connection: Connection) -> Found:
-    """Each value has its column's type and keeps the schema's checks; numbers are finite, whole ones at least 0."""
-    is_sqlite = connection.dialect.name == "sqlite"  # a server keeps values to their types
+    """Each value has its column's type and fulfils the schema's checks. Numbers are finite, integers at least 0."""
+    is_sqlite = connection.dialect.name == "sqlite"  # a server enforces the types
     for table in Base.metadata.sorted_tables:
         conditions = [_typed(column) for column in table.columns] if is_sqlite else []
         conditions += [*_checks(table), *filter(None, map(_in_range, table.columns))]
@@ -118,7 +117,7 @@ def _in_range(column: Column[Any]) -> _Condition | None:
 
 
 def _broken(connection: Connection, table: Table, conditions: list[_Condition]) -> Found:
-    """Rows for which a condition does not hold."""
+    """The rows that break a condition."""
     keys = ["run_id", "round", "name"] if table is ArtifactRow.__table__ else [column.name for column in table.primary_key]
     which = " ".join(f"WHEN NOT ({c.must}) THEN {i}" for i, c in enumerate(conditions))
     shown = " ".join(f"WHEN NOT ({c.must}) THEN substr({c.shown.format(c.column)}, 1, {_SHOWN})" for c in conditions)
@@ -131,8 +130,8 @@ def _broken(connection: Connection, table: Table, conditions: list[_Condition]) 
         yield f"{where}: {conditions[i].column} is {value}; expected {conditions[i].expected}"
 
 
-def _of_references(connection: Connection) -> Found:
-    """Rows refer to rows that are there. A server sees to that by itself."""
+def _check_references(connection: Connection) -> Found:
+    """Foreign keys refer to existing rows. A server enforces that."""
     if connection.dialect.name == "sqlite":
         lost = Counter((row[0], row[2]) for row in connection.exec_driver_sql("PRAGMA foreign_key_check"))
         yield from (f"{n} rows of {table} belong to no {parent}" for (table, parent), n in lost.items())
@@ -141,10 +140,12 @@ def _of_references(connection: Connection) -> Found:
 # -- runs and partitions ------------------------------------------------------------------------------------------------
 
 
-def _of_runs(connection: Connection) -> Found:
-    """Keys, copies, what was written down."""
+def _check_runs(connection: Connection) -> Found:
+    """Keys and copied columns are those of the specification; specification and environment can be read."""
     names = ("id", "key", "protocol", "spec", "environment", *_COPIES)
-    for number, key, protocol, text, record, *copied in connection.execute(_plain(RunRow, *names).order_by(RunRow.id)):
+    for number, key, protocol, text, record, *copied in connection.execute(
+        _with_json_as_text(RunRow, *names).order_by(RunRow.id)
+    ):
         if not is_environment(_json_or_none(record)):
             yield f"run {number}: its environment is no JSON of one"
         spec = from_stored(_json_or_none(text))
@@ -167,17 +168,19 @@ def _json_or_none(text: str) -> Any:
         return None
 
 
-def _of_partitions(connection: Connection) -> Found:
-    """Counts of each client and class; lists with as many samples; as many clients as its runs have."""
+def _check_partitions(connection: Connection) -> Found:
+    """Counts are of each client and class; index lists have as many samples; runs have as many clients as their partition."""
     names = ("id", "hash", "clients", "indices", "classes", "train_counts", "test_counts")
-    for number, digest, clients, packed, *texts in connection.execute(_plain(PartitionRow, *names).order_by(PartitionRow.id)):
+    for number, digest, clients, packed, *texts in connection.execute(
+        _with_json_as_text(PartitionRow, *names).order_by(PartitionRow.id)
+    ):
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             yield f"partition {number}: its hash is not 64 hexadecimal digits"
         try:
             classes, *sides = map(json.loads, texts)
             train, test = (np.array(side, dtype=np.int64).reshape(clients, len(classes)).sum(axis=1) for side in sides)
             indices = unpack_indices(packed) if packed is not None else {}
-        except Exception:  # of a damaged zip anything may be raised
+        except Exception:  # a damaged zip may raise anything
             yield f"partition {number}: its classes, counts or indices cannot be read"
             continue
         counts = {f"{side}_{i}": n for side, of in (("train", train), ("test", test)) for i, n in enumerate(of.tolist())}
@@ -192,8 +195,8 @@ def _of_partitions(connection: Connection) -> Found:
 # -- rounds -------------------------------------------------------------------------------------------------------------
 
 
-def _of_rounds(connection: Connection) -> Found:
-    """From 0 on without a gap; all of a finished run; with clients that the run has."""
+def _check_rounds(connection: Connection) -> Found:
+    """Rounds count from 0 without a gap, and a finished run has all. No more clients take part than the run has."""
     count, last = func.count(RoundRow.round), func.coalesce(func.max(RoundRow.round), -1)
     query = select(RunRow.id, RunRow.status, RunRow.rounds, count, last).join(
         RoundRow, RoundRow.run_id == RunRow.id, isouter=True
@@ -212,10 +215,10 @@ def _of_rounds(connection: Connection) -> Found:
         yield f"run {run}, round {t}: {participants} participants; the run has {clients} clients"
 
 
-def _of_clients(connection: Connection) -> Found:
-    """Each round's results are those of its clients, and no client is one that the run has not."""
+def _check_clients(connection: Connection) -> Found:
+    """The results of each round are computed from those of its clients, and the run has these clients."""
     c, r = ClientRoundRow, RoundRow
-    correct, total = (sa.cast(column, Double) for column in (c.correct, c.total))  # of whole numbers the sum can be too large
+    correct, total = (sa.cast(column, Double) for column in (c.correct, c.total))  # a sum of integers may overflow
     share = correct / func.nullif(total, 0)
     of_clients = select(
         c.run_id, c.round, func.max(c.client).label("client"), func.sum(correct).label("correct"),
@@ -237,7 +240,7 @@ def _of_clients(connection: Connection) -> Found:
         std = math.sqrt(max(0.0, square - mean * mean))
         expected = (right / samples, mean, std, loss / samples)
         for name, value, of in zip(("accuracy", "accuracy_mean", "accuracy_std", "test_loss"), stored, expected, strict=True):
-            # A variance of nothing leaves a deviation of 1e-8.
+            # Rounding of a variance of 0 leaves a deviation of 1e-8.
             if value is not None and not math.isclose(value, of, rel_tol=_NEAR, abs_tol=_NEAR):
                 yield f"{where}: {name} is {value:.6g}, and {of:.6g} by its clients"
     lost = select(c.run_id, c.round).distinct().join(r, and_(r.run_id == c.run_id, r.round == c.round), isouter=True)
@@ -245,15 +248,15 @@ def _of_clients(connection: Connection) -> Found:
         yield f"run {run}, round {t}: clients' results without their round"
 
 
-def _of_series(connection: Connection) -> Found:
+def _check_series(connection: Connection) -> Found:
     s, r = SeriesRow, RoundRow
     query = select(s.run_id, s.round, s.name).join(r, and_(r.run_id == s.run_id, r.round == s.round), isouter=True)
     for run, t, name in connection.execute(query.where(r.run_id.is_(None))):
         yield f"run {run}, round {t}: the series '{name}' without its round"
 
 
-def _of_arrays(connection: Connection) -> Found:
-    """Each can be unpacked; what clients sent adds up to what their round says."""
+def _check_arrays(connection: Connection) -> Found:
+    """Each array can be unpacked; what the clients sent adds up to the numbers of their round."""
     a, r = ArtifactRow, RoundRow
     names = (a.run_id, a.round, a.name, a.dtype, sa.cast(a.shape, sa.Text), a.data)
     query = select(*names, r.run_id, *(getattr(r, name) for name in _SENT))
@@ -273,11 +276,11 @@ def _of_arrays(connection: Connection) -> Found:
 
 _COPIES = ("dataset", "model", "scheme", "partition_label", "clients", "join_ratio", "rounds", "method", "seed")
 _RULES: tuple[Callable[[Connection], Found], ...] = (
-    _of_references, _of_runs, _of_partitions, _of_rounds, _of_clients, _of_series, _of_arrays,
+    _check_references, _check_runs, _check_partitions, _check_rounds, _check_clients, _check_series, _check_arrays,
 )  # fmt: skip
 
 
-def _plain(model: type[Base], *names: str) -> sa.Select[Any]:
-    """Columns with JSON as the text that it is: it may be none."""
+def _with_json_as_text(model: type[Base], *names: str) -> sa.Select[Any]:
+    """A query of these columns, with JSON as text: it may be invalid."""
     columns = cast("Mapping[str, sa.Column[Any]]", model.__table__.c)
     return select(*(sa.cast(columns[n], sa.Text) if isinstance(columns[n].type, sa.JSON) else columns[n] for n in names))

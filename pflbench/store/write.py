@@ -1,4 +1,4 @@
-"""What a run writes. Each function is one transaction; none leaves half of its work behind."""
+"""Writes runs and their rounds. A function that takes an engine makes one transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, RoundRow, R
 
 _MESSAGE_LENGTH = 1000
 
-# Compiled once by SQLAlchemy and prepared once by the driver, as long as it is the same object that is executed.
+# SQLAlchemy compiles and the driver prepares a statement once, as long as the same object is executed.
 _INSERT = {name: insert(Base.metadata.tables[name]) for name in ("round", "client_round", "series", "artifact")}
 _ROUND_COLUMNS = tuple(column.name for column in RoundRow.__table__.columns if column.name != "run_id")
 
@@ -30,7 +30,7 @@ Rows = Mapping[str, list[dict[str, Any]]]  # by table
 class RoundRecord:
     """The state after `round` rounds and what round `round` cost; meanings and units as in `schema.RoundRow`.
 
-    None stands for "not measured". `clients`, `correct`, `total` and `loss` are aligned arrays [evaluated clients],
+    None: not measured. `clients`, `correct`, `total` and `loss` are aligned arrays [evaluated clients],
     int64 but for `loss` (float64, summed cross-entropy over the client's test samples); all four or none of them.
     """
 
@@ -60,7 +60,7 @@ class RoundRecord:
 
 
 def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any], *, whole: bool = False) -> int:
-    """Stores a run as "queued", as the next attempt of its key; returns its id. whole: with its paths as they are."""
+    """Stores a run as the next attempt of its key, with status "queued"; returns its id. whole: keep its paths as they are."""
     attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == spec.key).scalar_subquery()
     plain = spec.model_dump(mode="json")
     values = {
@@ -89,18 +89,18 @@ def update_run(engine: Engine, run_id: int, /, **columns: Any) -> None:
 
 
 def update_row(connection: Connection, run_id: int, columns: Mapping[str, Any]) -> None:
-    """As `update_run`, in a transaction that is under way."""
+    """As `update_run`, in the transaction of `connection`."""
     values = dict(columns)
     if values.get("message"):
-        # PostgreSQL takes no null character.
+        # PostgreSQL stores no null characters.
         values["message"] = without_passwords(values["message"].replace("\0", ""))[:_MESSAGE_LENGTH]
     _require(connection.execute(update(RunRow).where(RunRow.id == run_id).values(values)).rowcount, run_id)
 
 
 def rows_of(run_id: int, record: RoundRecord) -> Rows:
-    """By table what a round is stored as, with all its clients, series and artifacts.
+    """The rows of a round by table: the round, its clients, series and artifacts.
 
-    Raises ValueError where the client arrays do not match, or a value is NaN (which SQLite would store as "not measured").
+    Raises ValueError if the arrays of clients differ in length, or a value is NaN (SQLite would store it as null).
     """
     row = {name: getattr(record, name) for name in _ROUND_COLUMNS}
     clients = _client_rows(run_id, record)
@@ -118,27 +118,27 @@ def rows_of(run_id: int, record: RoundRecord) -> Rows:
 
 
 def insert_rows(connection: Connection, rows: Rows) -> None:
-    """What `rows_of` gave."""
+    """Inserts the rows of `rows_of`."""
     for table, of_table in rows.items():
         if of_table:
             connection.execute(_INSERT[table], of_table)
 
 
 def whole_rounds(engine: Engine, run_id: int) -> int:
-    """How many rounds of a run are there before the first that is missing."""
+    """The number of a run's stored rounds before the first missing one."""
     with reading(engine) as connection:
-        found = connection.scalars(select(RoundRow.round).where(RoundRow.run_id == run_id).order_by(RoundRow.round)).all()
-    return next((t for t, round in enumerate(found) if t != round), len(found))
+        stored = connection.scalars(select(RoundRow.round).where(RoundRow.run_id == run_id).order_by(RoundRow.round)).all()
+    return next((t for t, round in enumerate(stored) if t != round), len(stored))
 
 
 def has_round(connection: Connection, run_id: int, round: int, **measured: float | None) -> bool:
-    """measured: numbers that its row must have."""
-    found = select(RoundRow.round).filter_by(run_id=run_id, round=round, **measured)
-    return connection.execute(found).first() is not None
+    """Whether the round is stored. measured: values that its row must have."""
+    query = select(RoundRow.round).filter_by(run_id=run_id, round=round, **measured)
+    return connection.execute(query).first() is not None
 
 
 def delete_rounds(connection: Connection, run_id: int, last_round: int) -> None:
-    """Deletes what was stored after `last_round` (-1: everything), for a run to go on from an older checkpoint."""
+    """Deletes all rounds after `last_round` (-1: all), so that a run can go on from an older checkpoint."""
     for table in (ClientRoundRow, SeriesRow, ArtifactRow, RoundRow):
         connection.execute(delete(table).where(table.run_id == run_id, table.round > last_round))
 

@@ -1,4 +1,4 @@
-"""Runs, rounds and clients as CSV, JSON or Parquet, chunk by chunk: no table is ever in memory as a whole."""
+"""Exports runs, rounds and clients as CSV, JSON or Parquet, in chunks: no table is in memory as a whole."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Rows:
 
 
 def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chunk: int = CHUNK) -> Rows:
-    """The rows of a kind, one of KINDS, of these runs (None: all), by run, round and client; read as they are asked for."""
+    """The rows of a kind, one of KINDS, of these runs (None: all), by run, round and client. They are read lazily."""
     query = KINDS[kind]()
     if runs is not None:
         query = query.where(RunRow.id.in_(runs))
@@ -127,7 +127,7 @@ def _chunks(engine: Engine, query: Any, size: int) -> Iterator[list[Values]]:
 
 
 def _shown(value: Any) -> Any:
-    """Nothing of the machine where a run was made leaves with it."""
+    """The value without hosts, users and paths of the machine."""
     return _shown_text(value) if isinstance(value, str) else privately(value)
 
 
@@ -151,7 +151,7 @@ def _csv_lines(out: IO[bytes], lines: Sequence[Values]) -> None:
 
 
 def _json(found: Rows, out: IO[bytes]) -> None:
-    """An array with an object a line."""
+    """An array with one object per line."""
     names = list(found.columns)
     before = "[\n"
     for chunk in found.chunks:
@@ -164,13 +164,13 @@ def _json(found: Rows, out: IO[bytes]) -> None:
 def _json_object(record: dict[str, Any]) -> str:
     try:
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # JSON has no word for infinity
+    except ValueError:  # JSON has no infinity
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         return json.dumps(finite, ensure_ascii=False, allow_nan=False)
 
 
 def _parquet(found: Rows, out: IO[bytes]) -> None:
-    """JSON is text there."""
+    """Columns of JSON become text."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -1,7 +1,7 @@
-"""Runs of another pflbench database, taken into this one by their keys. The other database is only read.
+"""`import`: copies runs of another pflbench database into this one, by their keys. The other database is only read.
 
-Two runs of a key should have the same numbers. Compared is what the specification decides: accuracies, losses and what
-was sent, of every round and client. Times, memory and observed arrays may differ from one machine to the next.
+Two runs of a key should have the same numbers. Compared are those that the specification determines: accuracies, losses and
+traffic, of every round and client. Times, memory and stored arrays may differ between machines.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from pflbench.store.runs import ALL, Run, attempts, stored
 from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, PartitionRow, RoundRow, RunRow, SeriesRow
 
 ON_CONFLICT = ("skip", "attempt")
-# new: copied. attempt: copied beside an earlier attempt here. same: here already. behind: an unfinished run that got further
-# than the unfinished one here, which alone has a checkpoint. conflict: other numbers than here; not copied.
+# new: copied. attempt: copied as the next attempt of a key that this database has. same: this database has the run.
+# behind: not copied; both runs are unfinished, and only the one here has a checkpoint, though the other got further.
+# conflict: not copied; the numbers differ.
 What = Literal["new", "attempt", "same", "behind", "conflict"]
 
 _NOTHING = "Nothing of it was taken."
 _MAGIC = b"SQLite format 3\0"
 _ROWS = 10_000
-# Rows at a time: an array can have many megabytes.
+# Rows per insert: an array can have many megabytes.
 _COPIED = {RoundRow: _ROWS, ClientRoundRow: _ROWS, SeriesRow: _ROWS, ArtifactRow: 1}
 _COMPARED = (RoundRow, ClientRoundRow, SeriesRow)
 _MAY_DIFFER = {"run_id", "seconds_receive", "seconds_update", "seconds_evaluate", "peak_memory"}
@@ -41,7 +42,7 @@ _MAY_DIFFER = {"run_id", "seconds_receive", "seconds_update", "seconds_evaluate"
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs of one key first differ; None where one has no such row. `what`: "accuracy", "correct of client 3"."""
+    """Where two runs of a key first differ. `what`: "accuracy", "correct of client 3". None: that run has no such row."""
 
     round: int
     what: str
@@ -51,7 +52,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run. compared: the run here that decided it. here: the number of its copy, if there is one."""
+    """What was done with a run. compared: the run of this database that decided it. here: the number of the copy."""
 
     run: Run
     what: What
@@ -67,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Other:
-    """Another database, opened for reading, with its runs by number. url: where it lies, also if a copy of it is read."""
+    """Another database, opened for reading, with its runs. url: of the original, also if a copy of it is read."""
 
     engine: Engine
     name: str
@@ -80,7 +81,7 @@ def opened(path: Path, engine: Engine) -> Iterator[Other]:
     """The database at `path`; one with an older schema is read from a copy that was upgraded.
 
     Raises:
-        UserError: no pflbench database, a newer schema, damaged, the database of `engine` itself, or a row that is wrong.
+        UserError: no pflbench database, a newer schema, damaged, the database of `engine` itself, or an invalid row.
     """
     _require_database(path, sqlite_path(engine.url))
     url = original = to_url(str(path))
@@ -101,20 +102,20 @@ def opened(path: Path, engine: Engine) -> Iterator[Other]:
 
 
 def runs(engine: Engine, other: Other, *, on_conflict: str = "skip", dry_run: bool = False) -> Iterator[Outcome]:
-    """Takes in the other's runs, one transaction each; what is here already stays as it is.
+    """Copies the other database's runs, one transaction each. Runs of this database stay as they are.
 
-    on_conflict="attempt" copies a run with other numbers, too, as the next attempt of its key. dry_run copies nothing.
+    on_conflict="attempt": a run with other numbers is copied as the next attempt of its key. dry_run: nothing is copied.
     """
-    copied: set[int] = set()  # attempts of a key in the other are compared with what was here before, not with one another
+    copied: set[int] = set()  # runs are compared with those that were here before the import
     for run in other.runs:
-        outcome = again_if_there(partial(_taken, engine, other, run, copied, on_conflict, dry_run))
+        outcome = again_if_there(partial(_import, engine, other, run, copied, on_conflict, dry_run))
         if outcome.here is not None:
             copied.add(outcome.here)
         yield outcome
 
 
-def _taken(engine: Engine, other: Other, run: Run, copied: Collection[int], on_conflict: str, dry_run: bool) -> Outcome:
-    """Decides about a run and copies it, if that is decided. One transaction: no other process adds the same run meanwhile."""
+def _import(engine: Engine, other: Other, run: Run, copied: Collection[int], on_conflict: str, dry_run: bool) -> Outcome:
+    """Compares a run and copies it if needed, in one transaction: no other process adds the same run meanwhile."""
     with reading(other.engine) as there, reading(engine) if dry_run else writing(engine) as here:
         present = [mine for mine in attempts(engine, [run.key]).get(run.key, []) if mine.id not in copied]
         outcome = _decide(here, there, run, present)
@@ -136,7 +137,7 @@ def _require_database(path: Path, here: Path | None) -> None:
 
 
 def _require_no_views(connection: Connection, name: str) -> None:
-    """Raises UserError for what is no table: SQLite reads a view as it reads a table, and calls what it or a trigger names."""
+    """Raises UserError if there are views or triggers: SQLite executes their code when a table is read or changed."""
     query = "SELECT name FROM sqlite_master WHERE type != 'index' AND sql NOT LIKE 'CREATE TABLE%'"  # as SQLite writes it down
     if (found := connection.exec_driver_sql(query).scalar()) is not None:
         raise UserError(
@@ -153,14 +154,14 @@ def _require_columns(connection: Connection, name: str) -> None:
 
 
 def _require_rules(connection: Connection, path: Path) -> None:
-    """Raises UserError where `db check` has something to say of the rows."""
+    """Raises UserError for the first problem of the rows that `db check` would report."""
     for problem in rules.problems(connection):
         more = f"`pflbench db check --db {path}` names all; `pflbench runs rm RUN --db COPY` leaves a run out, in a copy."
         raise UserError(f"{path.name}: {problem}.", f"{_NOTHING} {more}")
 
 
 def _decide(here: Connection, there: Connection, run: Run, present: Sequence[Run]) -> Outcome:
-    """What is to become of a run, given the attempts of its key that were here before, oldest first."""
+    """What to do with a run. present: the attempts of its key in this database, oldest first."""
     if not present:
         return Outcome(run, "new")
     rivals = [mine for mine in present if mine.ended or not run.ended]
@@ -177,10 +178,10 @@ def _decide(here: Connection, there: Connection, run: Run, present: Sequence[Run
 
 
 def _difference(here: Connection, there: Connection, mine: Run, run: Run) -> Difference | None:
-    """Of runs that have both ended, over all rounds; else over those that both have."""
+    """The first difference between two runs: over all rounds if both have ended, else over the rounds that both have."""
     until = (max if mine.ended and run.ended else min)(_last(mine), _last(run))
-    found = [_first_difference(model.__table__, here, there, mine.id, run.id, until) for model in _COMPARED]  # type: ignore[arg-type]
-    return min((one for one in found if one is not None), key=lambda one: one.round, default=None)
+    all_tables = [_first_difference(model.__table__, here, there, mine.id, run.id, until) for model in _COMPARED]  # type: ignore[arg-type]
+    return min((each for each in all_tables if each is not None), key=lambda each: each.round, default=None)
 
 
 def _first_difference(table: Table, here: Connection, there: Connection, mine: int, theirs: int, until: int) -> Difference | None:
@@ -223,19 +224,19 @@ def _copy(here: Connection, there: Connection, other: Other, run: Run) -> int:
 
 
 def _last(run: Run) -> int:
-    """Its newest round, -1 without one."""
+    """The newest round of a run, -1 without one."""
     return -1 if run.last_round is None else run.last_round
 
 
 def _row(there: Connection, model: type[Base], number: int) -> dict[str, Any]:
-    """A row without its number."""
+    """The row with this id, without the id."""
     columns = [column for column in model.__table__.columns if column.name != "id"]
     with friendly(there.engine.url):
         return dict(there.execute(select(*columns).where(model.__table__.c.id == number)).mappings().one())
 
 
 def _kept_partition(here: Connection, row: dict[str, Any]) -> int:
-    """The number here of a partition, which is stored once."""
+    """The id of a partition in this database; inserts it if it is new."""
     known = here.scalar(select(PartitionRow.id).where(PartitionRow.hash == row["hash"]))
     return known if known is not None else inserted(here, insert(PartitionRow).values(row))
 
@@ -250,6 +251,6 @@ def _copy_rows(here: Connection, there: Connection, model: type[Base], run: Run,
 
 
 def _chunks(there: Connection, query: Any, at_once: int) -> Iterator[Sequence[Any]]:
-    """What fails in here is the other database, and is called so."""
+    """Reads rows, so that an error names the other database."""
     with friendly(there.engine.url):
         yield from there.execute(query).mappings().partitions(at_once)

@@ -1,7 +1,8 @@
 """PFLlib's result files, {dataset}_{algorithm}_{goal}_{times}.h5, as reference series.
 
 A file has `rs_test_acc`, `rs_test_auc` and `rs_train_loss`, a value for each evaluation; PFLlib evaluates every `eval_gap`
-rounds, first before any training. It leaves `rs_test_auc` empty, or out. Nothing says how clients, data or training were set.
+rounds, first before any training. `rs_test_auc` is empty or missing. The file does not say how clients, data or training were
+set.
 """
 
 from __future__ import annotations
@@ -19,23 +20,22 @@ from pflbench.store.references import ResultFile
 ACCURACY, AUC, LOSS = "rs_test_acc", "rs_test_auc", "rs_train_loss"
 EXPECTED = f"Expected: a result file of PFLlib with {ACCURACY}, {AUC} and {LOSS}, one number per evaluation."
 
-# Names in small letters and digits alone -> ours, where these are others.
+# PFLlib's names in lower case, without signs -> ours, if they differ.
 _METHODS = {"peravg": "per-fedavg", "perfedavg": "per-fedavg", "fedavgc": "fedavg-c", "fedproxc": "fedprox-c"}
 _DATASETS = {"fmnist": "fashionmnist", "tinyimagenet": "tiny"}
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether the file calls itself so, by its suffix or its first bytes."""
+    """Whether the file is HDF5, by its suffix or its first bytes."""
     import h5py
 
     return path.suffix.lower() in (".h5", ".hdf5") or h5py.is_hdf5(path)
 
 
 def load(path: Path, *, dataset: str | None = None, method: str | None = None, eval_gap: int = 1) -> ResultFile:
-    """Reads a file. dataset and method, where given, stand in place of what its name says.
+    """Reads a file. dataset and method replace those of its name.
 
-    Raises:
-        UserError: damaged, not PFLlib's, or a name that does not say what it holds.
+    Raises UserError for a damaged file, one that is not PFLlib's, and a name without dataset and method.
     """
     arrays = _arrays(path)
     accuracy = arrays[ACCURACY]
@@ -58,7 +58,7 @@ def load(path: Path, *, dataset: str | None = None, method: str | None = None, e
 
 
 def _named(path: Path, dataset: str | None, method: str | None) -> tuple[str, str, str, int]:
-    """Dataset, algorithm, goal and number as the name has them; those it does not have are taken from the arguments."""
+    """Dataset, algorithm, goal and number from the file's name, or from the arguments if the name has another form."""
     match = re.fullmatch(r"([^_]+)_([^_]+)_(.+)_(\d+)", path.stem)
     if match:
         return match[1], match[2], match[3], int(match[4])
@@ -74,7 +74,7 @@ def _named(path: Path, dataset: str | None, method: str | None) -> tuple[str, st
 
 
 def _arrays(path: Path) -> dict[str, Floats]:
-    """The three series, of one length; NaN in place of an AUC or loss that is not there, and of an infinite loss."""
+    """The three series, of one length; NaN for a missing AUC or loss, and for an infinite loss."""
     import h5py
 
     try:
