@@ -42,8 +42,8 @@ def views(engine: Engine, filters: Filters, most: int | None) -> tuple[tuple[Fig
     drawn, empty = [], []
     for name, entry in PLOTS.items():
         try:
-            made = figures.pages(name, engine, filters, most)
-            drawn.append(FigureGroup(name, entry.title, made, most is not None and len(made) >= most))
+            of_name = figures.pages(name, engine, filters, most)
+            drawn.append(FigureGroup(name, entry.title, of_name, most is not None and len(of_name) >= most))
         except UserError as error:
             reraise_database_error(error)
             empty.append(Missing("plot", name, entry.title, error.message, error.hint))

@@ -88,14 +88,14 @@ def datasets(engine: Engine) -> list[str]:
 def merge(engine: Engine, other: Engine, *, dry_run: bool = False) -> list[str]:
     """Copies the files that only the other database has; returns their names."""
     with reading(engine) as c:
-        here = set(c.scalars(select(ReferenceRunRow.hash)))
-    with reading(other) as there:
-        files = there.execute(select(ReferenceRunRow.__table__).order_by(ReferenceRunRow.id)).mappings().all()
-    new = [dict(file) for file in files if file["hash"] not in here]
+        known = set(c.scalars(select(ReferenceRunRow.hash)))
+    with reading(other) as connection:
+        files = connection.execute(select(ReferenceRunRow.__table__).order_by(ReferenceRunRow.id)).mappings().all()
+    new = [dict(file) for file in files if file["hash"] not in known]
     for file in () if dry_run else new:
         query = select(ReferenceRoundRow.__table__).where(ReferenceRoundRow.reference_id == file.pop("id"))
-        with reading(other) as there:
-            rows = [dict(row) for row in there.execute(query).mappings()]
+        with reading(other) as connection:
+            rows = [dict(row) for row in connection.execute(query).mappings()]
         with writing(engine) as c:
             if c.scalar(select(ReferenceRunRow.id).where(ReferenceRunRow.hash == file["hash"])) is None:
                 _insert_rows(c, file, rows)

@@ -201,9 +201,9 @@ def clients_of(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, Clients]
     """As `clients`, for several runs: number of the run -> round."""
     columns = (ClientRoundRow.client, ClientRoundRow.correct, ClientRoundRow.total, ClientRoundRow.loss)
     # A join with a table of values: with `IN`, SQLite would scan all rows of all runs.
-    asked = values(column("run", Integer), column("round", Integer), name="asked").data(list(run_ids.items())).cte()
-    mine = (ClientRoundRow.run_id == asked.c.run) & (ClientRoundRow.round == asked.c.round)
-    query = select(asked.c.run, *columns).join_from(asked, ClientRoundRow, mine).order_by(asked.c.run, ClientRoundRow.client)
+    wanted = values(column("run", Integer), column("round", Integer), name="wanted").data(list(run_ids.items())).cte()
+    mine = (ClientRoundRow.run_id == wanted.c.run) & (ClientRoundRow.round == wanted.c.round)
+    query = select(wanted.c.run, *columns).join_from(wanted, ClientRoundRow, mine).order_by(wanted.c.run, ClientRoundRow.client)
     with reading(engine) as c:
         rows = c.execute(query)
         found = {run: list(zip(*same, strict=True)) for run, same in groupby(rows, key=lambda row: row[0])}

@@ -147,10 +147,10 @@ def _check_runs(connection: Connection) -> Found:
         _with_json_as_text(RunRow, *names).order_by(RunRow.id)
     ):
         if not is_environment(_json_or_none(record)):
-            yield f"run {number}: its environment is no JSON of one"
+            yield f"run {number}: its environment is invalid"
         spec = from_stored(_json_or_none(text))
         if spec is None:
-            yield f"run {number}: its specification is no JSON of one"
+            yield f"run {number}: its specification is invalid"
             continue
         if (key, protocol) != (spec.key, spec.protocol):
             yield f"run {number}: its key {key} or protocol {protocol} is not that of its specification"
@@ -207,7 +207,7 @@ def _check_rounds(connection: Connection) -> Found:
             yield f"run {number}, round {newest}: the run has {rounds} rounds"
         elif found != until + 1:
             rows = select(RoundRow.round).where(RoundRow.run_id == number).order_by(RoundRow.round)
-            gap = next((t for t, there in enumerate(connection.scalars(rows)) if t != there), found)
+            gap = next((t for t, stored in enumerate(connection.scalars(rows)) if t != stored), found)
             yield f"run {number}, round {gap}: missing; the run is {status}, with {found} of {rounds + 1} rounds"
     many = select(RoundRow.run_id, RoundRow.round, RoundRow.participants, RunRow.clients)
     many = many.join(RunRow, RunRow.id == RoundRow.run_id).where(RoundRow.participants > RunRow.clients)
@@ -261,14 +261,14 @@ def _check_arrays(connection: Connection) -> Found:
     names = (a.run_id, a.round, a.name, a.dtype, sa.cast(a.shape, sa.Text), a.data)
     query = select(*names, r.run_id, *(getattr(r, name) for name in _SENT))
     query = query.join(r, and_(r.run_id == a.run_id, r.round == a.round), isouter=True).order_by(a.run_id, a.round, a.name)
-    for run, t, name, dtype, shape, data, there, *sent in connection.execution_options(yield_per=100).execute(query):
+    for run, t, name, dtype, shape, data, in_round, *sent in connection.execution_options(yield_per=100).execute(query):
         where = f"run {run}, round {t}: the array '{name}'"
         try:
             array = unpack_array(data, dtype, json.loads(shape))
         except (*_NO_JSON, SyntaxError, zlib.error):
             yield f"{where} cannot be unpacked"
             continue
-        if there is None:
+        if in_round is None:
             yield f"{where} without its round"
         elif name == "traffic" and (array.ndim != 2 or array.sum(axis=0).tolist() != sent):
             yield f"{where} does not add up to what the round has sent"

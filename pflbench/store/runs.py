@@ -100,7 +100,7 @@ class Run(RunHead):
     def __post_init__(self) -> None:
         sound = {"specification": from_stored(self.spec) is not None, "environment": is_environment(self.environment)}
         for what in (name for name, is_sound in sound.items() if not is_sound):
-            raise UserError(f"Run {self.id} is damaged: its {what} is no JSON of one.", DAMAGED)
+            raise UserError(f"Run {self.id} is damaged: its {what} is invalid.", DAMAGED)
 
     @property
     def title(self) -> str | None:

@@ -277,10 +277,10 @@ def test_a_run_whose_json_is_damaged(filled: Path, shell: Shell, column: str, va
     what = "specification" if column == "spec" else column
     for command in (("runs", "show", "2"), ("runs", "list")):
         told = shell.refused(*command, *at)
-        assert f"Run 2 is damaged: its {what} is no JSON of one" in told or "it should contain JSON" in told
+        assert f"Run 2 is damaged: its {what} is invalid" in told or "it should contain JSON" in told
         assert "`pflbench db check` names what is damaged" in told
     problems = parsed(shell("db", "check", "--json", *at), code=2)["problems"]
-    assert [line for line in problems if "JSON" in line] == [f"run 2: its {what} is no JSON of one"]
+    assert [line for line in problems if "invalid" in line] == [f"run 2: its {what} is invalid"]
     assert shell("runs", "show", "1", *at).code == 0
     assert shell("runs", "rm", "2", "--yes", *at).code == 0
     assert inspection.check(url_of(filled)) == []

@@ -41,12 +41,12 @@ def _copy_file(path: Path, partial: Path) -> None:
 
 
 def _copy_rows(url: str, partial: Path) -> None:
-    there, here = connect_read_only(url), connect(to_url(str(partial)))
+    source, copied = connect_read_only(url), connect(to_url(str(partial)))
     try:
-        copy.copy(there, here)
+        copy.copy(source, copied)
     finally:
-        there.dispose()
-        here.dispose()
+        source.dispose()
+        copied.dispose()
 
 
 def _require_sound(partial: Path, name: str) -> None:

@@ -29,18 +29,18 @@ def copy(source: Engine, target: Engine, progress: Progress = lambda table, done
     """
     tables = Base.metadata.sorted_tables
     counts = {}
-    with reading(source) as there, writing(target) as here:
-        _read_snapshot(there)
-        _require_empty(here, tables, place(target.url))
+    with reading(source) as reader, writing(target) as writer:
+        _read_snapshot(reader)
+        _require_empty(writer, tables, place(target.url))
         for table in tables:
-            rows = int(there.scalar(select(func.count()).select_from(table)) or 0)
+            rows = int(reader.scalar(select(func.count()).select_from(table)) or 0)
             done = 0
-            for chunk in _chunks(there, table):
-                _insert(here, table, [_located(table, row, source.url, target.url) for row in chunk])
+            for chunk in _chunks(reader, table):
+                _insert(writer, table, [_located(table, row, source.url, target.url) for row in chunk])
                 done += len(chunk)
                 progress(table.name, done, rows)
             counts[table.name] = done
-        _advance_ids(here, tables)
+        _advance_ids(writer, tables)
     return counts
 
 

@@ -116,13 +116,13 @@ def runs(engine: Engine, other: Other, *, on_conflict: str = "skip", dry_run: bo
 
 def _import(engine: Engine, other: Other, run: Run, copied: Collection[int], on_conflict: str, dry_run: bool) -> Outcome:
     """Compares a run and copies it if needed, in one transaction: no other process adds the same run meanwhile."""
-    with reading(other.engine) as there, reading(engine) if dry_run else writing(engine) as here:
+    with reading(other.engine) as foreign, reading(engine) if dry_run else writing(engine) as own:
         present = [mine for mine in attempts(engine, [run.key]).get(run.key, []) if mine.id not in copied]
-        outcome = _decide(here, there, run, present)
+        outcome = _decide(own, foreign, run, present)
         if outcome.what == "conflict" and on_conflict == "attempt":
             outcome = replace(outcome, what="attempt")
         if outcome.what in ("new", "attempt") and not dry_run:
-            outcome = replace(outcome, here=_copy(here, there, other, run))
+            outcome = replace(outcome, here=_copy(own, foreign, other, run))
         return outcome
 
 
@@ -160,14 +160,14 @@ def _require_rules(connection: Connection, path: Path) -> None:
         raise UserError(f"{path.name}: {problem}.", f"{_NOTHING} {more}")
 
 
-def _decide(here: Connection, there: Connection, run: Run, present: Sequence[Run]) -> Outcome:
+def _decide(own: Connection, foreign: Connection, run: Run, present: Sequence[Run]) -> Outcome:
     """What to do with a run. present: the attempts of its key in this database, oldest first."""
     if not present:
         return Outcome(run, "new")
     rivals = [mine for mine in present if mine.ended or not run.ended]
     if not rivals:
         return Outcome(run, "attempt")
-    found = [(mine, _difference(here, there, mine, run)) for mine in rivals]
+    found = [(mine, _difference(own, foreign, mine, run)) for mine in rivals]
     equal = [mine for mine, difference in found if difference is None]
     if not equal:
         newest, difference = found[-1]
@@ -177,14 +177,16 @@ def _decide(here: Connection, there: Connection, run: Run, present: Sequence[Run
     return Outcome(run, "behind" if behind else "same", furthest.id)
 
 
-def _difference(here: Connection, there: Connection, mine: Run, run: Run) -> Difference | None:
+def _difference(own: Connection, foreign: Connection, mine: Run, run: Run) -> Difference | None:
     """The first difference between two runs: over all rounds if both have ended, else over the rounds that both have."""
     until = (max if mine.ended and run.ended else min)(_last(mine), _last(run))
-    all_tables = [_first_difference(model.__table__, here, there, mine.id, run.id, until) for model in _COMPARED]  # type: ignore[arg-type]
+    all_tables = [_first_difference(model.__table__, own, foreign, mine.id, run.id, until) for model in _COMPARED]  # type: ignore[arg-type]
     return min((each for each in all_tables if each is not None), key=lambda each: each.round, default=None)
 
 
-def _first_difference(table: Table, here: Connection, there: Connection, mine: int, theirs: int, until: int) -> Difference | None:
+def _first_difference(
+    table: Table, own: Connection, foreign: Connection, mine: int, theirs: int, until: int
+) -> Difference | None:
     beside = [
         column.name for column in table.primary_key if column.name not in ("run_id", "round")
     ]  # client, or name of a series
@@ -193,7 +195,7 @@ def _first_difference(table: Table, here: Connection, there: Connection, mine: i
     query = select(*(table.c[name] for name in (*keys, *values))).where(table.c.round <= until)
     ours, others = (
         {tuple(row[: len(keys)]): tuple(row[len(keys) :]) for row in c.execute(query.where(table.c.run_id == run))}
-        for c, run in ((here, mine), (there, theirs))
+        for c, run in ((own, mine), (foreign, theirs))
     )
     differing = [key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key)]
     if not differing:
@@ -205,21 +207,21 @@ def _first_difference(table: Table, here: Connection, there: Connection, mine: i
     return Difference(first[0], values[at].replace("_", " ") + of, a[at], b[at])
 
 
-def _copy(here: Connection, there: Connection, other: Other, run: Run) -> int:
+def _copy(own: Connection, foreign: Connection, other: Other, run: Run) -> int:
     """Copies the run as the next attempt of its key; returns its new number. One that was running is interrupted here."""
-    row = _row(there, RunRow, run.id)
-    partition = None if row["partition_id"] is None else _row(there, PartitionRow, row["partition_id"])
+    row = _row(foreign, RunRow, run.id)
+    partition = None if row["partition_id"] is None else _row(foreign, PartitionRow, row["partition_id"])
     attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == run.key).scalar_subquery()
     row |= {
         "attempt": attempt,
-        "partition_id": None if partition is None else _kept_partition(here, partition),
-        "spec": in_spec(row["spec"], lambda path: moved(path, other.url, here.engine.url, kept_or_named)),
+        "partition_id": None if partition is None else _own_partition(own, partition),
+        "spec": in_spec(row["spec"], lambda path: moved(path, other.url, own.engine.url, kept_or_named)),
         "environment": {**row["environment"], "imported_from": f"{other.name}, run {run.id}"},
         "status": "interrupted" if run.status in ("queued", "running") else run.status,
     }
-    copied = inserted(here, insert(RunRow).values(row))
+    copied = inserted(own, insert(RunRow).values(row))
     for model, at_once in _COPIED.items():
-        _copy_rows(here, there, model, run, copied, at_once)
+        _copy_rows(own, foreign, model, run, copied, at_once)
     return copied
 
 
@@ -228,29 +230,29 @@ def _last(run: Run) -> int:
     return -1 if run.last_round is None else run.last_round
 
 
-def _row(there: Connection, model: type[Base], number: int) -> dict[str, Any]:
+def _row(foreign: Connection, model: type[Base], number: int) -> dict[str, Any]:
     """The row with this id, without the id."""
     columns = [column for column in model.__table__.columns if column.name != "id"]
-    with friendly(there.engine.url):
-        return dict(there.execute(select(*columns).where(model.__table__.c.id == number)).mappings().one())
+    with friendly(foreign.engine.url):
+        return dict(foreign.execute(select(*columns).where(model.__table__.c.id == number)).mappings().one())
 
 
-def _kept_partition(here: Connection, row: dict[str, Any]) -> int:
+def _own_partition(own: Connection, row: dict[str, Any]) -> int:
     """The id of a partition in this database; inserts it if it is new."""
-    known = here.scalar(select(PartitionRow.id).where(PartitionRow.hash == row["hash"]))
-    return known if known is not None else inserted(here, insert(PartitionRow).values(row))
+    known = own.scalar(select(PartitionRow.id).where(PartitionRow.hash == row["hash"]))
+    return known if known is not None else inserted(own, insert(PartitionRow).values(row))
 
 
-def _copy_rows(here: Connection, there: Connection, model: type[Base], run: Run, copied: int, at_once: int) -> None:
+def _copy_rows(own: Connection, foreign: Connection, model: type[Base], run: Run, copied: int, at_once: int) -> None:
     """Copies rounds up to the last one compared: a running run may have more by now."""
     columns = [column for column in model.__table__.columns if column.name not in ("id", "run_id")]
     statement = insert(model.__table__)  # type: ignore[arg-type]
     query = select(*columns).where(model.__table__.c.run_id == run.id, model.__table__.c.round <= _last(run))
-    for chunk in _chunks(there, query, at_once):
-        here.execute(statement, [{**row, "run_id": copied} for row in chunk])
+    for chunk in _chunks(foreign, query, at_once):
+        own.execute(statement, [{**row, "run_id": copied} for row in chunk])
 
 
-def _chunks(there: Connection, query: Any, at_once: int) -> Iterator[Sequence[Any]]:
+def _chunks(foreign: Connection, query: Any, at_once: int) -> Iterator[Sequence[Any]]:
     """Reads rows, so that an error names the other database."""
-    with friendly(there.engine.url):
-        yield from there.execute(query).mappings().partitions(at_once)
+    with friendly(foreign.engine.url):
+        yield from foreign.execute(query).mappings().partitions(at_once)
