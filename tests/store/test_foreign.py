@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,14 @@ import h5py
 import numpy as np
 import pytest
 from sqlalchemy import Engine
-from support.command import Shell, finish, start
+from support.command import Shell
 from support.raw_sql import sql
 from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from pflbench.spec import RunSpec
 from pflbench.store import database as db
 from pflbench.store import partitions, write
+from pflbench.store.exchange import merge
 
 
 def add_run(engine: Engine, spec: RunSpec) -> None:
@@ -156,15 +160,31 @@ def test_nothing_that_acts_is_let_in(mine: Engine, other: Path, shell: Shell, ki
     assert runs_here(mine) == 0
 
 
-@pytest.mark.slow
-def test_three_imports_at_once(mine: Engine, other: Path, tmp_path: Path) -> None:
-    engine = db.connect(db.to_url(str(other)))
-    for seed in range(2, 30):
-        add_run(engine, make_spec(seed=seed))
-    engine.dispose()
-    done = [finish(process) for process in [start("import", "other.db", folder=tmp_path) for _ in range(3)]]
-    assert [one.code for one in done] == [0, 0, 0]
-    assert runs_here(mine) == 30
+def test_another_import_of_the_same_runs_waits(mine: Engine, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins after this one has looked for the run, and before this one writes it."""
+    decide, begun = merge._decide, threading.Event()
+
+    def imported() -> list[str]:
+        engine = db.connect(str(mine.url))
+        with merge.opened(other, engine) as theirs:
+            found = [outcome.what for outcome in merge.runs(engine, theirs)]
+        engine.dispose()
+        return found
+
+    def slowly(*arguments: Any) -> merge.Outcome:
+        outcome = decide(*arguments)
+        if not begun.is_set():
+            begun.set()
+            time.sleep(0.5)
+        return outcome
+
+    monkeypatch.setattr(merge, "_decide", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(imported)
+        begun.wait()
+        second = pool.submit(imported)
+        assert sorted(first.result() + second.result()) == ["new", "new", "same", "same"]
+    assert runs_here(mine) == 2
 
 
 @pytest.mark.parametrize(
