@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 
 from pflbench.plain import in_json, printable, private
 from pflbench.site.page import Page
+from pflbench.store.exchange.points import flat
 
 _COMMAND = re.compile(r"`([^`]+)`|(?<=: )(pflbench .+)$")
 
@@ -77,15 +78,6 @@ def ranges(runs: Iterable[int]) -> str:
     return ", ".join(str(block[0]) if len(block) == 1 else f"{block[0]}-{block[-1]}" for block in blocks)
 
 
-def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
-    """{"train": {"lr": 0.1}} -> [("train.lr", "0.1")]."""
-    if isinstance(value, dict):
-        return [row for key, item in value.items() for row in _flat(item, f"{name}.{key}" if name else key)]
-    if isinstance(value, list):
-        return [(name, ", ".join(map(str, value)))]
-    return [(name, "none" if value is None else str(value))]
-
-
 def _script_json(value: Any) -> Markup:
     """JSON inside a script element, which would end at the first '</script'."""
     return Markup(to_json(value).replace("<", "\\u003c"))
@@ -105,7 +97,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("pflbench.site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"flat": _flat, "script_json": _script_json, "code": _code, "ranges": ranges, "private": private}
+    environment.filters |= {"flat": flat, "script_json": _script_json, "code": _code, "ranges": ranges, "private": private}
     return environment
 
 

@@ -54,7 +54,7 @@ def points(engine: Engine, run: Run, after: int) -> Iterator[list[TrackedRound]]
 
 def parameters(run: Run) -> dict[str, Any]:
     """The flat specification: {"partition.beta": 0.1, "method.hyperparameters.p": 1, ...}, without nulls."""
-    return dict(_flat("", run.spec))
+    return {name: value for name, value in flat(run.spec) if value is not None}
 
 
 def tags(run: Run) -> dict[str, str]:
@@ -79,11 +79,12 @@ def moment(text: str) -> float:
     return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC).timestamp()
 
 
-def _flat(prefix: str, value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """{"train": {"lr": 0.1}} -> ("train.lr", 0.1)."""
     for name, inner in value.items():
         if isinstance(inner, Mapping):
-            yield from _flat(f"{prefix}{name}.", inner)
-        elif inner is not None:
+            yield from flat(inner, f"{prefix}{name}.")
+        else:
             yield prefix + name, inner
 
 
