@@ -92,19 +92,14 @@ def sort_value(text: str) -> str:
 
 
 def _heads(columns: tuple[Column, ...]) -> tuple[tuple[HeadGroup, ...], tuple[tuple[str, ...], ...]]:
-    """A column whose head begins with empty lines belongs to the group of the column before it."""
+    """A column whose head begins with empty lines belongs to the group of the column before it, which has the group's lines."""
     groups: list[HeadGroup] = []
     heads: list[tuple[str, ...]] = []
-    for column, after in zip(columns, (*columns[1:], None), strict=True):
-        empty, following = _empty(column), _empty(after) if after else 0
-        if empty:
+    empty = [next((k for k, line in enumerate(column.head) if line), 0) for column in columns]
+    for column, above, following in zip(columns, empty, (*empty[1:], 0), strict=True):
+        if above:
             groups[-1] = HeadGroup(groups[-1].head, groups[-1].span + 1)
-            heads.append(column.head[empty:])
         else:
             groups.append(HeadGroup(column.head[:following], 1))
-            heads.append(column.head[following:])
+        heads.append(column.head[above or following :])
     return (tuple(groups) if any(group.head for group in groups) else ()), tuple(heads)
-
-
-def _empty(column: Column) -> int:
-    return next((k for k, line in enumerate(column.head) if line), 0)
