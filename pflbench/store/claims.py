@@ -54,8 +54,8 @@ class _Session:
         if key in self.keys or not self._locks("pg_try_advisory_lock", key):
             self._end_if_unused()
             raise Occupied(
-                f"Another process is at this run already: {held(self._engine).get(key, 'it has just ended')}.",
-                "Wait for it, or stop it first. One whose machine is gone is let go after a minute.",
+                f"Another process is training this run: {held(self._engine).get(key, 'it has just ended')}.",
+                "Wait for it, or stop it first. One whose machine is gone is released after a minute.",
             )
         self.keys.add(key)
 

@@ -119,7 +119,7 @@ def _own(path: Path) -> IO[str]:
             if time.monotonic() < until:
                 time.sleep(0.02)
                 continue
-            raise Occupied("Another process is at this run already.", "Wait for it, or stop it first.") from None
+            raise Occupied("Another process is training this run.", "Wait for it, or stop it first.") from None
         # The process that had the lock removes the file: a lock of a removed file would keep nobody out.
         with suppress(FileNotFoundError):
             if os.fstat(handle.fileno()).st_ino == path.stat().st_ino:

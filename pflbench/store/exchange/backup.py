@@ -58,6 +58,6 @@ def _require_sound(partial: Path, name: str) -> None:
 
 def _require_new(target: Path) -> None:
     if target.exists():
-        raise UserError(f"{target} is there already.", "A backup replaces nothing: name a new file.")
+        raise UserError(f"{target} already exists.", "A backup replaces nothing: name a new file.")
     if not target.absolute().parent.is_dir():
         raise UserError(f"No folder {target.absolute().parent} for the backup.", "Make it first.")
