@@ -1,7 +1,7 @@
 """Signals that ask a command to end: Ctrl-C, and SIGTERM and SIGHUP, which schedulers and closed terminals send.
 
-The first of them raises KeyboardInterrupt in the main thread, so that what is under way keeps what it has reached. Those that
-come within GRACE of it do not: they would break off the way out. One that is ignored when the command begins stays so, as
+The first signal raises KeyboardInterrupt in the main thread, so that runs write checkpoints. Later signals within GRACE
+seconds only print a line: they would interrupt that. A signal that is ignored when the command begins stays ignored, such as
 SIGHUP under `nohup`.
 """
 
@@ -23,15 +23,15 @@ _PATIENCE = b"\nWhat has been reached is being kept; then this ends.\n"
 
 _first: int | None = None  # the signal that came first
 _raised = float("-inf")  # when KeyboardInterrupt was raised last
-_depth = 0  # of blocks under way that are not to be broken off
-_waiting = False  # whether such a block ends with KeyboardInterrupt
+_depth = 0  # of nested `held` blocks
+_waiting = False  # whether the end of `held` raises KeyboardInterrupt
 
 
 @contextmanager
 def caught(*, last: bool = False) -> Iterator[None]:
-    """Until the end of the block these signals raise KeyboardInterrupt. Elsewhere than in the main thread nothing changes.
+    """In the block these signals raise KeyboardInterrupt. Does nothing outside the main thread.
 
-    last: the process ends with the block. If a signal has come, further ones are ignored then: Python would print tracebacks.
+    last: the process ends after the block. If a signal has come, further ones are ignored, else Python would print tracebacks.
     """
     global _first, _raised, _depth, _waiting
     _first, _raised, _depth, _waiting = None, float("-inf"), 0, False
@@ -53,10 +53,10 @@ def caught(*, last: bool = False) -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A block that is not broken off, such as the saving of checkpoints: a signal that comes meanwhile waits for its end."""
+    """A block that signals do not interrupt, such as saving a checkpoint: they are handled at its end."""
     global _depth, _waiting
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals never come here
+        yield  # signals are only handled in the main thread
         return
     _depth += 1
     try:
@@ -73,7 +73,7 @@ def arrived() -> bool:
 
 
 def exit_code() -> int:
-    """Of a command that such a signal has ended, as shells have it: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
+    """The exit code after the first signal, as in shells: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
     return 128 + (_first or signal.SIGINT)
 
 

@@ -1,6 +1,4 @@
-"""Text from outside, made safe for the place that shows it: no control codes, no passwords, no formulas for a spreadsheet;
-and text that is kept without what tells of the user's machine.
-"""
+"""Makes text safe to show (no control codes, passwords or spreadsheet formulas), and removes users, hosts and paths from it."""
 
 from __future__ import annotations
 
@@ -12,10 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 _SECRETS = "password", "passwd", "pwd", "secret", "token"
-# C0 but for tab and line feed, DEL, C1: what is left of a sequence without its first character does nothing.
+# C0 except tab and line feed, DEL, C1. Without its first character, an escape sequence does nothing.
 _CODES = re.compile(r"\x1b\[[\d;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _IN_JSON = re.compile(r"[\x7f-\x9f]")
-# One slash, too: so pathlib writes a URL. The patterns begin with a sign that is rare, and take time linear in a text's length.
+# Also with one slash, as pathlib writes a URL. The patterns begin with a rare sign, and take time linear in the text's length.
 _USER_AND_REST = r"(:/{1,2}[^\s:/@\"<>\\]*:)"
 _BEFORE_HOST = re.compile(_USER_AND_REST + r"([^\s\"<>\\]*)")
 _BEFORE_HOST_OF_ALL = re.compile(_USER_AND_REST + "(.*)", re.DOTALL)
@@ -29,15 +27,12 @@ _ARGUMENT = re.compile(r"((?:-\w|--[\w-]+=|[\w-]+:)?)(~?/.*|[A-Za-z]:\\.*)", re.
 
 
 def printable(text: str) -> str:
-    """As all text is printed and written: without passwords, and without control codes but for tabs and line feeds.
-
-    A terminal obeys control codes, whoever wrote the text.
-    """
+    """The text without passwords, and without control codes except tabs and line feeds, which a terminal would obey."""
     return without_passwords(_CODES.sub("", text))
 
 
 def without_passwords(text: str, *, alone: bool = False) -> str:
-    """*** for the passwords of the URLs in a text. alone: the text is one word of a command line, which may have spaces."""
+    """Replaces the passwords of URLs by ***. alone: the text is one word of a command line, and may contain spaces."""
     pattern = _BEFORE_HOST_OF_ALL if alone else _BEFORE_HOST
     return _IN_QUERY.sub("=***", pattern.sub(_masked, text))
 
@@ -48,7 +43,7 @@ def _masked(found: re.Match[str]) -> str:
 
 
 def in_csv(value: Any) -> Any:
-    """A spreadsheet takes a text for a formula that begins with one of these signs, but for a quote before it. Numbers stay."""
+    """Puts a quote before a text that a spreadsheet would take for a formula. Numbers stay."""
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) and not _is_number(value)
     return f"'{value}" if formula else value
 
@@ -62,22 +57,22 @@ def _is_number(text: str) -> bool:
 
 
 def in_json(text: str) -> str:
-    """JSON with the control codes escaped that it may have as they are."""
+    """JSON with escaped control codes, which JSON allows unescaped."""
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def private(text: str) -> str:
-    """Absolute paths by their last part, or from the working directory; URLs of servers without user, password and host."""
+    """Shortens absolute paths to their last part (or from the working directory), and URLs of servers to the database."""
     return _PLACES.sub(lambda found: _url(found["scheme"], found["rest"]) if found["scheme"] else _path(found["path"]), text)
 
 
 def privately(value: Any) -> Any:
-    """JSON for others to read: every text in it printable, and private."""
+    """JSON for others to read: every text is printable and private."""
     return each_text(value, lambda text: private(printable(text)))
 
 
 def each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """JSON with every text in it changed, but for names."""
+    """JSON with `change` applied to every text except names."""
     if isinstance(value, dict):
         return {name: each_text(item, change) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -86,7 +81,7 @@ def each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def private_command(words: Sequence[str]) -> str:
-    """A command line, as a shell reads it, each argument as by `private`: there a path may have spaces."""
+    """A command line quoted for a shell, with `private` applied to each argument, where a path may have spaces."""
     return shlex.join(_argument(word) for word in words)
 
 
@@ -107,7 +102,7 @@ def _url(scheme: str, rest: str) -> str:
 
 
 def _path(path: str) -> str:
-    """Relative ones stay."""
+    """Shortens an absolute path."""
     if not path.startswith(("/", "~")) and path[1:3] != ":\\":
         return path
     with suppress(OSError):

@@ -15,7 +15,6 @@ depends_on = None
 
 _STATUSES = "'queued', 'running', 'finished', 'failed', 'diverged', 'interrupted'"
 _COUNTS = ("params_up", "params_down", "scalars_up", "scalars_down", "bytes_up", "bytes_down", "peak_memory")
-_TABLES = ("partition", "run", "artifact", "client_round", "round", "series", "reference_run", "reference_round", "sweep")
 
 
 def upgrade() -> None:
@@ -173,11 +172,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_sweep"),
         sa.UniqueConstraint("name", name="uq_sweep_name"),
     )
-
-
-def downgrade() -> None:
-    for table in reversed(_TABLES):
-        op.drop_table(table)
 
 
 def _text(length: int) -> Any:

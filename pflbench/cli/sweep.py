@@ -188,7 +188,7 @@ def cancel(name: NAMED, db: o.Db = o.DEFAULT_DB) -> None:
     from pflbench.store import sweeps
 
     with opened(db) as results:
-        sweep = sweeps.cancel(results, name)
+        sweep = sweeps.set_cancelled(results, name, True)
         running = sweeps.sweep_state(results, sweep.specs).counts["running"]
     message(f"{name} is cancelled. Runs under way that will stop: {running}. Go on with: pflbench sweep resume {name}")
 

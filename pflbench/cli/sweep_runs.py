@@ -91,7 +91,7 @@ def resume(
         executor = executor_options(workers, sweep.environment.get("workers"))
         typed = executor_options(workers) if workers["executor"] else None
         how = _allowed(sweep, files, place["checkpoints"], executor, typed)
-        sweep = sweeps.reopen(results, name)
+        sweep = sweeps.set_cancelled(results, name, False)
         asked = SweepCommand(sweep, results, how, executor, Path(sweep.environment["data_dir"]), quiet, as_json)
         with plugged_in(asked.plugins):
             make(asked, retry_failed=retry_failed, keep_going=keep_going, limit=limit)

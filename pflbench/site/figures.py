@@ -1,4 +1,4 @@
-"""The figures for a page, by name, and why others are not there."""
+"""The figures of a page, by name, and why others are missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pflbench.site.papermap import Missing
 
 @dataclass(frozen=True)
 class FigureGroup:
-    """The figures of one name, a figure per setting or run. cut: there may be more, which are not drawn."""
+    """The figures of one name, one per setting or run. cut: not all settings or runs are drawn."""
 
     name: str
     title: str
@@ -26,7 +26,7 @@ class FigureGroup:
 
     @property
     def source(self) -> str:
-        """Where the papers have it: "FedALA, Figure 4"."""
+        """The papers' name for it: "FedALA, Figure 4"."""
         return sources("plot", self.name)
 
     @property
@@ -35,15 +35,15 @@ class FigureGroup:
 
 
 def views(engine: Engine, filters: Filters, most: int | None) -> tuple[tuple[FigureGroup, ...], tuple[Missing, ...]]:
-    """The figures that the database can fill, of each name of so many settings or runs, or of all; and the others.
+    """The figures for which the database has runs, and the others. most: settings or runs per name (None: all).
 
-    Raises UserError where it cannot be read.
+    Raises UserError if the database cannot be read.
     """
     drawn, empty = [], []
     for name, entry in PLOTS.items():
         try:
-            made = figures.pages(name, engine, filters, most)
-            drawn.append(FigureGroup(name, entry.title, made, most is not None and len(made) >= most))
+            of_name = figures.pages(name, engine, filters, most)
+            drawn.append(FigureGroup(name, entry.title, of_name, most is not None and len(of_name) >= most))
         except UserError as error:
             reraise_database_error(error)
             empty.append(Missing("plot", name, entry.title, error.message, error.hint))

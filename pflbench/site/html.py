@@ -1,30 +1,30 @@
-"""A page as HTML. Everything that it needs is in the file: styles, scripts, plotly.js (packed, for its size), data."""
+"""Renders a page as HTML. The file contains styles, scripts, plotly.js (compressed) and data."""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import hashlib
-import json
-import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
+import pydantic_core
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from pflbench.plain import in_json, printable, private
 from pflbench.site.page import Page
+from pflbench.store.exchange.points import flat
 
 _COMMAND = re.compile(r"`([^`]+)`|(?<=: )(pflbench .+)$")
 
 
 def document(page: Page, run_pages: Iterable[tuple[int, dict[str, Any]]] = ()) -> str:
-    """The whole file. run_pages: those that it holds, by run; a live page asks for them."""
+    """The whole file. run_pages: number and content of the pages of single runs; a live page requests them from the server."""
     return printable(
         _environment()
         .get_template("page.html.j2")
@@ -41,29 +41,35 @@ def document(page: Page, run_pages: Iterable[tuple[int, dict[str, Any]]] = ()) -
 
 @cache
 def policy(*, live: bool) -> str:
-    """What a browser may do for the page (Content-Security-Policy): run its two scripts, ask nobody but a live page's server.
+    """The Content-Security-Policy: only the page's two scripts run, and only a live page makes requests, to its server.
 
-    Whatever else came to stand in it, out of a database, is no script to the browser.
+    So the browser executes nothing that came out of a database.
     """
     from plotly.offline import get_plotlyjs
 
     digests = (hashlib.sha256(text.encode()).digest() for text in (_asset("app.js"), get_plotlyjs()))
     scripts = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    asked = "'self'" if live else "'none'"
+    server = "'self'" if live else "'none'"
     return (
-        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; connect-src {asked}; "
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; connect-src {server}; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
 def content(page: Page) -> str:
-    """The part of it that changes with the database."""
+    """The part of the page that changes with the database."""
     return printable(_environment().get_template("content.html.j2").render(page=page))
 
 
+def run_page(content: dict[str, Any], pages: Collection[int]) -> str:
+    """The page of one run. content: of `runs.page`; pages: the runs that have a page."""
+    return printable(_environment().get_template("run.html.j2").render(run=content, pages=pages))
+
+
 def to_json(value: Any) -> str:
-    """JSON as a browser reads it: numbers that are not finite become null, arrays lists."""
-    return in_json(json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    """JSON for a browser: numbers that are not finite become null, NumPy's arrays lists."""
+    text: bytes = pydantic_core.to_json(value, inf_nan_mode="null", fallback=lambda array: array.tolist())
+    return in_json(text.decode())
 
 
 def ranges(runs: Iterable[int]) -> str:
@@ -72,23 +78,13 @@ def ranges(runs: Iterable[int]) -> str:
     return ", ".join(str(block[0]) if len(block) == 1 else f"{block[0]}-{block[-1]}" for block in blocks)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy's arrays and numbers
-        return _plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _script_json(value: Any) -> Markup:
-    """For the inside of a script element, which ends at the first '</script'."""
+    """JSON inside a script element, which would end at the first '</script'."""
     return Markup(to_json(value).replace("<", "\\u003c"))
 
 
 def _code(text: str) -> Markup:
-    """Commands in a sentence as such: what stands in backticks, and what follows a colon."""
+    """A sentence with its commands in <code>: text in backticks, and a command after a colon."""
     marked, at = Markup(), 0
     for found in _COMMAND.finditer(text):
         marked += escape(text[at : found.start()]) + Markup("<code>{}</code>").format(found[1] or found[2])
@@ -98,16 +94,16 @@ def _code(text: str) -> Markup:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("pflbench.site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"script_json": _script_json, "code": _code, "ranges": ranges, "private": private}
-    return made
+    environment.filters |= {"flat": flat, "script_json": _script_json, "code": _code, "ranges": ranges, "private": private}
+    return environment
 
 
 @cache
 def _packed_plotly() -> str:
-    """plotly.js as base64 of gzip, 2 MB instead of 5, which every browser since 2023 unpacks by itself."""
+    """plotly.js as base64 of gzip: 2 MB instead of 5. Browsers since 2023 can unpack it."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

@@ -1,4 +1,4 @@
-"""What a page shows, as plain data: the tables and figures that a database can fill, its runs, and what is left out."""
+"""The data of a page: the tables and figures for which the database has runs, the runs, and the missing tables and figures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pflbench.site.tables import TableView
 from pflbench.store.runs import Result, distinct
 
 PAGES = ("all", "shown", "none")
-MOST = 200  # runs that all have a page unasked, and all their figures
-FIGURES = 12  # settings that have figures, of more runs than these
+MOST = 200  # runs up to which all runs have pages by default, and all settings figures
+FIGURES = 12  # settings with figures, if there are more than MOST runs
 
 
 @dataclass(frozen=True)
 class Made:
-    """Where a page comes from. `at`: UTC, ISO 8601."""
+    """How a page was made. `at`: UTC, ISO 8601."""
 
     database: str
     at: str
@@ -42,7 +42,7 @@ class Page:
     figures: tuple[FigureGroup, ...]
     missing: tuple[Missing, ...]
     runs: tuple[RunLine, ...]
-    pages: frozenset[int]  # the runs that have a page of their own
+    pages: frozenset[int]  # the runs with a page of their own
     live: bool
 
     @property
@@ -59,7 +59,7 @@ class Page:
 
     @property
     def drawings(self) -> tuple[str, ...]:
-        """What else the papers have, in words."""
+        """Sentences about figures of the papers that are drawings."""
         return tuple(f"{paper}: {why}." for paper, why in DRAWINGS.items())
 
     @property
@@ -69,10 +69,12 @@ class Page:
 
 
 def build(engine: Engine, made: Made, filters: Filters, pages: str = "auto", *, live: bool = False) -> Page:
-    """The page on the runs that pass the filters. pages: which runs have one of their own: all, those of the tables and figures,
-    none, or their numbers ("3,17"); 'auto': all up to MOST runs, else none.
+    """The page about the runs that pass the filters.
 
-    Raises UserError for unknown names and where there are no runs, unless the page is live: there they may come.
+    pages: which runs have pages of their own: "all", "shown" (those of the tables and figures), "none", their numbers ("3,17"),
+    or "auto": all up to MOST runs, else none.
+
+    Raises UserError for unknown names, and if there are no runs, unless the page is live.
     """
     if not re.fullmatch(rf"auto|{'|'.join(PAGES)}|\d{{1,15}}(,\d{{1,15}})*", pages):
         raise UserError(f"--runs {pages} is not possible.", f"Write {', '.join(PAGES)}, or numbers of runs: --runs 3,17.")
@@ -91,8 +93,8 @@ def _shown(filled: Iterable[TableView], drawn: Iterable[FigureGroup]) -> tuple[i
 def _chosen(engine: Engine, filters: Filters, live: bool) -> list[Result]:
     if live and not distinct(engine, filters.among(engine), "method"):
         return []
-    found = filters.matching(engine)
-    return [run for run in found if not filters.status or run.status in statuses(filters.status)]
+    matching = filters.matching(engine)
+    return [run for run in matching if not filters.status or run.status in statuses(filters.status)]
 
 
 def _paged(lines: Collection[RunLine], shown: Iterable[int], pages: str) -> frozenset[int]:

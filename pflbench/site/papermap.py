@@ -1,4 +1,4 @@
-"""What a page has of the papers' tables and figures, and what it has to leave out."""
+"""Which of the papers' tables and figures a page shows, and which it cannot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pflbench.report.papermap import EXHIBITS, Exhibit, Part, sources
 
 @dataclass(frozen=True)
 class Shown:
-    """links: what of it is on the page, as anchor and name; whole: whether all of it is."""
+    """A table or figure of a paper. links: its parts on the page, as anchor and name; whole: whether all parts are."""
 
     exhibit: Exhibit
     links: tuple[tuple[str, str], ...]
@@ -23,7 +23,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Missing:
-    """A table or figure that the database cannot fill: why, and what would."""
+    """A table or figure for which the database lacks runs: why, and what to do."""
 
     kind: Kind
     name: str
@@ -37,20 +37,21 @@ class Missing:
 
     @property
     def command(self) -> str:
-        """What makes all of its runs, and then shows it."""
+        """The command that trains its runs and shows it."""
         return f"pflbench reproduce {Part(self.kind, self.name).command_name}"
 
 
 def shown(tables: Collection[str], figures: Collection[str]) -> tuple[Shown, ...]:
-    """All exhibits, on a page with these tables and figures."""
+    """All tables and figures of the papers, linked to these tables and figures of the page."""
     return tuple(
-        Shown(one, tuple(link for part in one.parts if (link := _link(part, tables, figures)) is not None)) for one in EXHIBITS
+        Shown(exhibit, tuple(link for part in exhibit.parts if (link := _link(part, tables, figures)) is not None))
+        for exhibit in EXHIBITS
     )
 
 
 def _link(part: Part, tables: Collection[str], figures: Collection[str]) -> tuple[str, str] | None:
     if part.kind == "plot":
         return (f"figures-{part.name}", part.name) if part.name in figures else None
-    # What has the paper's layout comes before what shows any runs.
-    here = next((name for name in (TABLES[part.name].printed, part.name) if name in tables), None)
-    return None if here is None else (f"table-{here}", here)
+    # The table in the paper's layout takes precedence over the table of any runs.
+    found = next((name for name in (TABLES[part.name].printed, part.name) if name in tables), None)
+    return None if found is None else (f"table-{found}", found)

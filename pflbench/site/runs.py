@@ -1,4 +1,4 @@
-"""The list of runs and the pages on single ones. Accuracies are in percent here."""
+"""The list of runs, and the pages of single runs. Accuracies are in percent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pflbench.store.runs import results as stored_results
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run in the list. alike: the runs of its cell; now: the last accuracy of one that runs."""
+    """A line of the list. alike: the runs of the same cell; now: the last accuracy of a running run."""
 
     info: Run
     method: str
@@ -65,7 +65,7 @@ def listed(engine: Engine, results: Sequence[Result]) -> tuple[RunLine, ...]:
 
 
 def pages(engine: Engine, lines: Collection[RunLine], chosen: Collection[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """By run, what its page shows, as plain JSON types."""
+    """Number and content of each page."""
     kept, series = arrays.kept(engine, chosen), rounds.series_names(engine, chosen)
     spent = rounds.costs(engine, chosen, TOLERANCE / 100)
     for line in lines:
@@ -74,7 +74,7 @@ def pages(engine: Engine, lines: Collection[RunLine], chosen: Collection[int]) -
 
 
 def page(engine: Engine, run_id: int) -> dict[str, Any]:
-    """What the page on one run shows. Raises UserError where there is no such run."""
+    """The content of one run's page. Raises UserError if there is no such run."""
     results = stored_results(engine, RunScope(), RoundRule("best"))
     lines = [line for line in listed(engine, results) if line.info.id == run_id]
     for _, content in pages(engine, lines, [run_id]):
@@ -103,9 +103,9 @@ def _page(engine: Engine, line: RunLine, series: Sequence[str], kept: Sequence[K
         "alike": [run for run in line.alike if run != line.info.id],
         "spec": privately(line.info.spec),
         "environment": privately({name: value for name, value in line.info.environment.items() if name != "host"}),
-        "artifacts": [asdict(one) for one in kept],
+        "artifacts": [asdict(arrays_of_name) for arrays_of_name in kept],
         "clients": _clients(engine, line.info.id),
-        "figures": [asdict(figure) for figure in run_figures.pages(engine, line.info.id)],
+        "figures": run_figures.pages(engine, line.info.id),
     }
 
 
@@ -145,10 +145,10 @@ def _costs(cost: Cost) -> list[tuple[str, str | None]]:
 
 
 def _clients(engine: Engine, run_id: int) -> dict[str, Any] | None:
-    """After the last evaluated round: [client, test samples, accuracy]."""
+    """The last evaluated round, with rows [client, test samples, accuracy]; None if no results of clients are stored."""
     try:
         found = rounds.clients(engine, run_id)
-    except UserError:  # none are stored
+    except UserError:
         return None
     columns = (found.client.tolist(), found.correct.tolist(), found.total.tolist())
     rows = [[i, total, 100 * correct / total if total else None] for i, correct, total in zip(*columns, strict=True)]

@@ -1,4 +1,4 @@
-"""The page over HTTP on this machine alone, read-only, made anew when the database has changed."""
+"""Serves the page over HTTP, to this machine only. It is rendered again when the database has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine
 
@@ -20,52 +20,47 @@ from pflbench.store.failures import friendly
 from pflbench.store.opened import require_in_place
 
 HOST = "127.0.0.1"
-OWN_NAMES = (HOST, "localhost", "[::1]")  # the last where a tunnel or proxy of this machine leads here
-# Between two makings of a page, so many times as long as one took: it must not slow down the runs that it shows.
+OWN_NAMES = (HOST, "localhost", "[::1]")  # the last through a tunnel or proxy of this machine
+# After rendering, the server rests REST times as long as that took: it must not slow down the runs.
 REST = 10.0
-PATIENCE = 30.0  # seconds that a connection may say nothing
-# Changes with every commit of another connection; PostgreSQL's also with those to its other databases.
+TIMEOUT = 30.0  # seconds without data, after which a connection is closed
+# Its value changes with every commit of another connection; PostgreSQL's also with commits to its other databases.
 _STATE = {"sqlite": "PRAGMA data_version", "postgresql": "SELECT pg_current_snapshot()"}
 
 
+class Edition(NamedTuple):
+    """The page at one moment. version: differs between two editions, and between two servers."""
+
+    version: str
+    content: str
+    document: str
+
+
 class Editions:
-    """The page as of the newest commit, made when somebody asks. Safe to use from several threads."""
+    """Renders the page as of the newest commit, on request. Thread-safe."""
 
     def __init__(self, engine: Engine, make: Callable[[], Page]) -> None:
         self._make, self._lock = make, threading.Lock()
         self._connection: Connection = engine.connect()
         self._started = time.time_ns()
-        self._version, self._content, self._document = "", "", ""
+        self._state, self._edition = "", Edition("", "", "")
         self._rest_until = 0.0
 
-    def version(self) -> str:
-        """Differs between two editions, and between two servers."""
+    def newest(self) -> Edition:
+        """Raises Vanished, and UserError where the server is away."""
         with self._lock:
-            return self._current()
-
-    def content(self) -> str:
-        with self._lock:
-            self._current()
-            return self._content
-
-    def document(self) -> str:
-        with self._lock:
-            self._current()
-            return self._document
+            if time.monotonic() >= self._rest_until and (state := self._stored_state()) != self._state:
+                began = time.monotonic()
+                page = self._make()
+                self._edition = Edition(f"{self._started}-{state}", html.content(page), html.document(page))
+                self._state, self._rest_until = state, time.monotonic() + REST * (time.monotonic() - began)
+            return self._edition
 
     def close(self) -> None:
         self._connection.close()
 
-    def _current(self) -> str:
-        if time.monotonic() >= self._rest_until and (found := self._state()) != self._version:
-            began = time.monotonic()
-            page = self._make()
-            self._content, self._document, self._version = html.content(page), html.document(page), found
-            self._rest_until = time.monotonic() + REST * (time.monotonic() - began)
-        return f"{self._started}-{self._version}"
-
-    def _state(self) -> str:
-        """Another one when something was committed. Raises Vanished, and UserError where the server is away."""
+    def _stored_state(self) -> str:
+        """A text that changes with each commit."""
         try:
             with friendly(self._connection.engine.url):
                 require_in_place(self._connection)
@@ -93,7 +88,7 @@ class Server(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked and did not wait for the answer is no error."""
+        """Ignores clients that did not wait for the answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -111,11 +106,11 @@ def _refused(port: int, error: OSError) -> UserError:
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
-    timeout = PATIENCE  # of the socket: a connection that begins a request and never ends it is closed
+    timeout = TIMEOUT  # of the socket
 
     def do_GET(self) -> None:
         if not self._is_for_us():
-            # Another site's name that leads to this machine: its scripts would read what is shown here.
+            # Against DNS rebinding: a site whose name resolves to this machine could read the results.
             self._send(403, "text/plain", "Ask for 127.0.0.1 or localhost.\n")
             return
         try:
@@ -129,30 +124,22 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _refuse(self) -> None:
-        self.close_connection = True  # what was sent along is not read
-        self._send(405, "text/plain", "This only shows results.\n", Allow="GET, HEAD")
-
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
-
     def _answer(self, path: str) -> tuple[int, str, str]:
-        pages: dict[str, tuple[str, Callable[[], str]]] = {
-            "/": ("text/html", self.server.editions.document),
-            "/content": ("text/html", self.server.editions.content),
-            "/version": ("text/plain", self.server.editions.version),
-        }
         if run := re.fullmatch(r"/run/(\d{1,15})", path):
             return self._run(int(run[1]))
-        if path not in pages:
+        if path not in ("/", "/content", "/version"):
             return 404, "text/plain", "There is nothing here.\n"
-        kind, make = pages[path]
-        return 200, kind, make()
+        edition = self.server.editions.newest()
+        if path == "/version":
+            return 200, "text/plain", edition.version
+        return 200, "text/html", edition.document if path == "/" else edition.content
 
     def _run(self, run_id: int) -> tuple[int, str, str]:
         try:
-            return 200, "application/json", html.to_json(runs.page(self.server.engine, run_id))
+            found = runs.page(self.server.engine, run_id)
         except UserError as error:
             return 404, "text/plain", f"{error}\n"
+        return 200, "text/html", html.run_page(found, [run_id, *found["alike"]])
 
     def _is_for_us(self) -> bool:
         return re.sub(r":\d*$", "", self.headers.get("Host", "")).lower() in OWN_NAMES
@@ -174,4 +161,4 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *values: object) -> None:
-        """Nothing: a line for every poll would bury what matters."""
+        """Logs nothing: there would be a line for every poll."""

@@ -1,4 +1,4 @@
-"""The tables of `pflbench table` for a page: their heads as HTML needs them, and by what their cells are sorted."""
+"""The tables of `pflbench table` for a page: with grouped heads for HTML, and sort keys of cells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"[<>]?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """A head above `span` columns; without text above columns that belong to none."""
+    """A head above `span` columns; empty above columns without a common head."""
 
     head: tuple[str, ...]
     span: int
@@ -28,7 +28,7 @@ class HeadGroup:
 
 @dataclass(frozen=True)
 class CellView:
-    """`sort`: the number or text that sorts it, empty for an empty cell."""
+    """A cell. sort: the number or text by which it is sorted, empty for an empty cell."""
 
     text: str
     sort: str
@@ -38,7 +38,7 @@ class CellView:
 
 @dataclass(frozen=True)
 class TableView:
-    """rows: label and cells. csv: a link that holds the table in full precision."""
+    """A table. rows: label and cells. csv: a data URL with the table in full precision."""
 
     name: str
     title: str
@@ -52,12 +52,12 @@ class TableView:
 
     @property
     def source(self) -> str:
-        """Where the papers have it: "FedALA, Table 4"."""
+        """The papers' name for it: "FedALA, Table 4"."""
         return sources("table", self.name)
 
 
 def views(engine: Engine, filters: Filters) -> tuple[tuple[TableView, ...], tuple[Missing, ...]]:
-    """The tables that the database can fill, and the others."""
+    """The tables for which the database has runs, and the others."""
     filled, empty = [], []
     for name, entry in TABLES.items():
         try:
@@ -84,7 +84,7 @@ def _cell(entry: CellText) -> CellView:
 
 
 def sort_value(text: str) -> str:
-    """'85.77 ± 1.15 *' -> '85.77': a cell is sorted by the number that it begins with, else by its text."""
+    """'85.77 ± 1.15 *' -> '85.77': the number at the beginning, else the text."""
     if text in ("", "-"):
         return ""
     number = _NUMBER.match(text)
@@ -92,19 +92,14 @@ def sort_value(text: str) -> str:
 
 
 def _heads(columns: tuple[Column, ...]) -> tuple[tuple[HeadGroup, ...], tuple[tuple[str, ...], ...]]:
-    """A column whose head begins with empty lines stands under the same group as the one before it."""
+    """A column whose head begins with empty lines belongs to the group of the column before it, which has the group's lines."""
     groups: list[HeadGroup] = []
     heads: list[tuple[str, ...]] = []
-    for column, after in zip(columns, (*columns[1:], None), strict=True):
-        empty, following = _empty(column), _empty(after) if after else 0
-        if empty:
+    empty = [next((k for k, line in enumerate(column.head) if line), 0) for column in columns]
+    for column, above, following in zip(columns, empty, (*empty[1:], 0), strict=True):
+        if above:
             groups[-1] = HeadGroup(groups[-1].head, groups[-1].span + 1)
-            heads.append(column.head[empty:])
         else:
             groups.append(HeadGroup(column.head[:following], 1))
-            heads.append(column.head[following:])
+        heads.append(column.head[above or following :])
     return (tuple(groups) if any(group.head for group in groups) else ()), tuple(heads)
-
-
-def _empty(column: Column) -> int:
-    return next((k for k, line in enumerate(column.head) if line), 0)

@@ -1,8 +1,7 @@
-"""Arrays that runs observed: how they are packed, which there are, those of a run, and what is computed from them."""
+"""Arrays that runs have stored: packing, listing, reading."""
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -16,7 +15,6 @@ from pflbench.errors import UserError
 from pflbench.store.database import reading, writing
 from pflbench.store.schema import ArtifactRow
 
-LARGEST = 2**29  # bytes of an array, packed or unpacked
 Array = np.ndarray[Any, np.dtype[Any]]
 Counts = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -25,7 +23,7 @@ Integers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """An array of a run, without its numbers."""
+    """An array of a run, without its data."""
 
     name: str
     round: int
@@ -35,7 +33,7 @@ class ArrayInfo:
 
 @dataclass(frozen=True)
 class Kept:
-    """Arrays of one name that a run left behind: how many, of which rounds."""
+    """The arrays of one name of a run: their number, first and last round."""
 
     name: str
     count: int
@@ -44,7 +42,7 @@ class Kept:
 
 
 def pack_array(array: Array) -> bytes:
-    """The array's buffer, C order, little-endian, compressed. dtype and shape are kept beside it."""
+    """The array's buffer (C order, little-endian), compressed. dtype and shape are stored in other columns."""
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return zlib.compress(little.tobytes(order="C"), level=1)
 
@@ -52,17 +50,10 @@ def pack_array(array: Array) -> bytes:
 def unpack_array(data: bytes, dtype: str, shape: Sequence[int]) -> Array:
     """The inverse of `pack_array`, for a dtype named like "float32".
 
-    Raises ValueError, TypeError or zlib.error for what was not packed there: a few bytes can unpack to any number.
+    Raises ValueError, TypeError or zlib.error for damaged data.
     """
-    kind = np.dtype(dtype)
-    size = math.prod(shape) * kind.itemsize
-    if kind.kind not in "biuf" or kind.name != dtype or not 0 <= size <= LARGEST:
-        raise ValueError(f"no array of numbers of at most {LARGEST} bytes: {dtype}, {shape}")
-    unpacking = zlib.decompressobj()
-    values = np.frombuffer(unpacking.decompress(data, size + 1), dtype=kind.newbyteorder("<"))
-    if not unpacking.eof:
-        raise ValueError(f"more or fewer than {size} bytes")
-    return values.astype(dtype).reshape(tuple(shape))
+    little = np.dtype(dtype).newbyteorder("<")
+    return np.frombuffer(zlib.decompress(data), dtype=little).astype(dtype).reshape(tuple(shape))
 
 
 def row(run_id: int, name: str, round: int, array: Array) -> dict[str, Any]:
@@ -80,7 +71,7 @@ def infos(engine: Engine, run_id: int) -> tuple[ArrayInfo, ...]:
 
 
 def kept(engine: Engine, run_ids: Collection[int]) -> dict[int, list[Kept]]:
-    """By run, what it left behind, by name; runs without arrays are left out."""
+    """The arrays of each run, by name; runs without arrays are left out."""
     columns = (ArtifactRow.run_id, ArtifactRow.name, func.count(), func.min(ArtifactRow.round), func.max(ArtifactRow.round))
     query = select(*columns).where(ArtifactRow.run_id.in_(run_ids)).group_by(ArtifactRow.run_id, ArtifactRow.name)
     found: dict[int, list[Kept]] = defaultdict(list)
@@ -91,14 +82,14 @@ def kept(engine: Engine, run_ids: Collection[int]) -> dict[int, list[Kept]]:
 
 
 def names(engine: Engine, run_ids: Collection[int], prefix: str) -> list[str]:
-    """The names with this beginning under which any of these runs kept arrays, sorted."""
+    """The names of these runs' arrays that begin with `prefix`, sorted."""
     query = select(ArtifactRow.name).where(ArtifactRow.run_id.in_(run_ids), ArtifactRow.name.startswith(prefix, autoescape=True))
     with reading(engine) as c:
         return list(c.scalars(query.distinct().order_by(ArtifactRow.name)))
 
 
 def rounds(engine: Engine, run_ids: Collection[int], names: Collection[str]) -> dict[tuple[int, str], list[int]]:
-    """(run, name) -> the rounds in which the run kept an array of this name, ascending; what was not kept is left out."""
+    """(run, name) -> the rounds with an array of this name, ascending; left out if there is none."""
     query = select(ArtifactRow.run_id, ArtifactRow.name, ArtifactRow.round)
     query = query.where(ArtifactRow.run_id.in_(run_ids), ArtifactRow.name.in_(names)).order_by(ArtifactRow.round)
     found: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -109,7 +100,7 @@ def rounds(engine: Engine, run_ids: Collection[int], names: Collection[str]) -> 
 
 
 def read(engine: Engine, run_id: int, name: str, of: Sequence[int]) -> dict[int, Array]:
-    """The run's arrays of this name in the given rounds, by round, ascending."""
+    """The run's arrays of this name in the rounds `of`, by round, ascending."""
     query = select(ArtifactRow.round, ArtifactRow.dtype, ArtifactRow.shape, ArtifactRow.data)
     query = query.where(ArtifactRow.run_id == run_id, ArtifactRow.name == name, ArtifactRow.round.in_(of))
     with reading(engine) as c:
@@ -118,7 +109,7 @@ def read(engine: Engine, run_id: int, name: str, of: Sequence[int]) -> dict[int,
 
 
 def read_one(engine: Engine, run_id: int, name: str, round: int | None = None) -> Array:
-    """The array of a run and round (default: the newest). Raises UserError if there is none, listing the names."""
+    """The array of a run and round (default: the newest). Raises UserError, with the run's names, if there is none."""
     own = ArtifactRow.run_id == run_id
     query = select(ArtifactRow.dtype, ArtifactRow.shape, ArtifactRow.data).where(own, ArtifactRow.name == name)
     if round is not None:
@@ -127,13 +118,13 @@ def read_one(engine: Engine, run_id: int, name: str, round: int | None = None) -
         found = c.execute(query.order_by(ArtifactRow.round.desc()).limit(1)).first()
         if found is None:
             where = "" if round is None else f" of round {round}"
-            there = c.scalars(select(ArtifactRow.name).where(own).distinct().order_by(ArtifactRow.name))
-            raise UserError(f"Run {run_id} has no artifact '{name}'{where}.", f"It has: {', '.join(there) or 'none'}.")
+            present = c.scalars(select(ArtifactRow.name).where(own).distinct().order_by(ArtifactRow.name))
+            raise UserError(f"Run {run_id} has no artifact '{name}'{where}.", f"It has: {', '.join(present) or 'none'}.")
     return unpack_array(found.data, found.dtype, found.shape)
 
 
 def keep(engine: Engine, run_id: int, name: str, round: int, array: Array) -> None:
-    """Stores an array that was computed from what a finished run left behind, in place of an earlier one."""
+    """Stores an array that was computed from those of a finished run; replaces an earlier one."""
     same = (ArtifactRow.run_id == run_id, ArtifactRow.name == name, ArtifactRow.round == round)
     with writing(engine) as c:
         c.execute(delete(ArtifactRow).where(*same))

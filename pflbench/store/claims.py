@@ -1,7 +1,7 @@
-"""Who is at a run, where machines share the database: advisory locks of PostgreSQL, on a connection for nothing else.
+"""Locks of runs on PostgreSQL: session advisory locks on a connection of their own.
 
-The server frees them when that connection ends: at once with its process, after a minute with a machine that is gone. A pooler
-between the two must leave a connection to its session.
+The server frees them when that connection ends: at once with its process, after a minute if the machine is gone. A pooler
+must use session pooling.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pflbench.errors import Occupied
 from pflbench.store.database import reading
 from pflbench.store.failures import friendly, patiently
 
-# How the server finds out that a machine is gone; and the connection is meant to be idle. Older servers lack some of them.
+# Keepalives, by which the server notices that a machine is gone; no timeout, as the connection is idle. Older servers lack some.
 _SETTINGS = """
     SELECT set_config(name, wanted, false) FROM pg_settings JOIN (VALUES
         ('tcp_keepalives_idle', '30'), ('tcp_keepalives_interval', '10'), ('tcp_keepalives_count', '3'),
@@ -33,15 +33,15 @@ _HELD = """
 
 
 class _Session:
-    """A connection to the server, and the keys whose locks it has."""
+    """A connection to the server, and the keys of the runs that it has locked."""
 
     def __init__(self, engine: Engine) -> None:
         self.keys: set[str] = set()
         self._engine, self._connection = engine, engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        self._connection.detach()  # closing it ends its session, and no other use of the pool gets it
+        self._connection.detach()  # closing it ends its session, and the pool gives it to nobody else
         self._connection.execute(text(_SETTINGS), {"who": f"{platform.node()[:40]}, process {os.getpid()}"})
 
-    def answers(self) -> bool:
+    def is_alive(self) -> bool:
         try:
             self._connection.exec_driver_sql("SELECT 1")
         except SQLAlchemyError:
@@ -54,14 +54,14 @@ class _Session:
         if key in self.keys or not self._locks("pg_try_advisory_lock", key):
             self._end_if_unused()
             raise Occupied(
-                f"Another process is at this run already: {held(self._engine).get(key, 'it has just ended')}.",
-                "Wait for it, or stop it first. One whose machine is gone is let go after a minute.",
+                f"Another process is training this run: {held(self._engine).get(key, 'it has just ended')}.",
+                "Wait for it, or stop it first. One whose machine is gone is released after a minute.",
             )
         self.keys.add(key)
 
-    def give_back(self, key: str) -> None:
+    def release(self, key: str) -> None:
         self.keys.remove(key)
-        with suppress(SQLAlchemyError):  # where the connection is lost, so is the lock
+        with suppress(SQLAlchemyError):  # if the connection is lost, so is the lock
             self._locks("pg_advisory_unlock", key)
         self._end_if_unused()
 
@@ -75,14 +75,14 @@ class _Session:
         return bool(self._connection.scalar(text(f"SELECT {function}(:number)"), {"number": number}))
 
 
-_sessions: WeakKeyDictionary[Engine, _Session] = WeakKeyDictionary()  # one for all runs that an engine makes
+_sessions: WeakKeyDictionary[Engine, _Session] = WeakKeyDictionary()  # one for all runs of an engine
 
 
 @contextmanager
 def claimed(engine: Engine, key: str) -> Iterator[Callable[[], None]]:
-    """Keeps other processes from the runs of a key, for as long as this one lives. Raises Occupied.
+    """Locks the runs of a key for this process. Raises Occupied.
 
-    Gives a function that takes the lock anew if it was lost with its connection; it raises Occupied and Unreachable.
+    Yields a function that takes the lock again if it was lost with its connection; it raises Occupied and Unreachable.
     """
     mine: _Session | None = None
 
@@ -98,17 +98,17 @@ def claimed(engine: Engine, key: str) -> Iterator[Callable[[], None]]:
         yield take
     finally:
         assert mine is not None
-        mine.give_back(key)
+        mine.release(key)
 
 
 def held(engine: Engine) -> dict[str, str]:
-    """The keys at whose runs a process is, and which one."""
+    """The keys of the locked runs, and by which process each is locked."""
     with reading(engine) as c:
         return {row[0]: row[1] for row in c.execute(text(_HELD))}
 
 
 def _session(engine: Engine) -> _Session:
     found = _sessions.get(engine)
-    if found is None or not found.keys or not found.answers():
+    if found is None or not found.keys or not found.is_alive():
         found = _sessions[engine] = _Session(engine)
     return found

@@ -1,4 +1,4 @@
-"""Opening the database: where it is, its schema's revision, upgrades, and one transaction after the other.
+"""Opens the database, upgrades its schema, and makes transactions.
 
 SQLite has a write-ahead log and synchronous=NORMAL: a committed round survives the death of the process, though a power
 failure may take the last ones; on network file systems a rollback journal (`journal`). An engine must not be carried over a
@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import sqlite3
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,12 +28,12 @@ from pflbench.store import failures, journal
 from pflbench.store.failures import BUSY_SECONDS, ELSEWHERE, friendly, from_json, place, sqlite_path
 from pflbench.store.opened import has_other_names, in_place, require_in_place, watch
 
-# What it logs it raises as well. Without a handler Python prints it, with a traceback, as of a Ctrl-C while a file is closed.
+# SQLAlchemy raises what it logs. Without a handler Python would also print it, with a traceback: a Ctrl-C while a file is closed.
 logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
 
 T = TypeVar("T")
 VERSION_TABLE = "pflbench_version"  # a name of our own: other programs' databases have an alembic_version, too
-_SMALLEST = 512  # bytes of an SQLite database; it would take the first bytes of a smaller file for a new one
+_SMALLEST = 512  # bytes of an SQLite database; SQLite takes a smaller file for a new database
 _TRIES = 20
 _ADVISORY_LOCK = 0x70666C62  # "pflb"
 
@@ -63,22 +61,10 @@ def connect(url: str, *, create: bool = True) -> Engine:
     Raises:
         UserError: no such file or folder, not a database, another program's database, a newer schema, no permission.
     """
-    engine = open_engine(url)
-    if not create and _is_write_protected(engine.url):
-        return connect_read_only(url)
-    try:
-        with friendly(url):
-            _require_place(engine.url, create)
-            with engine.connect() as connection:
-                found = revision(connection)
-            if found is None and not create:
-                raise _missing(engine.url)
-            if found != head():
-                _migrate(engine)
-    except BaseException:
-        engine.dispose()
-        raise
-    return engine
+    with _opening(url, create=create) as (engine, schema):
+        if schema != head():
+            _migrate(engine)
+        return engine
 
 
 def connect_read_only(url: str) -> Engine:
@@ -87,66 +73,66 @@ def connect_read_only(url: str) -> Engine:
     Raises:
         UserError: as `connect` with create=False; also for an old schema.
     """
-    engine = open_engine(url, read_only=True)
-    try:
-        with friendly(url):
-            _require_place(engine.url, create=False)
-            with engine.connect() as connection:
-                found = revision(connection)
-        if found is None:
-            raise _missing(engine.url)
-        if found != head():
-            raise UserError(
-                f"{place(engine.url)} has the old schema {found}.", "Bring it up to date, or a copy of it: pflbench db upgrade"
-            )
-    except BaseException:
-        engine.dispose()
-        raise
-    return engine
+    with _opening(url, read_only=True) as (engine, schema):
+        if schema != head():
+            name = place(engine.url)
+            raise UserError(f"{name} has the old schema {schema}.", "Bring it up to date, or a copy of it: pflbench db upgrade")
+        return engine
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
     """Brings the schema to the newest revision; returns the revisions before (None: a new database) and after."""
-    engine = open_engine(url)
-    try:
-        with friendly(url):
-            _require_place(engine.url, create=True)
-            return _migrate(engine), head()
-    finally:
-        engine.dispose()
+    with _opening(url, create=True) as (engine, _):
+        before = _migrate(engine)
+    engine.dispose()
+    return before, head()
 
 
 @contextmanager
-def as_it_is(url: str) -> Iterator[tuple[Connection, str]]:
+def as_it_is(url: str, *, read_only: bool = False) -> Iterator[tuple[Connection, str]]:
     """Connects to an existing database and gives its revision with the connection; upgrades nothing."""
-    engine = open_engine(url)
-    if _is_write_protected(engine.url):
+    with _opening(url, read_only=read_only) as (engine, schema):
+        assert schema is not None
+        with engine.connect() as connection:
+            yield connection, schema
+    engine.dispose()
+
+
+@contextmanager
+def _opening(url: str, *, read_only: bool = False, create: bool = False) -> Iterator[tuple[Engine, str | None]]:
+    """An engine for a database of ours, and its revision; None for an empty one, which is an error unless `create`.
+
+    What must not be written is opened for reading alone. An error in the block disposes of the engine.
+    """
+    engine = open_engine(url, read_only=read_only)
+    if not create and _is_write_protected(engine.url):
         engine = open_engine(url, read_only=True)
     try:
         with friendly(url):
-            _require_place(engine.url, create=False)
+            _require_place(engine.url, create)
             with engine.connect() as connection:
-                found = revision(connection)
-                if found is None:
-                    raise _missing(engine.url)
-                yield connection, found
-    finally:
+                schema = revision(connection)
+            if schema is None and not create:
+                raise _missing(engine.url)
+            yield engine, schema
+    except BaseException:
         engine.dispose()
+        raise
 
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A connection; what the user can mend (damaged or locked file) becomes a UserError. Raises Vanished."""
+    """A connection for reading. Raises UserError for what the user can mend (a damaged or locked file), and Vanished."""
     with friendly(engine.url), engine.connect() as connection, in_place(connection):
         yield connection
 
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """One transaction that writes: committed at the end, rolled back on an error. Raises Vanished, also behind the commit."""
+    """One transaction that writes: committed at the end, rolled back on an error. Raises Vanished, also after the commit."""
     with friendly(engine.url), engine.connect() as connection, in_place(connection):
-        # A transaction that reads first and asks for the write lock later is refused at once when another process wrote
-        # in between; one that asks at its beginning waits its turn.
+        # SQLite refuses a transaction that reads first and asks for the write lock later if another process wrote in between.
+        # A transaction that asks for the lock at its beginning waits for it.
         connection.execution_options(immediate=True)
         with connection.begin():
             yield connection
@@ -154,7 +140,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 
 def again_if_there(work: Callable[[], T]) -> T:
-    """Does it again where another process has written the same row in between: only SQLite has a single writer."""
+    """Retries `work` if another process has inserted the same row meanwhile. SQLite has a single writer, a server many."""
     for _ in range(_TRIES):
         with suppress(IntegrityError):
             return work()
@@ -162,7 +148,7 @@ def again_if_there(work: Callable[[], T]) -> T:
 
 
 def inserted(connection: Connection, statement: Any) -> int:
-    """Inserts a row; returns its number."""
+    """Inserts a row; returns its primary key."""
     key = connection.execute(statement).inserted_primary_key
     assert key is not None
     return int(key[0])
@@ -183,13 +169,13 @@ def revision(connection: Connection) -> str | None:
             f"{name} is another program's database: it has the tables {_some(tables)}.",
             f"pflbench needs a database of its own: {ELSEWHERE}",
         )
-    found = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
-    if found is not None and found not in revisions():
+    stored = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
+    if stored is not None and stored not in revisions():
         raise UserError(
-            f"{name} has the schema {found}; this pflbench knows schemas up to {head()}.",
+            f"{name} has the schema {stored}; this pflbench knows schemas up to {head()}.",
             f"It was written by a newer pflbench: update this one. Or {ELSEWHERE}",
         )
-    return found
+    return stored
 
 
 @cache
@@ -211,7 +197,7 @@ def scripts() -> Path:
 
 
 def open_engine(url: str, *, read_only: bool = False) -> Engine:
-    """An engine with our settings, and nothing checked: the file may be missing, old or no database at all.
+    """An engine with our settings. Checks nothing: the file may be missing, old or no database at all.
 
     Raises UserError for what is no URL, and for read_only where the database is neither an SQLite file nor on PostgreSQL.
     """
@@ -234,7 +220,7 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
             f"'{without_passwords(url, alone=True)}' is no database URL.", "Give a path, or e.g. postgresql://user@host/name."
         ) from None
     except ImportError as error:
-        if target.get_driver_name() == "psycopg":  # also where it is there without its library
+        if target.get_driver_name() == "psycopg":  # also if it is installed without its library
             raise UserError(f"{place(target)} needs the driver 'psycopg'.", 'pip install "pflbench[postgres]"') from None
         raise UserError(f"{place(target)} needs the driver '{error.name}'.", f"pip install {error.name}") from None
     if path := sqlite_path(target):
@@ -246,7 +232,7 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
 
 @contextmanager
 def migrating(engine: Engine) -> Iterator[Connection]:
-    """One transaction for changing the schema. It holds the write lock from its beginning to its end."""
+    """One transaction that changes the schema and holds the write lock all the time."""
     if engine.dialect.name != "sqlite":
         with engine.begin() as connection:
             if engine.dialect.name == "postgresql":
@@ -258,7 +244,7 @@ def migrating(engine: Engine) -> Iterator[Connection]:
         assert isinstance(driver, sqlite3.Connection)
         # Altering a table copies and drops it, which would delete the rows that refer to it.
         driver.execute("PRAGMA foreign_keys=OFF")
-        driver.execute("PRAGMA legacy_alter_table=ON")  # nor are users' views looked at while a table is away
+        driver.execute("PRAGMA legacy_alter_table=ON")  # nor does SQLite check users' views while a table is being copied
         journal.begin(driver, sqlite_path(engine.url))
         try:
             connection.execution_options(immediate=True)
@@ -285,12 +271,12 @@ def alembic_config(connection: Connection) -> Any:
 
 def _migrate(engine: Engine) -> str | None:
     with migrating(engine) as connection:
-        found = revision(connection)  # again: another process may have been faster
-        if found != head():
+        before = revision(connection)  # again: another process may have been faster
+        if before != head():
             from alembic import command
 
             command.upgrade(alembic_config(connection), "head")
-    return found
+    return before
 
 
 def _server(target: URL, read_only: bool) -> Engine:
@@ -302,7 +288,7 @@ def _server(target: URL, read_only: bool) -> Engine:
         "application_name": "pflbench",
         **({"options": "-c default_transaction_read_only=on"} if read_only else {}),
     }
-    # What the URL says itself holds.
+    # The URL's own settings take precedence.
     own = {name: value for name, value in settings.items() if name not in target.query}
     engine = sa.create_engine(target, connect_args=own, pool_pre_ping=True)
     event.listen(engine, "handle_error", failures.leave_standby)
@@ -312,7 +298,6 @@ def _server(target: URL, read_only: bool) -> Engine:
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions begin in _begin_sqlite, also those that change tables
     connection.execute("PRAGMA foreign_keys=ON")
-    connection.execute("PRAGMA journal_size_limit=-1")  # a log that gets shorter was cut off (`opened`)
     connection.execute("PRAGMA trusted_schema=OFF")  # a file may come from anywhere
     journal.prepare(connection)
 
@@ -323,7 +308,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _is_write_protected(url: URL) -> bool:
-    """Whether there is such a file and it, or its folder, cannot be written, as on a read-only file system, or must not be."""
+    """Whether the file exists and must not be written (hard links), or cannot be, as on a read-only file system."""
     path = sqlite_path(url)
     if path is None or not path.is_file():
         return False
@@ -331,34 +316,20 @@ def _is_write_protected(url: URL) -> bool:
 
 
 def _reader(url: URL) -> Callable[[], sqlite3.Connection]:
-    """Makes connections that SQLite itself holds to reading. Raises UserError for what is no SQLite file."""
+    """Makes connections that cannot write. Raises UserError if the database is no SQLite file."""
     path = sqlite_path(url)
     if path is None:
         raise UserError(f"{place(url)} cannot be opened read-only.", "An SQLite file can, and a database on PostgreSQL.")
-    path, options, copy = path.resolve(), "mode=ro", None  # the log lies beside the file, not beside a link to it
-    if path.is_file() and not os.access(path.parent, os.W_OK):
-        # Readers of a write-ahead log need an index of it beside the file, which they cannot make there.
-        logged = Path(f"{path}-wal")
-        if not logged.exists() or not logged.stat().st_size:
-            options += "&immutable=1"
-        elif not Path(f"{path}-shm").exists():
-            copy = tempfile.TemporaryDirectory(prefix="pflbench-")
-            path = _copied(path, logged, Path(copy.name))
-
-    def connect(_kept: object = copy) -> sqlite3.Connection:  # the copy is there as long as the function is
-        return sqlite3.connect(f"{path.as_uri()}?{options}", uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
-
-    return connect
-
-
-def _copied(database: Path, logged: Path, folder: Path) -> Path:
-    for each in (database, logged):
-        shutil.copyfile(each, folder / each.name)
-    return folder / database.name
+    path, options = path.resolve(), "mode=ro"  # the log lies beside the file, not beside a link to it
+    log = Path(f"{path}-wal")
+    if path.is_file() and not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size):
+        options += "&immutable=1"  # to read a log SQLite makes an index beside the file, which it cannot there
+    uri = f"{path.as_uri()}?{options}"
+    return lambda: sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
 
 
 def _require_place(url: URL, create: bool) -> None:
-    # The file itself is never opened here: closing it would drop the locks this process holds on it through SQLite.
+    # Never opens the file: closing it would drop the locks that this process holds on it through SQLite.
     path = sqlite_path(url)
     if path is None:
         return
@@ -375,8 +346,8 @@ def _require_place(url: URL, create: bool) -> None:
 
 def _missing(url: URL) -> UserError:
     path = sqlite_path(url)
-    found = f"there is no database at {place(url)}" if path else f"{place(url)} is empty"
-    return NothingYet(f"No results yet: {found}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
+    why = f"there is no database at {path}" if path and not path.exists() else f"{place(url)} is empty"
+    return NothingYet(f"No results yet: {why}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
 
 
 def _some(names: list[str]) -> str:

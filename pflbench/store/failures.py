@@ -1,4 +1,4 @@
-"""Failures of the database that the user can mend, in words that say how."""
+"""Turns database errors that the user can mend into UserErrors that say how; waits for a server that is away."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, Operationa
 from pflbench.errors import Unreachable, UserError
 from pflbench.plain import without_passwords
 
-_log = logging.getLogger(__name__)  # on stderr, also of a worker's process: whoever waits should know for what
+_log = logging.getLogger(__name__)  # to stderr, also in a worker's process: the user should know what is waited for
 
 T = TypeVar("T")
 BUSY_SECONDS = 30
@@ -32,7 +32,7 @@ def from_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise UserError("A row of the database is damaged: what should be JSON in it is none.", DAMAGED) from None
+        raise UserError("A row of the database is damaged: it should contain JSON, and does not.", DAMAGED) from None
 
 
 @contextmanager
@@ -44,14 +44,14 @@ def friendly(url: str | URL) -> Iterator[None]:
     try:
         yield
     except (DBAPIError, sqlite3.Error) as error:
-        told = _explain(make_url(url), error)
-        if told is None:
+        explained = _explain(make_url(url), error)
+        if explained is None:
             raise
-        raise told from error
+        raise explained from error
 
 
 def patience() -> float:
-    """Seconds for which a server that does not answer is waited for: PFLBENCH_DB_WAIT, else ten minutes."""
+    """Seconds to wait for a server that does not answer: PFLBENCH_DB_WAIT, else ten minutes."""
     text = os.environ.get("PFLBENCH_DB_WAIT") or "600"
     if not re.fullmatch(r"\d+(\.\d+)?", text):
         raise UserError(f"PFLBENCH_DB_WAIT={text} is no number of seconds.", "For example PFLBENCH_DB_WAIT=600.")
@@ -59,25 +59,25 @@ def patience() -> float:
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Does it, and again as long as the server cannot be reached and patience lasts. It must do no harm when done twice."""
-    seconds, pause, said = patience(), 0.5, False
+    """Calls `work`, and retries it while the server cannot be reached, up to `patience()` seconds. `work` must be idempotent."""
+    seconds, pause, warned = patience(), 0.5, False
     until = time.monotonic() + seconds
     while True:
         try:
             return work()
         except Unreachable as error:
             if time.monotonic() + pause > until:
-                told = f"{error.message} Waited {seconds:.0f} seconds for it (PFLBENCH_DB_WAIT)."
-                raise Unreachable(told, f"{_KEPT} Run the same command again when the server is back.") from error
-            if not said:
+                message = f"{error.message} Waited {seconds:.0f} seconds for it (PFLBENCH_DB_WAIT)."
+                raise Unreachable(message, f"{_KEPT} Run the same command again when the server is back.") from error
+            if not warned:
                 _log.warning("%s Waiting up to %.0f seconds for it (PFLBENCH_DB_WAIT).", error.message, seconds)
-                said = True
+                warned = True
         time.sleep(pause)
         pause = min(2 * pause, 15.0)
 
 
 def leave_standby(context: ExceptionContext) -> None:
-    """For an engine's errors: after a failover another connection may lead to the server that takes writes."""
+    """Error handler of an engine: drops connections to a read-only server, since a new one may lead to the primary."""
     if getattr(context.original_exception, "sqlstate", None) == _READ_ONLY:
         context.is_disconnect = True
 
@@ -98,19 +98,19 @@ def _explain(url: URL, error: Exception) -> UserError | None:
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, sqlite3.Error):
         code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        told = _SQLITE_ERRORS.get(code)
-        return UserError(told[0].format(place(url)), told[1]) if told else None
+        known = _SQLITE_ERRORS.get(code)
+        return UserError(known[0].format(place(url)), known[1]) if known else None
     state = getattr(cause, "sqlstate", None)
     if isinstance(error, (OperationalError, InterfaceError)) or (isinstance(error, InternalError) and state in _FOR_NOW):
-        return _of_server(url, error, str(cause).strip().splitlines() or [""])
+        return _explain_server(url, error, str(cause).strip().splitlines() or [""])
     if isinstance(error, ProgrammingError) and state == _NO_PRIVILEGE:
         return UserError(f"{place(url)}: {str(cause).splitlines()[0]}.", "Ask the server's owner for the right to it.")
     return None
 
 
-def _of_server(url: URL, error: DBAPIError, said: list[str]) -> UserError:
-    """What a server says, or a driver that did not reach it."""
-    first = without_passwords(said[0]).rpartition(" failed: ")[2].removeprefix("FATAL:").strip()
+def _explain_server(url: URL, error: DBAPIError, lines: list[str]) -> UserError:
+    """Explains an error that a server returned, or of a driver that did not reach it. lines: the error's text."""
+    first = without_passwords(lines[0]).rpartition(" failed: ")[2].removeprefix("FATAL:").strip()
     if "does not exist" in first and "database" in first:
         return UserError(f"{place(url)}: there is no such database.", f"Make it first: createdb {url.database}. {ELSEWHERE}")
     state = getattr(error.orig, "sqlstate", None)

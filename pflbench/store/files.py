@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written aside, flushed, then moved to their name."""
+"""Atomic writes: a file is written under another name, flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import glob
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -16,111 +16,78 @@ from pflbench.plain import printable
 if TYPE_CHECKING:
     import numpy as np
 
-try:
-    import fcntl
-except ImportError:  # Windows: no advisory locks there
-    fcntl = None  # type: ignore[assignment]
-
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name when it is complete. An interruption or a full disk leaves what was there before.
+    """A file to write that is renamed to `path` when it is complete. An interruption or a full disk leaves the old file.
 
-    What is no plain file, such as a pipe or /dev/null, is written as it is. Raises OSError if it cannot be written.
+    A pipe or device, such as /dev/null, is written directly. Raises OSError if it cannot be written.
     """
     target = path.resolve()
     if target.exists() and not target.is_file():
         with target.open("wb") as out:
             yield out
         return
-    remove_abandoned(target)
-    partial = partial_of(target)
-    try:
-        with _own(partial) as out:
+    with _partial(target) as partial:
+        with partial.open("wb") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
         if target.exists():
             partial.chmod(target.stat().st_mode)
         partial.replace(target)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """As `atomic_write`, the name of a file for SQLite to make, in a folder of its own with what it writes beside it.
-
-    The lock is the folder's: on NFS one of the file itself would keep SQLite from it, also in this process.
-    """
+    """As `atomic_write`, for a file that SQLite writes. It lies in a folder of its own, since SQLite makes files beside it."""
     target = path.resolve()
-    remove_abandoned(target)
-    partial = partial_of(target)
-    try:
-        partial.mkdir()
-        with ExitStack() as stack:
-            with suppress(OSError):  # where there are no locks
-                stack.enter_context(locked(partial))
-            made = partial / target.name
-            yield made
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
-            made.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def partial_of(target: Path) -> Path:
-    """Where this process writes aside what is to become `target`, a file or a folder."""
-    return target.with_name(f".{target.name}.{os.getpid()}.partial")
-
-
-def remove_abandoned(target: Path) -> None:
-    """Removes what processes that were killed have left aside of `target`: a living one holds the lock of its own."""
-    for partial in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        with suppress(OSError), locked(partial):
-            if partial.is_dir():
-                shutil.rmtree(partial)
-            else:
-                for each in (partial, *(Path(f"{partial}{more}") for more in ("-journal", "-wal", "-shm"))):  # an SQLite file's
-                    each.unlink(missing_ok=True)
+    with _partial(target) as folder:
+        folder.mkdir()
+        whole = folder / target.name
+        yield whole
+        with whole.open("rb") as file:
+            os.fsync(file.fileno())
+        whole.replace(target)
 
 
 @contextmanager
-def locked(partial: Path) -> Iterator[None]:
-    """Holds the lock of what is written aside. Raises OSError where another process holds it, or there are no locks."""
-    handle = os.open(partial, os.O_RDONLY)
+def _partial(target: Path) -> Iterator[Path]:
+    """A temporary name beside `target`, for a file or folder that is removed at the end. Removes those of killed processes."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        pid = left.suffixes[-2][1:]
+        if pid.isdigit() and not _is_alive(int(pid)):
+            _remove(left)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        if fcntl is None:
-            raise OSError("no locks here")
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield partial
     finally:
-        os.close(handle)
+        _remove(partial)
 
 
-def _own(partial: Path) -> IO[bytes]:
-    """A new file, with its lock where the file system has locks."""
-    while True:
-        out = partial.open("wb")
-        if fcntl is None:
-            return out
-        with suppress(OSError):
-            fcntl.flock(out, fcntl.LOCK_EX)
-        # Another process may have taken it for abandoned before it was locked.
-        if partial.exists():
-            return out
-        out.close()
+def _is_alive(pid: int) -> bool:
+    """Whether this is another process of this machine."""
+    if pid == os.getpid():
+        return False
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """As `atomic_write`, for what the user has asked for.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """As `atomic_write`, for a file that the user has asked for. Raises UserError if it cannot be written."""
     try:
         with atomic_write(path) as out:
             yield out
@@ -129,13 +96,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Without control codes. Raises UserError if it cannot be written."""
+    """Writes a text without control codes. Raises UserError if it cannot be written."""
     with replacing(path) as out:
         out.write(printable(text).encode())
 
 
 def write_array(path: Path, array: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """In NumPy's .npy format, under exactly this name. Raises UserError if it cannot be written."""
+    """Writes an .npy file under exactly this name. Raises UserError if it cannot be written."""
     import numpy as np
 
     with replacing(path) as out:

@@ -1,9 +1,8 @@
-"""What is in a database, and whether it is sound; an old schema is read as it is."""
+"""`db info` and `db check`. Databases with an old schema are not upgraded."""
 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from typing import Any
 
 from sqlalchemy import CheckConstraint, Connection, inspect
@@ -16,53 +15,42 @@ from pflbench.store.schema import Base
 
 
 def info(url: str) -> dict[str, Any]:
-    """What is in the database. `bytes` is None where nobody says."""
-    with as_it_is(url) as (connection, found):
-        engine = connection.engine
-        path = sqlite_path(engine.url)
-        runs = connection.exec_driver_sql("SELECT status, count(*) FROM run GROUP BY status ORDER BY status").all()
+    """Facts about the database. `bytes` is None if the size is unknown."""
+    with as_it_is(url) as (connection, schema):
+        path, kind = sqlite_path(connection.engine.url), connection.dialect.name
+
+        def ask(query: str) -> Any:
+            return connection.exec_driver_sql(query)
+
+        on_server = ask("SELECT pg_database_size(current_database())").scalar() if kind == "postgresql" else None
+        runs = ask("SELECT status, count(*) FROM run GROUP BY status ORDER BY status").all()
         return {
-            "database": place(engine.url),
-            "kind": engine.dialect.name,
-            "bytes": path.stat().st_size if path else _bytes(connection),
-            "schema": found,
+            "database": place(connection.engine.url),
+            "kind": kind,
+            "bytes": path.stat().st_size if path else on_server,
+            "schema": schema,
             "newest_schema": head(),
             "runs": {str(status): int(count) for status, count in runs},
-            **{f"{table}s": _count(connection, table) for table in ("round", "partition", "artifact")},
+            **{f"{table}s": ask(f'SELECT count(*) FROM "{table}"').scalar() for table in ("round", "partition", "artifact")},
         }
 
 
 def check(url: str) -> list[str]:
-    """Problems of the database, in words; an empty list means a sound one. Reads every row."""
-    with as_it_is(url) as (connection, found):
-        problems = []
-        if connection.engine.dialect.name == "sqlite":
-            damage = _damage(connection)
-            if damage:
-                return damage
-            lost = Counter((row[0], row[2]) for row in connection.exec_driver_sql("PRAGMA foreign_key_check"))
-            problems += [f"{n} rows of {table} belong to no {parent}" for (table, parent), n in lost.items()]
-        if found != head():
-            return [*problems, f"the schema is {found}, not {head()}: `pflbench db upgrade`"]
-        return [*problems, *_differences(connection), *rules.problems(connection)]
-
-
-def _bytes(connection: Connection) -> int | None:
-    if connection.dialect.name != "postgresql":
-        return None
-    return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
-
-
-def _count(connection: Connection, table: str) -> int:
-    return int(connection.exec_driver_sql(f'SELECT count(*) FROM "{table}"').scalar_one())
+    """The problems of the database, one per line; none if it is sound. Reads every row."""
+    with as_it_is(url) as (connection, schema):
+        if connection.dialect.name == "sqlite" and (damage := _damage(connection)):
+            return damage
+        if schema != head():
+            return [f"the schema is {schema}, not {head()}: `pflbench db upgrade`"]
+        return [*_differences(connection), *rules.problems(connection)]
 
 
 def _damage(connection: Connection) -> list[str]:
-    """What SQLite's own check of the file says, as far as it gets."""
-    connection.exec_driver_sql("PRAGMA ignore_check_constraints=ON")  # rows that the schema would refuse are no damage
+    """The problems that SQLite's own check of the file finds."""
+    connection.exec_driver_sql("PRAGMA ignore_check_constraints=ON")  # rows that break a check are found by `rules`
     try:
         lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
-    except OperationalError:  # locked, say: the file may be sound
+    except OperationalError:  # e.g. locked: the file may be sound
         raise
     except DatabaseError as error:
         return [f"damaged: {error.orig}"]
@@ -70,16 +58,18 @@ def _damage(connection: Connection) -> list[str]:
 
 
 def _differences(connection: Connection) -> list[str]:
-    """Where the tables are not those of the models."""
+    """Differences between the tables and the models of `schema`."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
     context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    with warnings.catch_warnings(action="ignore"):  # of checks that PostgreSQL has not made of older rows
+    with warnings.catch_warnings(action="ignore"):  # about checks that PostgreSQL has not applied to older rows
         changes = [str(change) for change in compare_metadata(context, Base.metadata)]
         found = inspect(connection)
         for table in Base.metadata.sorted_tables:
-            there = {check["name"] for check in found.get_check_constraints(table.name)} if found.has_table(table.name) else set()
+            present = (
+                {check["name"] for check in found.get_check_constraints(table.name)} if found.has_table(table.name) else set()
+            )
             wanted = {str(check.name) for check in table.constraints if isinstance(check, CheckConstraint)}
-            changes += [f"no check {name}" for name in sorted(wanted - there)]
+            changes += [f"no check {name}" for name in sorted(wanted - present)]
     return [f"not the tables of schema {head()}: {change}" for change in changes]

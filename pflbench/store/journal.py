@@ -1,7 +1,7 @@
-"""How SQLite keeps a commit whole: by a write-ahead log beside the file, or by a rollback journal.
+"""Chooses between SQLite's two ways of an atomic commit: a write-ahead log, or a rollback journal.
 
-The log lets readers go on beside a writer. Its index is memory that all processes share, which no network file system gives
-them: there two machines would each have an index of their own and damage the file. A rollback journal needs file locks alone.
+With the log, readers do not wait for a writer. Its index is shared memory, which network file systems do not have: two machines
+would each have their own index and damage the file. A rollback journal only needs file locks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from pflbench.store.failures import BUSY_SECONDS
 
-WAL, ROLLBACK = "wal", "rollback"
+WAL = "wal"
 _MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "fhgfs", "glusterfs", "ocfs2"),
@@ -25,60 +25,50 @@ _NETWORK = {
 
 
 def network(path: Path, mounts: str | None = None) -> str | None:
-    """The kind of network file system that a file lies on, "nfs4" say; None for another one, or where nobody tells.
+    """The network file system of a file, e.g. "nfs4"; None for a local file system, and if it is unknown.
 
-    mounts: as Linux lists them in /proc/self/mountinfo; by default what is there.
+    mounts: the text of Linux's /proc/self/mountinfo, which is read if it is not given.
     """
     if mounts is None:
         try:
             mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
         except OSError:
             return None
-    where, found, longest = path.resolve(), None, -1
+    target, found, longest = path.resolve(), None, -1
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(" "), after.split(" ")[0]
         if len(fields) < 5 or not kind:
             continue
-        point = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4]))  # a blank in it is \040
-        # Of two at the same place the later one is on top.
-        if where.is_relative_to(point) and len(point.parts) >= longest:
+        point = Path(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4]))  # \040 is a blank
+        # If two are mounted at the same place, the later one is visible.
+        if target.is_relative_to(point) and len(point.parts) >= longest:
             found, longest = kind, len(point.parts)
     return found if found in _NETWORK else None
 
 
-def kind(connection: sqlite3.Connection) -> str:
-    return WAL if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal" else ROLLBACK
-
-
 def of(engine: Engine) -> str:
-    """Of a database that is open."""
-    borrowed = engine.raw_connection()
-    try:
-        assert isinstance(borrowed.driver_connection, sqlite3.Connection)
-        return kind(borrowed.driver_connection)
-    finally:
-        borrowed.close()
+    """The journal of a database: "wal", or "delete" for a rollback journal."""
+    with engine.connect() as connection:
+        return str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """How much a commit waits for the disk: less is safe with a write-ahead log alone."""
-    connection.execute(f"PRAGMA synchronous={'NORMAL' if kind(connection) == WAL else 'FULL'}")
+    """Sets how long a commit waits for the disk: NORMAL is safe only with a write-ahead log."""
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    connection.execute(f"PRAGMA synchronous={'NORMAL' if mode == WAL else 'FULL'}")
 
 
 def begin(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Of a new database: what is safe where it lies. One that has tables stays as it is."""
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-        _set(connection, ROLLBACK if path is not None and network(path) else WAL, BUSY_SECONDS)
-
-
-def _set(connection: sqlite3.Connection, to: str, patience: float) -> None:
-    until = time.monotonic() + patience
-    while True:  # SQLite does not always wait here for another process's lock
+    """Sets the journal of a new database, by its file system. A database with tables keeps its journal."""
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return None
+    mode = "delete" if path is not None and network(path) else WAL
+    until = time.monotonic() + BUSY_SECONDS
+    while True:  # for this statement SQLite does not always wait for another process's lock
         try:
-            connection.execute(f"PRAGMA journal_mode={'WAL' if to == WAL else 'DELETE'}")
-            prepare(connection)
-            return
+            connection.execute(f"PRAGMA journal_mode={mode}")
+            return prepare(connection)
         except sqlite3.OperationalError:
             if time.monotonic() > until:
                 raise

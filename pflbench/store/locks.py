@@ -1,4 +1,7 @@
-"""Who is at a run: whoever has a lock, on a file beside an SQLite database or in the server, which ends with its process."""
+"""Locks of runs: one process trains a run. A lock of a file beside an SQLite database, or one in the server (`claims`).
+
+Both end with their process.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +25,26 @@ except ImportError:  # Windows: no advisory locks there
 
 UNDER_WAY = ("queued", "running")
 OVER = ("finished", "diverged", "failed")
-PATIENCE = 0.5  # seconds: `presence` holds a lock for a moment, and a process that is at the run holds it for long
+PATIENCE = 0.5  # seconds: `presence` holds a lock only for a moment
 
 
 def folder(database: Path | None) -> Path:
-    """Where locks of a database's runs lie, and checkpoints: beside an SQLite file, else in the working directory.
+    """The folder of a database's locks and checkpoints: beside the SQLite file, else in the working directory.
 
-    Beside the file itself: a link to it is another name of the same database.
+    Of a symbolic link, beside its target: both are names of the same database.
     """
     return Path(f"{database.resolve()}.checkpoints") if database else Path("pflbench.checkpoints")
 
 
 RequireOwned = Callable[[], None]
-"""Makes sure that this process still is at the runs of a key. Raises Occupied where another one has taken over."""
+"""Makes sure that this process still has the lock of a key. Raises Occupied if another process has taken over."""
 
 
 def presence(engine: Engine) -> Callable[[str, str], str]:
-    """Says of a run, by its key and the status that was written, what it is now: asks once for all that are asked for.
+    """A function from a run's key and stored status to its status now. A server is asked once for all runs.
 
-    A run under way that no process is at was interrupted, and could not write that down. One that waits, and that a process is
-    at, is running: it loads its data. Where nothing tells who is at a run, the status is what was written.
+    A queued or running run without a process was interrupted, and could not write that. A queued run with a process is running:
+    it loads its data. Where there are no locks, the stored status is returned.
     """
     if engine.dialect.name == "postgresql":
         keys = claims.held(engine)
@@ -61,9 +64,9 @@ def _present(status: str, held: bool) -> str:
 
 @contextmanager
 def locked(engine: Engine, key: str) -> Iterator[RequireOwned]:
-    """Keeps other processes from the runs of a key. It ends with the process, also when that is killed.
+    """Locks the runs of a key for this process. The lock ends with the process, also if it is killed.
 
-    Raises UserError if another process is at them, or the folder of an SQLite file's locks cannot be written.
+    Raises Occupied if another process has the lock, and UserError if the folder of an SQLite file's locks cannot be written.
     """
     if engine.dialect.name == "postgresql":
         with claims.claimed(engine, key) as claim:
@@ -81,7 +84,7 @@ def _held(path: Path) -> bool:
             return False
     except FileNotFoundError:
         return False
-    except OSError:  # another's, or one that cannot be asked
+    except OSError:  # locked by another process, or the file system has no locks
         return True
 
 
@@ -116,8 +119,8 @@ def _own(path: Path) -> IO[str]:
             if time.monotonic() < until:
                 time.sleep(0.02)
                 continue
-            raise Occupied("Another process is at this run already.", "Wait for it, or stop it first.") from None
-        # Whoever had the lock before has removed the file: a lock on what is no longer there would keep nobody out.
+            raise Occupied("Another process is training this run.", "Wait for it, or stop it first.") from None
+        # The process that had the lock removes the file: a lock of a removed file would keep nobody out.
         with suppress(FileNotFoundError):
             if os.fstat(handle.fileno()).st_ino == path.stat().st_ino:
                 return handle

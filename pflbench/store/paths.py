@@ -1,4 +1,4 @@
-"""Paths as the database keeps them: without the home, the user and the machine where that is possible."""
+"""Paths as the database stores them: relative to its folder or the home, so that they do not name the user or machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pflbench.store.failures import sqlite_path
 
 
 def kept(path: str, database: URL) -> str:
-    """From the database's folder as "./..." where it leads there, else from the home as "~/...", else as it is."""
+    """The path as "./..." if it lies in the database's folder, as "~/..." if it lies in the home, else as it is."""
     for start, before in ((_folder(database), "./"), (Path.home(), "~/")):
         if start is not None and Path(path).is_relative_to(start):
             return f"{before}{Path(path).relative_to(start)}"
@@ -20,7 +20,7 @@ def kept(path: str, database: URL) -> str:
 
 
 def kept_or_named(path: str, database: URL) -> str:
-    """As `kept`, and what lies elsewhere by its last part."""
+    """As `kept`; of a path elsewhere only the last part."""
     short = kept(path, database)
     return Path(path).name if short == path else short
 
@@ -34,12 +34,12 @@ def found(path: str, database: URL) -> str:
 
 
 def moved(path: str, source: URL, target: URL, keep: Callable[[str, URL], str] = kept) -> str:
-    """What one database has as `path`, as another one has it: only what begins at the source's folder reads differently there."""
+    """A stored path of database `source` as `target` stores it: only paths relative to the source's folder change."""
     return keep(found(path, source), target) if path.startswith("./") else path
 
 
 def in_spec(value: Any, change: Callable[[str], str]) -> Any:
-    """The JSON form of a specification with its paths changed."""
+    """The JSON of a specification with `change` applied to its paths."""
     if isinstance(value, dict):
         return {k: change(v) if k == "path" and isinstance(v, str) else in_spec(v, change) for k, v in value.items()}
     return value

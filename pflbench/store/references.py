@@ -1,4 +1,4 @@
-"""Series that PFLlib recorded, kept beside our runs: by file, since their files say nothing of the protocol."""
+"""Series from PFLlib's result files, stored beside our runs: their protocol is unknown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = Literal["new", "same", "replaced"]
 
 @dataclass(frozen=True)
 class ResultFile:
-    """One file. Arrays are aligned with `round`; accuracy and AUC are fractions; auc and train_loss are NaN where unknown."""
+    """A result file. Arrays are aligned with `round`; accuracy and AUC are fractions; auc and train_loss are NaN if unknown."""
 
     file: str
     hash: str
@@ -37,7 +37,7 @@ class ResultFile:
 
 @dataclass(frozen=True)
 class ReferenceCurve:
-    """The accuracy of a file that is kept."""
+    """The accuracies of a stored file."""
 
     file: str
     dataset: str
@@ -48,12 +48,14 @@ class ReferenceCurve:
 
 
 def save(engine: Engine, found: ResultFile, *, renamed: bool = False, dry_run: bool = False) -> State:
-    """Keeps a file's series, once: the same content again changes nothing. Returns what it was, or would be in a dry run.
+    """Stores a file's series once: the same content again changes nothing. Returns what was done, or would be in a dry run.
 
-    renamed: the user said what the file holds. If that is not what was said before, it replaces it.
+    renamed: the user has named dataset and method, which replace those stored.
     """
     with reading(engine) if dry_run else writing(engine) as c:
-        known = c.execute(_summary().where(ReferenceRunRow.hash == found.hash)).first()
+        last = select(func.max(ReferenceRoundRow.round)).where(ReferenceRoundRow.reference_id == ReferenceRunRow.id)
+        summary = select(ReferenceRunRow.dataset, ReferenceRunRow.method, last.scalar_subquery())
+        known = c.execute(summary.where(ReferenceRunRow.hash == found.hash)).first()
         if known is not None and (not renamed or tuple(known) == (found.dataset, found.method, int(found.round[-1]))):
             return "same"
         if not dry_run:
@@ -78,31 +80,26 @@ def curves(engine: Engine, datasets: Collection[str]) -> list[ReferenceCurve]:
 
 
 def datasets(engine: Engine) -> list[str]:
-    """Those of the files that are kept, sorted."""
+    """The datasets of the stored files, sorted."""
     with reading(engine) as c:
         return list(c.scalars(select(ReferenceRunRow.dataset).distinct().order_by(ReferenceRunRow.dataset)))
 
 
 def merge(engine: Engine, other: Engine, *, dry_run: bool = False) -> list[str]:
-    """Keeps the files of another database that are not here; returns their names."""
+    """Copies the files that only the other database has; returns their names."""
     with reading(engine) as c:
-        here = set(c.scalars(select(ReferenceRunRow.hash)))
-    with reading(other) as there:
-        files = there.execute(select(ReferenceRunRow.__table__).order_by(ReferenceRunRow.id)).mappings().all()
-    new = [dict(file) for file in files if file["hash"] not in here]
+        known = set(c.scalars(select(ReferenceRunRow.hash)))
+    with reading(other) as connection:
+        files = connection.execute(select(ReferenceRunRow.__table__).order_by(ReferenceRunRow.id)).mappings().all()
+    new = [dict(file) for file in files if file["hash"] not in known]
     for file in () if dry_run else new:
         query = select(ReferenceRoundRow.__table__).where(ReferenceRoundRow.reference_id == file.pop("id"))
-        with reading(other) as there:
-            rows = [dict(row) for row in there.execute(query).mappings()]
+        with reading(other) as connection:
+            rows = [dict(row) for row in connection.execute(query).mappings()]
         with writing(engine) as c:
             if c.scalar(select(ReferenceRunRow.id).where(ReferenceRunRow.hash == file["hash"])) is None:
                 _insert_rows(c, file, rows)
     return [file["file"] for file in new]
-
-
-def _summary() -> Any:
-    last = select(func.max(ReferenceRoundRow.round)).where(ReferenceRoundRow.reference_id == ReferenceRunRow.id)
-    return select(ReferenceRunRow.dataset, ReferenceRunRow.method, last.scalar_subquery())
 
 
 def _insert(c: Connection, found: ResultFile) -> None:

@@ -1,4 +1,4 @@
-"""What is read of runs' rounds: curves, histories, second series, clients' results, costs. Accuracies are fractions in [0, 1]."""
+"""Reads rounds: curves, histories, second series, clients' results, costs. Accuracies are fractions in [0, 1]."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pflbench.store.schema import ArtifactRow, ClientRoundRow, RoundRow, RunRow,
 CENTRAL = "central"  # the second series of the global model on the central test set
 
 _WHICH_ROUNDS = "`pflbench runs show RUN` shows which rounds it has."
-# Training alone: evaluation is the benchmark's time, not the method's.
+# Without evaluation, which is the benchmark's time and not the method's.
 _SPENT: ColumnElement[float] = func.coalesce(RoundRow.seconds_receive, 0.0) + func.coalesce(RoundRow.seconds_update, 0.0)
 _TRAINED = RoundRow.participants > 0
 
@@ -30,7 +30,7 @@ def _per_participant(sent: ColumnElement[int | None]) -> ColumnElement[float]:
     return func.coalesce(cast(sent, Double) / RoundRow.participants, 0.0)
 
 
-# What a round costs; zero where it was not measured.
+# The costs of a round; zero if not measured.
 _COSTS: dict[str, ColumnElement[float]] = {
     "spent": _SPENT,
     "evaluated": func.coalesce(RoundRow.seconds_evaluate, 0.0),
@@ -42,7 +42,7 @@ _COSTS: dict[str, ColumnElement[float]] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy at the evaluated rounds; `seconds` is the training time up to each (receive + update), if asked for."""
+    """Accuracy at the evaluated rounds; `seconds` is the training time (receive + update) up to each, if it was requested."""
 
     round: Integers
     accuracy: Floats
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class History:
-    """Every round of a run, ascending, all arrays of one length; NaN where something was not measured.
+    """Every round of a run, ascending; all arrays have one length. NaN: not measured.
 
     accuracy is a fraction; receive, update and evaluate are the seconds that each phase of the round took.
     """
@@ -88,7 +88,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs of one run. Seconds are those of reception and update together, evaluation apart.
+    """Costs of one run. Seconds are of reception and update together, without evaluation.
 
     converged: the first evaluated round within the tolerance of the best. seconds_total: up to it. seconds_initial: of that, what
     the receptions with ALA's initial stage took. seconds_round, seconds_evaluate, parameters, scalars, bytes: medians over
@@ -110,9 +110,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds that a round of one run took: medians of training and of evaluation, together. clients: those that join a round.
+    """Seconds per round of one run: the sum of the medians of training and evaluation.
 
-    epochs: of each of them.
+    clients: that join a round; epochs: local epochs of each of them.
     """
 
     method: str
@@ -127,7 +127,7 @@ def curves(engine: Engine, run_ids: Collection[int], *, points: int | None = Non
     """The curves of runs of *one* protocol by run; runs without an evaluated round are left out.
 
     With `points`, at most about that many evaluated rounds are read, evenly spaced, first and last included: then
-    reading is a seek for each instead of a scan of thousands. All curves share these rounds as far as they get.
+    each is a seek instead of a scan of thousands of rounds. All curves have the same rounds, as far as they go.
     """
     at = _evaluated(engine, run_ids)
     if points is not None and len(at) > points:
@@ -143,7 +143,7 @@ def curves(engine: Engine, run_ids: Collection[int], *, points: int | None = Non
 
 
 def history(engine: Engine, run_id: int) -> History:
-    """Empty arrays for a run without rounds."""
+    """All rounds of a run; empty arrays for a run without rounds."""
     columns = (RoundRow.accuracy, RoundRow.test_loss, RoundRow.train_loss)
     seconds = (RoundRow.seconds_receive, RoundRow.seconds_update, RoundRow.seconds_evaluate)
     query = select(RoundRow.round, *columns, *seconds).where(RoundRow.run_id == run_id).order_by(RoundRow.round)
@@ -153,14 +153,14 @@ def history(engine: Engine, run_id: int) -> History:
 
 
 def newest_rows(engine: Engine, run_id: int, last: int) -> tuple[dict[str, Any], ...]:
-    """The `last` last rows of a run in the table `round`, oldest first."""
+    """The last rows of a run in the table `round`, oldest first. last: how many."""
     query = select(RoundRow.__table__).where(RoundRow.run_id == run_id).order_by(RoundRow.round.desc()).limit(last)
     with reading(engine) as c:
         return tuple(dict(row) for row in reversed(c.execute(query).mappings().all()))
 
 
 def series_names(engine: Engine, run_ids: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """By run the names of its second series, sorted; runs without any are left out."""
+    """The names of each run's second series, sorted; runs without any are left out."""
     query = select(SeriesRow.run_id, SeriesRow.name).where(SeriesRow.run_id.in_(run_ids)).distinct()
     found: dict[int, tuple[str, ...]] = defaultdict(tuple)
     with reading(engine) as c:
@@ -179,7 +179,7 @@ def second_series(engine: Engine, run_id: int) -> tuple[SecondSeries, ...]:
 
 
 def by_series(engine: Engine, results: Sequence[Result], name: str, selection: RoundRule) -> list[Result]:
-    """The results with value, round and `used` by the named series, under the same rule; those without it are left out."""
+    """The results by the named series instead of the headline, under the same rule; runs without that series are left out."""
     columns = runs.counted(selection, SeriesRow, SeriesRow.name == name)
     query = select(RunRow.id, *columns).where(RunRow.id.in_([result.id for result in results]))
     with reading(engine) as c:
@@ -198,12 +198,12 @@ def clients(engine: Engine, run_id: int, round: int | None = None) -> Clients:
 
 
 def clients_of(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, Clients]:
-    """The same of several runs, each by its number and how many rounds it is after."""
+    """As `clients`, for several runs: number of the run -> round."""
     columns = (ClientRoundRow.client, ClientRoundRow.correct, ClientRoundRow.total, ClientRoundRow.loss)
-    # As a table that is joined: with `IN`, SQLite would look at every row of all runs.
-    asked = values(column("run", Integer), column("round", Integer), name="asked").data(list(run_ids.items())).cte()
-    mine = (ClientRoundRow.run_id == asked.c.run) & (ClientRoundRow.round == asked.c.round)
-    query = select(asked.c.run, *columns).join_from(asked, ClientRoundRow, mine).order_by(asked.c.run, ClientRoundRow.client)
+    # A join with a table of values: with `IN`, SQLite would scan all rows of all runs.
+    wanted = values(column("run", Integer), column("round", Integer), name="wanted").data(list(run_ids.items())).cte()
+    mine = (ClientRoundRow.run_id == wanted.c.run) & (ClientRoundRow.round == wanted.c.round)
+    query = select(wanted.c.run, *columns).join_from(wanted, ClientRoundRow, mine).order_by(wanted.c.run, ClientRoundRow.client)
     with reading(engine) as c:
         rows = c.execute(query)
         found = {run: list(zip(*same, strict=True)) for run, same in groupby(rows, key=lambda row: row[0])}
@@ -218,9 +218,9 @@ def clients_of(engine: Engine, run_ids: Mapping[int, int]) -> dict[int, Clients]
 
 
 def by_client(engine: Engine, run: int, round: int, last: int = 1) -> dict[int, float]:
-    """By client its accuracy on its own test data, the mean over the `last` evaluated rounds up to `round`; in [0, 1].
+    """Each client's accuracy on its own test data in [0, 1]: the mean over the `last` evaluated rounds up to `round`.
 
-    Clients that were not tested there, or have no test data, are missing.
+    Clients that were not tested in them, or have no test data, are left out.
     """
     evaluated = select(RoundRow.round).where(RoundRow.run_id == run, RoundRow.round <= round, RoundRow.accuracy.is_not(None))
     rounds = evaluated.order_by(RoundRow.round.desc()).limit(last)
@@ -235,7 +235,7 @@ def by_client(engine: Engine, run: int, round: int, last: int = 1) -> dict[int, 
 
 
 def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[int, Cost]:
-    """By run; runs without a trained and evaluated round are left out. tolerance: of accuracy, a fraction."""
+    """The costs of each run; runs without a trained and evaluated round are left out. tolerance: of accuracy, a fraction."""
     found = {}
     with reading(engine) as c:
         totals = {row.id: row for row in c.execute(_totals(run_ids, tolerance))}
@@ -258,7 +258,7 @@ def costs(engine: Engine, run_ids: Collection[int], tolerance: float) -> dict[in
 
 
 def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Speed]:
-    """One per run of these methods that has a trained round, whatever became of it."""
+    """One for each run of these methods that has a trained round, of any status."""
     of = {run.id: run for run in runs.stored(engine, among, RunRow.method.in_(methods))}
     spent = costs(engine, list(of), 0.0)
     return [
@@ -276,20 +276,20 @@ def speeds(engine: Engine, among: RunScope, methods: Collection[str]) -> list[Sp
 
 
 def floats(rows: Sequence[Any], width: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Rows of numbers as an array [rows, width]; NaN for what is null."""
-    # NumPy takes 50 times as long over SQLAlchemy's rows as over tuples.
+    """Rows of numbers as an array [rows, width]; NaN for null."""
+    # NumPy is 50 times slower with SQLAlchemy's rows than with tuples.
     return np.array([tuple(row) for row in rows], dtype=np.float64).reshape(-1, width)
 
 
 def _by_run(rows: np.ndarray[Any, np.dtype[np.float64]]) -> Iterator[tuple[int, np.ndarray[Any, np.dtype[np.float64]]]]:
-    """The rows of each run, of which the first column is the number; they come sorted by it."""
+    """Splits rows by their first column, the number of the run, by which they are sorted."""
     ids, starts = np.unique(rows[:, 0], return_index=True)
     for run, block in zip(ids, np.split(rows, starts[1:]), strict=False):  # of no rows, `split` makes one block
         yield int(run), block[:, 1:]
 
 
 def _spread(first: int, last: int, most: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """At most so many whole numbers, evenly spaced, first and last among them."""
+    """At most `most` integers from `first` to `last`, evenly spaced, both included."""
     return np.unique(np.linspace(first, last, most).round().astype(int))
 
 
@@ -304,11 +304,11 @@ def _evaluated(engine: Engine, run_ids: Collection[int]) -> Integers:
 
 
 def _totals(run_ids: Collection[int], tolerance: float) -> Any:
-    """One row per run: what needs a look at all rounds, each a seek or a short scan along an index."""
+    """A query with one row per run: numbers over all rounds, each a seek or a short scan along an index."""
     mine = RoundRow.run_id == RunRow.id
     best = select(func.max(RoundRow.accuracy)).where(mine).scalar_subquery()
     trained = select(func.count()).where(mine, _TRAINED).scalar_subquery()
-    # A maximum so far, which begins anew where a run is resumed.
+    # The maximum so far, which starts again when a run is resumed.
     peak = select(func.max(RoundRow.peak_memory)).where(mine, _TRAINED).scalar_subquery()
     base = (
         select(RunRow.id, RunRow.parameters, best.label("best"), trained.label("trained"), peak.label("peak_memory"))
@@ -320,8 +320,8 @@ def _totals(run_ids: Collection[int], tolerance: float) -> Any:
     reached = select(base, converged.label("converged")).subquery()
     mine = (RoundRow.run_id == reached.c.id) & (RoundRow.round > 0)
     within = mine & (RoundRow.round <= reached.c.converged)
-    # Row t shows the reception of round t + 1 and row t + 1 has its cost. Said of the array's round, which its index finds: as
-    # `round IN (stages)`, or of the other one, all arrays of a run would be looked at for each of its rounds.
+    # The array of row t is of the reception of round t + 1, whose cost is in row t + 1. The condition is on the array's round, so
+    # that an index finds it; `round IN (stages)` would scan all arrays of a run for each of its rounds.
     shown = (ArtifactRow.run_id == reached.c.id) & (ArtifactRow.name == "ala_init_epochs")
     stages = select(func.sum(RoundRow.seconds_receive)).where(within, shown, ArtifactRow.round == RoundRow.round - 1)
     return select(
@@ -332,7 +332,7 @@ def _totals(run_ids: Collection[int], tolerance: float) -> Any:
 
 
 def _medians(c: Connection, trained: dict[int, int]) -> Iterator[Any]:
-    """By run the medians over its trained rounds: what a round took, and what a participant sent and received in it."""
+    """For each run the medians over its trained rounds: seconds, and what a participant sent and received."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for run, length in trained.items():
         by_length[length].append(run)
@@ -342,7 +342,7 @@ def _medians(c: Connection, trained: dict[int, int]) -> Iterator[Any]:
 
 
 def _median(column: ColumnElement[float], length: int) -> ColumnElement[float]:
-    """Of a run's trained rounds, which are `length`: the middle one, or the mean of the two in the middle."""
+    """The median over a run's trained rounds, of which there are `length`: the middle value, or the mean of the middle two."""
     mine = select(column.label("value")).where(RoundRow.run_id == RunRow.id, _TRAINED).correlate(RunRow)
     middle = mine.order_by("value").offset((length - 1) // 2).limit(2 - length % 2).subquery()
     return select(func.avg(middle.c.value)).scalar_subquery()

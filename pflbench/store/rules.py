@@ -1,8 +1,7 @@
-"""What rows may hold: one list of rules, used by `db check` and by `import`. A problem is a line that names run and round.
+"""Rules for the rows of a database, for `db check` and `import`. A problem is one line that names run and round.
 
-SQLite keeps any value in any column, and a database may come from anywhere. So the first rule is about the values alone; where it
-finds something, the others, which compute with them, are not asked. The hash of a partition is not judged: that needs the
-dataset's labels.
+SQLite stores any value in any column, and a database may come from anywhere. So values are checked first; only if all are valid,
+the rules compute with them. The hash of a partition is not checked: that needs the dataset's labels.
 """
 
 from __future__ import annotations
@@ -10,17 +9,19 @@ from __future__ import annotations
 import json
 import math
 import re
-import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import sqlalchemy as sa
+from pydantic_core import from_json
 from sqlalchemy import JSON, CheckConstraint, Column, Connection, Double, Integer, LargeBinary, Table, and_, func, select
 
 from pflbench.spec import from_stored
-from pflbench.store.arrays import LARGEST, unpack_array
+from pflbench.store.arrays import unpack_array
 from pflbench.store.partitions import unpack_indices
 from pflbench.store.schema import (
     ArtifactRow,
@@ -36,21 +37,17 @@ from pflbench.store.schema import (
 )
 
 Found = Iterator[str]
-LONGEST_JSON = 2**26  # bytes: the counts of 100,000 clients with 100 classes each
-LONGEST_TEXT = 1000  # characters of a name or a message; SQLite keeps no text to its column's length
 _SHOWN = 40  # characters of a value
-_FIRST = 10  # problems of a kind
+_FIRST = 10  # problems of a rule
 _NEAR = 1e-6  # sums of floats in another order
 _SENT = ("params_up", "params_down", "scalars_up", "scalars_down")  # as the columns of the array `traffic`
-_BYTES = {"float64": 8}  # of a number that is sent; 4 of all others
-_NAMED = {"series": "series", "artifact": "array"}
 _NO_JSON = (ValueError, TypeError, AttributeError, RecursionError)
 
 
 def problems(connection: Connection) -> Found:
-    """One pass over each table and rule. Of every kind the first ones, and a line that there are more."""
+    """The first problems that each rule finds, and a line if there are more."""
     readable = True
-    for line in _first(_kinds(connection)) if connection.dialect.name == "sqlite" else ():
+    for line in _first(_values(connection)):
         readable = False
         yield line
     for rule in _RULES if readable else ():
@@ -66,93 +63,94 @@ def _first(found: Found) -> Found:
 
 # -- values -------------------------------------------------------------------------------------------------------------
 
-Condition = tuple[str, str, str]  # column, what must hold where there is a value, the same in words
-_WHAT = """CASE typeof("{0}") WHEN 'text' THEN 'a text' WHEN 'blob' THEN 'binary data' ELSE coalesce("{0}", 'missing') END"""
+_TYPE = """CASE typeof("{0}") WHEN 'text' THEN 'a text' WHEN 'blob' THEN 'binary data' ELSE coalesce("{0}", 'missing') END"""
+_VALUE = 'CAST("{0}" AS TEXT)'
 
 
-def _kinds(connection: Connection) -> Found:
-    """Each value is of its column's type, and no larger than can be read. A server sees to that by itself."""
-    raw = connection.connection.driver_connection
-    assert isinstance(raw, sqlite3.Connection)
-    raw.create_function("is_utf8", 1, _is_utf8, deterministic=True)
+class _Condition(NamedTuple):
+    """A condition on a column's values that are not null: in SQL, in words, and the SQL by which a wrong value is shown."""
+
+    column: str
+    must: str
+    expected: str
+    shown: str = _VALUE
+
+
+def _values(connection: Connection) -> Found:
+    """Each value has its column's type and fulfils the schema's checks. Numbers are finite, integers at least 0."""
+    is_sqlite = connection.dialect.name == "sqlite"  # a server enforces the types
     for table in Base.metadata.sorted_tables:
-        conditions = [(column.name, *_kind(column)) for column in table.columns]
-        yield from _broken(connection, table, conditions, _WHAT, 'CAST("{}" AS BLOB)')
-
-
-def _kind(column: Column[Any]) -> tuple[str, str]:
-    x = f'"{column.name}"'
-    text = f"typeof({x}) = 'text' AND is_utf8(CAST({x} AS BLOB))"
-    if isinstance(column.type, JSON):
-        kind, words = f"{text} AND length(CAST({x} AS BLOB)) <= {LONGEST_JSON}", f"JSON of at most {LONGEST_JSON >> 20} MiB"
-    elif isinstance(column.type, LargeBinary):
-        kind, words = f"typeof({x}) = 'blob' AND length({x}) <= {LARGEST}", f"binary data of at most {LARGEST >> 20} MiB"
-    elif isinstance(column.type, Double):
-        kind, words = f"typeof({x}) IN ('integer', 'real')", "a number"
-    elif isinstance(column.type, Integer):
-        kind, words = f"typeof({x}) = 'integer'", "a whole number"
-    else:
-        longest = max(getattr(column.type, "length", None) or 0, LONGEST_TEXT)
-        kind = f"{text} AND length({x}) <= {longest} AND instr({x}, char(0)) = 0"
-        words = f"a text of at most {longest} characters in UTF-8"
-    return f"{x} IS NULL OR {kind}" if column.nullable else kind, words
-
-
-def _is_utf8(data: bytes | None) -> bool:
-    try:
-        return data is not None and data.decode() is not None
-    except UnicodeDecodeError:
-        return False
-
-
-def _ranges(connection: Connection) -> Found:
-    """Those of the schema's checks, which a file from elsewhere may lack; and numbers are finite, whole ones at least 0."""
-    for table in Base.metadata.sorted_tables:
-        checks = [check for check in table.constraints if isinstance(check, CheckConstraint)]
-        conditions = [
-            (str(check.name).removeprefix(f"ck_{table.name}_"), str(check.sqltext), str(check.sqltext))
-            for check in sorted(checks, key=lambda check: str(check.name))
-        ]
-        for column in table.columns:
-            if isinstance(column.type, Double):
-                conditions.append((column.name, f'abs("{column.name}") <= 1.7976931348623157e308', "a finite number"))
-            elif isinstance(column.type, Integer):
-                conditions.append((column.name, f'"{column.name}" >= 0', "at least 0"))
+        conditions = [_typed(column) for column in table.columns] if is_sqlite else []
+        conditions += [*_checks(table), *filter(None, map(_in_range, table.columns))]
         if table is ReferenceRoundRow.__table__:
-            conditions += [(name, f"{name} BETWEEN 0 AND 1", "a number from 0 to 1") for name in ("accuracy", "auc")]
-        yield from _broken(connection, table, conditions, 'CAST("{}" AS TEXT)', '"{}"')
+            conditions += [_Condition(x, f"{x} BETWEEN 0 AND 1", "a number from 0 to 1") for x in ("accuracy", "auc")]
+        yield from _broken(connection, table, conditions)
 
 
-def _broken(connection: Connection, table: Table, conditions: list[Condition], value: str, key: str) -> Found:
-    """Rows for which a condition does not hold. value, key: how the value is shown and the row's key read, in SQL."""
-    if not conditions:
-        return
-    names = ["run_id", "round", "name"] if table is ArtifactRow.__table__ else [column.name for column in table.primary_key]
-    keys = ", ".join(key.format(name) for name in names)
-    which = " ".join(f"WHEN NOT ({must}) THEN {i}" for i, (_, must, _) in enumerate(conditions))
-    shown = " ".join(f"WHEN NOT ({must}) THEN substr({value.format(name)}, 1, {_SHOWN})" for name, must, _ in conditions)
-    wrong = " OR ".join(f"NOT ({must})" for _, must, _ in conditions)
-    query = f'SELECT {keys}, CASE {which} END, CASE {shown} END FROM "{table.name}" WHERE {wrong}'
-    words = {"id": table.name, "run_id": "run", "reference_id": "reference_run", "name": _NAMED.get(table.name)}
-    for *row, i, found in connection.exec_driver_sql(query):
-        values = (of.decode(errors="replace") if isinstance(of, bytes) else of for of in row)
-        where = ", ".join(f"{words.get(name, name)} {of}" for name, of in zip(names, values, strict=True))
-        column, _, expected = conditions[i]
-        yield f"{where}: {column} is {found}; expected {expected}"
+def _typed(column: Column[Any]) -> _Condition:
+    if isinstance(column.type, JSON):
+        types, words = "'text'", "JSON"
+    elif isinstance(column.type, LargeBinary):
+        types, words = "'blob'", "binary data"
+    elif isinstance(column.type, Double):
+        types, words = "'integer', 'real'", "a number"
+    elif isinstance(column.type, Integer):
+        types, words = "'integer'", "a whole number"
+    else:
+        types, words = "'text'", "a text"
+    null = ", 'null'" if column.nullable else ""
+    return _Condition(column.name, f'typeof("{column.name}") IN ({types}{null})', words, _TYPE)
+
+
+def _checks(table: Table) -> list[_Condition]:
+    """The checks of the schema, which a file from elsewhere may lack."""
+    checks = {str(check.name): str(check.sqltext) for check in table.constraints if isinstance(check, CheckConstraint)}
+    return [_Condition(name.removeprefix(f"ck_{table.name}_"), text, text) for name, text in sorted(checks.items())]
+
+
+def _in_range(column: Column[Any]) -> _Condition | None:
+    if isinstance(column.type, Double):
+        return _Condition(column.name, f'abs("{column.name}") <= 1.7976931348623157e308', "a finite number")
+    if isinstance(column.type, Integer):
+        return _Condition(column.name, f'"{column.name}" >= 0', "at least 0")
+    return None
+
+
+def _broken(connection: Connection, table: Table, conditions: list[_Condition]) -> Found:
+    """The rows that break a condition."""
+    keys = ["run_id", "round", "name"] if table is ArtifactRow.__table__ else [column.name for column in table.primary_key]
+    which = " ".join(f"WHEN NOT ({c.must}) THEN {i}" for i, c in enumerate(conditions))
+    shown = " ".join(f"WHEN NOT ({c.must}) THEN substr({c.shown.format(c.column)}, 1, {_SHOWN})" for c in conditions)
+    wrong = " OR ".join(f"NOT ({c.must})" for c in conditions)
+    query = f'SELECT {", ".join(keys)}, CASE {which} END, CASE {shown} END FROM "{table.name}" WHERE {wrong}'
+    words = {"id": table.name, "run_id": "run", "reference_id": "reference_run"}
+    words["name"] = "array" if table is ArtifactRow.__table__ else table.name
+    for *row, i, value in connection.exec_driver_sql(query):
+        where = ", ".join(f"{words.get(key, key)} {of}" for key, of in zip(keys, row, strict=True))
+        yield f"{where}: {conditions[i].column} is {value}; expected {conditions[i].expected}"
+
+
+def _check_references(connection: Connection) -> Found:
+    """Foreign keys refer to existing rows. A server enforces that."""
+    if connection.dialect.name == "sqlite":
+        lost = Counter((row[0], row[2]) for row in connection.exec_driver_sql("PRAGMA foreign_key_check"))
+        yield from (f"{n} rows of {table} belong to no {parent}" for (table, parent), n in lost.items())
 
 
 # -- runs and partitions ------------------------------------------------------------------------------------------------
 
 
-def _of_runs(connection: Connection) -> Found:
-    """Keys, copies, what was written down."""
+def _check_runs(connection: Connection) -> Found:
+    """Keys and copied columns are those of the specification; specification and environment can be read."""
     names = ("id", "key", "protocol", "spec", "environment", *_COPIES)
-    for number, key, protocol, text, record, *copied in connection.execute(_plain(RunRow, *names).order_by(RunRow.id)):
+    for number, key, protocol, text, record, *copied in connection.execute(
+        _with_json_as_text(RunRow, *names).order_by(RunRow.id)
+    ):
         if not is_environment(_json_or_none(record)):
-            yield f"run {number}: its environment is no JSON of one"
+            yield f"run {number}: its environment is invalid"
         spec = from_stored(_json_or_none(text))
         if spec is None:
-            yield f"run {number}: its specification is no JSON of one"
+            yield f"run {number}: its specification is invalid"
             continue
         if (key, protocol) != (spec.key, spec.protocol):
             yield f"run {number}: its key {key} or protocol {protocol} is not that of its specification"
@@ -163,70 +161,42 @@ def _of_runs(connection: Connection) -> Found:
 
 
 def _json_or_none(text: str) -> Any:
+    """Infinity and NaN are no JSON."""
     try:
-        return _json(text)
-    except _NO_JSON:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
         return None
 
 
-def _json(text: str) -> Any:
-    """Infinity and NaN are no JSON, and 1e999 would become one of them."""
-
-    def number(digits: str) -> float:
-        if not math.isfinite(value := float(digits)):
-            raise ValueError(digits)
-        return value
-
-    def constant(word: str) -> None:
-        raise ValueError(word)
-
-    return json.loads(text, parse_float=number, parse_constant=constant)
-
-
-def _of_partitions(connection: Connection) -> Found:
-    names = ("id", "hash", "clients", "indices", "spec", "classes", "train_counts", "test_counts")
-    for number, digest, clients, packed, *texts in connection.execute(_plain(PartitionRow, *names).order_by(PartitionRow.id)):
-        where = f"partition {number}"
+def _check_partitions(connection: Connection) -> Found:
+    """Counts are of each client and class; index lists have as many samples; runs have as many clients as their partition."""
+    names = ("id", "hash", "clients", "indices", "classes", "train_counts", "test_counts")
+    for number, digest, clients, packed, *texts in connection.execute(
+        _with_json_as_text(PartitionRow, *names).order_by(PartitionRow.id)
+    ):
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
-            yield f"{where}: its hash is not 64 hexadecimal digits"
+            yield f"partition {number}: its hash is not 64 hexadecimal digits"
         try:
-            spec, classes, *sides = map(_json, texts)
-        except _NO_JSON:
-            yield f"{where}: its specification, classes or counts are no JSON"
+            classes, *sides = map(json.loads, texts)
+            train, test = (np.array(side, dtype=np.int64).reshape(clients, len(classes)).sum(axis=1) for side in sides)
+            indices = unpack_indices(packed) if packed is not None else {}
+        except Exception:  # a damaged zip may raise anything
+            yield f"partition {number}: its classes, counts or indices cannot be read"
             continue
-        if not isinstance(spec, dict) or not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
-            yield f"{where}: its specification is no object, or its classes no list of names"
-        elif not all(isinstance(s, list) and len(s) == clients and all(_are_counts(of, len(classes)) for of in s) for s in sides):
-            yield f"{where}: its counts are not those of {clients} clients and {len(classes)} classes"
-        else:
-            yield from _of_indices(where, packed, dict(zip(("train", "test"), sides, strict=True)))
+        counts = {f"{side}_{i}": n for side, of in (("train", train), ("test", test)) for i, n in enumerate(of.tolist())}
+        for name in counts if indices else ():
+            if len(indices.get(name, ())) != counts[name]:
+                yield f"partition {number}: the list {name} has not the {counts[name]} samples of its counts"
     query = select(RunRow.id, RunRow.clients, PartitionRow.clients).join(PartitionRow, PartitionRow.id == RunRow.partition_id)
     for number, wanted, clients in connection.execute(query.where(RunRow.clients != PartitionRow.clients).order_by(RunRow.id)):
         yield f"run {number}: it has {wanted} clients, its partition {clients}"
 
 
-def _are_counts(values: Any, length: int) -> bool:
-    return isinstance(values, list) and len(values) == length and all(type(n) is int and 0 <= n < 2**63 for n in values)
-
-
-def _of_indices(where: str, packed: bytes | None, counts: Mapping[str, list[list[int]]]) -> Found:
-    try:
-        indices = {} if packed is None else unpack_indices(packed)
-    except Exception:  # of a damaged zip anything may be raised
-        yield f"{where}: its indices cannot be unpacked"
-        return
-    held = {f"{name}_{i}": sum(of) for name, side in counts.items() for i, of in enumerate(side)}
-    for name in held if indices else ():
-        if name not in indices or len(indices[name]) != held[name]:
-            there = len(indices[name]) if name in indices else "no"
-            yield f"{where}: {there} samples in the list {name}, {held[name]} in its counts"
-
-
 # -- rounds -------------------------------------------------------------------------------------------------------------
 
 
-def _of_rounds(connection: Connection) -> Found:
-    """From 0 on without a gap; all of a finished run; with clients that the run has."""
+def _check_rounds(connection: Connection) -> Found:
+    """Rounds count from 0 without a gap, and a finished run has all. No more clients take part than the run has."""
     count, last = func.count(RoundRow.round), func.coalesce(func.max(RoundRow.round), -1)
     query = select(RunRow.id, RunRow.status, RunRow.rounds, count, last).join(
         RoundRow, RoundRow.run_id == RunRow.id, isouter=True
@@ -237,7 +207,7 @@ def _of_rounds(connection: Connection) -> Found:
             yield f"run {number}, round {newest}: the run has {rounds} rounds"
         elif found != until + 1:
             rows = select(RoundRow.round).where(RoundRow.run_id == number).order_by(RoundRow.round)
-            gap = next((t for t, there in enumerate(connection.scalars(rows)) if t != there), found)
+            gap = next((t for t, stored in enumerate(connection.scalars(rows)) if t != stored), found)
             yield f"run {number}, round {gap}: missing; the run is {status}, with {found} of {rounds + 1} rounds"
     many = select(RoundRow.run_id, RoundRow.round, RoundRow.participants, RunRow.clients)
     many = many.join(RunRow, RunRow.id == RoundRow.run_id).where(RoundRow.participants > RunRow.clients)
@@ -245,10 +215,10 @@ def _of_rounds(connection: Connection) -> Found:
         yield f"run {run}, round {t}: {participants} participants; the run has {clients} clients"
 
 
-def _of_clients(connection: Connection) -> Found:
-    """Each round's results are those of its clients, and no client is one that the run has not."""
+def _check_clients(connection: Connection) -> Found:
+    """The results of each round are computed from those of its clients, and the run has these clients."""
     c, r = ClientRoundRow, RoundRow
-    correct, total = (sa.cast(column, Double) for column in (c.correct, c.total))  # of whole numbers the sum can be too large
+    correct, total = (sa.cast(column, Double) for column in (c.correct, c.total))  # a sum of integers may overflow
     share = correct / func.nullif(total, 0)
     of_clients = select(
         c.run_id, c.round, func.max(c.client).label("client"), func.sum(correct).label("correct"),
@@ -270,7 +240,7 @@ def _of_clients(connection: Connection) -> Found:
         std = math.sqrt(max(0.0, square - mean * mean))
         expected = (right / samples, mean, std, loss / samples)
         for name, value, of in zip(("accuracy", "accuracy_mean", "accuracy_std", "test_loss"), stored, expected, strict=True):
-            # A variance of nothing leaves a deviation of 1e-8.
+            # Rounding of a variance of 0 leaves a deviation of 1e-8.
             if value is not None and not math.isclose(value, of, rel_tol=_NEAR, abs_tol=_NEAR):
                 yield f"{where}: {name} is {value:.6g}, and {of:.6g} by its clients"
     lost = select(c.run_id, c.round).distinct().join(r, and_(r.run_id == c.run_id, r.round == c.round), isouter=True)
@@ -278,56 +248,39 @@ def _of_clients(connection: Connection) -> Found:
         yield f"run {run}, round {t}: clients' results without their round"
 
 
-def _of_series(connection: Connection) -> Found:
+def _check_series(connection: Connection) -> Found:
     s, r = SeriesRow, RoundRow
     query = select(s.run_id, s.round, s.name).join(r, and_(r.run_id == s.run_id, r.round == s.round), isouter=True)
     for run, t, name in connection.execute(query.where(r.run_id.is_(None))):
         yield f"run {run}, round {t}: the series '{name}' without its round"
 
 
-def _of_arrays(connection: Connection) -> Found:
-    """Each can be unpacked; what clients sent adds up to what their round says."""
+def _check_arrays(connection: Connection) -> Found:
+    """Each array can be unpacked; what the clients sent adds up to the numbers of their round."""
     a, r = ArtifactRow, RoundRow
     names = (a.run_id, a.round, a.name, a.dtype, sa.cast(a.shape, sa.Text), a.data)
     query = select(*names, r.run_id, *(getattr(r, name) for name in _SENT))
     query = query.join(r, and_(r.run_id == a.run_id, r.round == a.round), isouter=True).order_by(a.run_id, a.round, a.name)
-    for run, t, name, dtype, shape, data, there, *sent in connection.execution_options(yield_per=100).execute(query):
+    for run, t, name, dtype, shape, data, in_round, *sent in connection.execution_options(yield_per=100).execute(query):
         where = f"run {run}, round {t}: the array '{name}'"
         try:
             array = unpack_array(data, dtype, json.loads(shape))
         except (*_NO_JSON, SyntaxError, zlib.error):
             yield f"{where} cannot be unpacked"
             continue
-        if there is None:
+        if in_round is None:
             yield f"{where} without its round"
         elif name == "traffic" and (array.ndim != 2 or array.sum(axis=0).tolist() != sent):
             yield f"{where} does not add up to what the round has sent"
 
 
-def _of_bytes(connection: Connection) -> Found:
-    """Bytes are those of the numbers that were sent."""
-    r = RoundRow
-    sizes = {}
-    for number, text in connection.execute(_plain(RunRow, "id", "spec")):
-        try:
-            sizes[number] = _BYTES.get(json.loads(text)["train"]["dtype"], 4)
-        except (*_NO_JSON, KeyError):
-            continue  # told of where specifications are looked at
-    wide = [number for number, size in sizes.items() if size != 4]
-    word = sa.case((r.run_id.in_(wide), 8), else_=4)
-    wrong = sa.or_(r.bytes_up != word * (r.params_up + r.scalars_up), r.bytes_down != word * (r.params_down + r.scalars_down))
-    for run, t in connection.execute(select(r.run_id, r.round).where(wrong)):
-        if run in sizes:
-            yield f"run {run}, round {t}: its bytes are not those of the parameters and scalars sent"
-
-
 _COPIES = ("dataset", "model", "scheme", "partition_label", "clients", "join_ratio", "rounds", "method", "seed")
 _RULES: tuple[Callable[[Connection], Found], ...] = (
-    _ranges, _of_runs, _of_partitions, _of_rounds, _of_clients, _of_series, _of_arrays, _of_bytes,
+    _check_references, _check_runs, _check_partitions, _check_rounds, _check_clients, _check_series, _check_arrays,
 )  # fmt: skip
 
 
-def _plain(model: type[Base], *names: str) -> sa.Select[Any]:
-    """Columns with JSON as the text that it is: it may be none."""
+def _with_json_as_text(model: type[Base], *names: str) -> sa.Select[Any]:
+    """A query of these columns, with JSON as text: it may be invalid."""
     columns = cast("Mapping[str, sa.Column[Any]]", model.__table__.c)
     return select(*(sa.cast(columns[n], sa.Text) if isinstance(columns[n].type, sa.JSON) else columns[n] for n in names))

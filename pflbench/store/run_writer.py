@@ -1,4 +1,4 @@
-"""What a run writes while it goes on. Each transaction finds first that the run is still the one that this process has begun."""
+"""Writes a run while it is trained. Each transaction first checks that this process still owns the run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pflbench.store.write import RoundRecord
 
 
 class RunWriter:
-    """Of one run, which this process begins at `started_at`. hold: its lock.
+    """Writes one run, which this process begins at `started_at`. hold: checks its lock.
 
-    Everything raises Unreachable, and then may be done again: it is not written twice where only the server's answer was lost.
-    It raises Occupied where the run is no longer this process's, and Vanished.
+    Methods raise Unreachable and may then be retried: nothing is written twice if only the server's answer was lost.
+    They raise Occupied if the run is no longer this process's, and Vanished.
     """
 
     def __init__(self, engine: Engine, run: Run, started_at: str, hold: RequireOwned) -> None:
         self._engine, self._run_id, self._hold = engine, run.id, hold
         self._before = _mark(run.key, run.attempt, run.created_at, run.started_at)
         self._mark = _mark(run.key, run.attempt, run.created_at, started_at)
-        self._unsure = False  # whether what was written last may be there
+        self._unsure = False  # whether the last write may have been committed
 
     def begin(self, **columns: Any) -> None:
         """As `write.update_run`; `started_at` is among the columns."""
@@ -37,7 +37,7 @@ class RunWriter:
             write.update_row(connection, self._run_id, columns)
 
     def rewind(self, last_round: int) -> None:
-        """As `write.rewind`."""
+        """As `write.delete_rounds`."""
         with self._own() as connection:
             write.delete_rounds(connection, self._run_id, last_round)
 
@@ -50,15 +50,12 @@ class RunWriter:
 
     def change(self, **columns: Any) -> None:
         """As `write.update_run`."""
-        write.check_columns(columns)
         with self._own() as connection:
-            if columns.get("status") == "finished":
-                write.require_whole(connection, self._run_id)
             write.update_row(connection, self._run_id, columns)
 
     @contextmanager
     def _own(self, *marks: str) -> Iterator[Connection]:
-        """One transaction. marks: those of which the run must have one; without, this process's."""
+        """One transaction, if the run has one of these marks; by default this process's."""
         try:
             self._hold()
             with writing(self._engine) as connection:
@@ -71,11 +68,11 @@ class RunWriter:
 
 
 def _mark(key: str, attempt: int, created_at: str, started_at: str | None) -> str:
-    """Tells a run from one that was made in its place, and from itself when somebody has begun it since."""
+    """A fence: differs if the run was replaced by another one, or was begun by another process since."""
     return f"{key}/{attempt}/{created_at}/{started_at}"
 
 
-# Where several write at once, nobody removes the row before the transaction ends.
+# Locks the row: on a server, nobody removes it before the transaction ends.
 _ROW = (
     select(RunRow.key, RunRow.attempt, RunRow.created_at, RunRow.started_at)
     .where(RunRow.id == bindparam("run"))
@@ -84,13 +81,13 @@ _ROW = (
 
 
 def _require_own(connection: Connection, run_id: int, marks: tuple[str, ...]) -> None:
-    """Raises Occupied unless the run has one of these marks: it may have been removed, also by other programs, or begun anew."""
+    """Raises Occupied unless the run has one of these marks. Any program may have removed it, or another process begun it."""
     row = connection.execute(_ROW, {"run": run_id}).first()
-    found = "" if row is None else _mark(*row)
-    if found in marks:
+    mark = "" if row is None else _mark(*row)
+    if mark in marks:
         return
     name = place(connection.engine.url)
-    if found.rpartition("/")[0] != marks[0].rpartition("/")[0]:
+    if mark.rpartition("/")[0] != marks[0].rpartition("/")[0]:
         raise Occupied(
             f"Run {run_id} has been removed from {name} while it was being trained.",
             "Nothing more of it is written; the same command makes it anew.",

@@ -1,9 +1,9 @@
-"""Runs as they stand in the database: found, listed, and what each counts for. Accuracies are fractions in [0, 1], as stored."""
+"""Finds runs and computes their results. Accuracies are fractions in [0, 1], as stored."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -17,14 +17,14 @@ from pflbench.store.failures import DAMAGED
 from pflbench.store.locks import UNDER_WAY, presence
 from pflbench.store.schema import PartitionRow, RoundRow, RunRow, SeriesRow, is_environment
 
-SMOKE = "smoke"  # the scale of runs which show that everything works, and nothing about methods
+SMOKE = "smoke"  # the scale of runs that only show that everything works
 
 
 @dataclass(frozen=True)
 class RunScope:
-    """The runs that a read regards: those with these numbers, or (None) all. smoke: then also those of `reproduce --scale smoke`.
+    """The runs that a query is about: those with these numbers, or (None) all. smoke: all includes `reproduce --scale smoke`.
 
-    Every read of several runs takes one, unless it is told their numbers or keys.
+    Every query for several runs takes a scope, unless it takes their numbers or keys.
     """
 
     runs: frozenset[int] | None = None
@@ -32,7 +32,7 @@ class RunScope:
 
     @property
     def condition(self) -> ColumnElement[bool]:
-        """Of runs: whether they are among these."""
+        """The condition on the table `run`."""
         if self.runs is not None:
             return RunRow.id.in_(self.runs)
         return true() if self.smoke else ~_IS_SMOKE
@@ -55,7 +55,7 @@ class RoundRule:
 
 @dataclass(frozen=True)
 class RunHead:
-    """One attempt at a run: a row of the table `run`, whose columns these are, and how far it got.
+    """One attempt at a run: columns of the table `run`, and how far it got.
 
     partition: its hash. last_round, best: the newest stored round and the highest accuracy of any, None before there is one.
     """
@@ -86,13 +86,13 @@ class RunHead:
 
     @property
     def ended(self) -> bool:
-        """Whether it never goes on."""
+        """Whether it is over and cannot be resumed."""
         return self.status in ("finished", "diverged")
 
 
 @dataclass(frozen=True)
 class Run(RunHead):
-    """All that is stored of an attempt. Making one raises UserError where its specification or environment is damaged."""
+    """A run with its specification and environment. Raises UserError if one of them is damaged."""
 
     spec: dict[str, Any]
     environment: dict[str, Any]
@@ -100,18 +100,18 @@ class Run(RunHead):
     def __post_init__(self) -> None:
         sound = {"specification": from_stored(self.spec) is not None, "environment": is_environment(self.environment)}
         for what in (name for name, is_sound in sound.items() if not is_sound):
-            raise UserError(f"Run {self.id} is damaged: its {what} is no JSON of one.", DAMAGED)
+            raise UserError(f"Run {self.id} is damaged: its {what} is invalid.", DAMAGED)
 
     @property
     def title(self) -> str | None:
-        """What a method from outside calls itself; None of one that is built in."""
+        """The title of a plug-in's method; None for a built-in one."""
         title: str | None = self.environment.get("plugin", {}).get("title")
         return title
 
 
 @dataclass(frozen=True)
 class Result(Run):
-    """What a run counts for: the mean of `used` rounds up to `round`; None without an evaluated round."""
+    """A run's result: the mean accuracy of `used` rounds up to `round`; None without an evaluated round."""
 
     value: float | None
     round: int | None
@@ -121,10 +121,10 @@ class Result(Run):
 def counted(
     selection: RoundRule, table: type[RoundRow] | type[SeriesRow] = RoundRow, *where: ColumnElement[bool]
 ) -> tuple[ColumnElement[Any], ColumnElement[Any], ColumnElement[Any]]:
-    """What a run counts for (methods.md 2.1), as columns of a query of runs: value, round, rounds used. None without a round.
+    """A run's result (methods.md 2.1), as columns of a query for runs: value, round, rounds used. Null without a round.
 
-    Of equally good rounds the earliest is the best one. table, where: whose accuracies. Each column is a seek in an index, none a
-    scan of all rounds.
+    Of equally good rounds the earliest counts. table, where: which accuracies. Each column is a seek in an index, not a scan of
+    all rounds.
     """
     mine = (table.run_id == RunRow.id, table.accuracy.is_not(None), *where)
     if selection.rule == "best":
@@ -145,12 +145,12 @@ _OTHERS = {"partition": PartitionRow.hash, "last_round": _LAST, "best": counted(
 
 
 def stored(engine: Engine, among: RunScope, *where: ColumnElement[bool]) -> list[Run]:
-    """Runs as they were written down, by number. where: conditions on the table."""
+    """Runs with their stored status, by number. where: conditions on the table `run`."""
     return _stored(engine, Run, among.condition, *where)
 
 
 def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Run]]:
-    """Key -> its attempts, oldest first; keys without any are left out."""
+    """The attempts of each key, oldest first; keys without a run are left out."""
     found: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(stored(engine, ALL, RunRow.key.in_(keys)), key=lambda run: run.attempt):
         found[run.key].append(run)
@@ -158,47 +158,44 @@ def attempts(engine: Engine, keys: Collection[str]) -> dict[str, list[Run]]:
 
 
 def newest(engine: Engine, key: str) -> Run | None:
-    """The newest attempt of a key, as it was written down; None if there is none."""
+    """The newest attempt of a key, with its stored status; None if there is none."""
     return attempts(engine, [key]).get(key, [None])[-1]
 
 
 def find(engine: Engine, id_or_key: int | str) -> Run:
-    """One run by number, or the newest attempt of a key or of a key's beginning, with its status as it is now.
+    """One run by its number, or the newest attempt of a key (or of the beginning of a key), with its current status.
 
-    Raises UserError if none or several fit.
+    Raises UserError if no run or runs of several keys match.
     """
     return _found(engine, Run, id_or_key)
 
 
 def find_head(engine: Engine, id_or_key: int | str) -> RunHead:
-    """As `find`, also of a run whose specification or environment is damaged."""
+    """As `find`, also for a run whose specification or environment is damaged."""
     return _found(engine, RunHead, id_or_key)
 
 
 def with_current_status(engine: Engine, run: R) -> R:
-    """The run; one under way that no process is at is interrupted, though it could not write that down."""
-    return _now(run, presence(engine)) if run.status in UNDER_WAY else run
+    """The run with its current status: a running one without a process was interrupted and could not write that."""
+    return replace(run, status=presence(engine)(run.key, run.status)) if run.status in UNDER_WAY else run
 
 
 def distinct(engine: Engine, among: RunScope, column: Literal["method", "dataset"]) -> list[str]:
-    """The methods or datasets for which there are runs, sorted."""
+    """The methods or datasets of these runs, sorted."""
     named: InstrumentedAttribute[str] = getattr(RunRow, column)
     with reading(engine) as c:
         return list(c.scalars(select(named).where(among.condition).distinct().order_by(named)))
 
 
 def results(engine: Engine, among: RunScope, selection: RoundRule) -> list[Result]:
-    """One Result per run of any status, as it was written down, ordered by run.
-
-    The rule is applied by the database, along its indexes.
-    """
+    """The result of each run, of any status, by number. The database applies the rule, along its indexes."""
     query = _query(Run, *counted(selection)).where(among.condition)
     with reading(engine) as c:
         return [Result(*row) for row in c.execute(query.order_by(RunRow.id))]
 
 
 def hidden_smoke(engine: Engine, among: RunScope) -> int:
-    """How many smoke runs are left out for being that."""
+    """The number of smoke runs that the scope leaves out."""
     if among.smoke or among.runs is not None:
         return 0
     with reading(engine) as c:
@@ -224,12 +221,7 @@ def _stored(engine: Engine, kind: type[R], *where: ColumnElement[bool]) -> list[
         return [kind(*row) for row in c.execute(_query(kind).where(*where).order_by(RunRow.id))]
 
 
-def _now(run: R, present: Callable[[str, str], str]) -> R:
-    status = present(run.key, run.status)
-    return run if status == run.status else replace(run, status=status)
-
-
 def _query(kind: type[RunHead], *more: Any) -> Any:
-    """Of runs, the fields of that kind, and more columns."""
+    """A query for the fields of `kind`, and more columns."""
     columns: list[Any] = [_OTHERS.get(name, getattr(RunRow, name, None)) for name in kind.__dataclass_fields__]
     return select(*columns, *more).join(PartitionRow, RunRow.partition_id == PartitionRow.id, isouter=True)

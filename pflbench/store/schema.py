@@ -1,7 +1,7 @@
 """The tables: run -> round -> client_round, with partition, series, artifact and references beside them.
 
-Rows of `round` and `client_round` are written once a round in one transaction and never changed. Which round counts as
-a run's result is decided when a table is made, so nothing derived is stored.
+Rows of `round` and `client_round` are written once per round in one transaction and never changed. Nothing derived is stored:
+which round counts as a run's result is decided when a table is made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from pflbench.spec import RunSpec
 
-ENVIRONMENT_OBJECTS = ("plugin", "notes", "chunk", "steps", "packages", "data")  # where it has them
+ENVIRONMENT_OBJECTS = ("plugin", "notes", "chunk", "steps", "packages", "data")  # optional entries that are JSON objects
 STATUSES = ("queued", "running", "finished", "failed", "diverged", "interrupted")
 
 
@@ -36,18 +36,18 @@ def now() -> str:
 
 
 def text(length: int) -> Any:
-    """Text of that length. SQLite takes longer ones, too, and orders by code points; so does PostgreSQL, told so."""
+    """A text column, ordered by code points: so does SQLite, and PostgreSQL with the collation "C". No length is enforced."""
     return String(length).with_variant(String(collation="C"), "postgresql")
 
 
-# What rows may hold is checked where they come in often: to give a table of many large arrays a check would copy them all.
+# `artifact` has no checks: SQLite adds a check by copying the table, with all its arrays.
 def fraction(*columns: str) -> tuple[CheckConstraint, ...]:
-    """Where they are measured, from 0 to 1."""
+    """From 0 to 1, or null."""
     return tuple(CheckConstraint(f"{column} >= 0 AND {column} <= 1", name=column) for column in columns)
 
 
 def at_least(least: int, *columns: str) -> tuple[CheckConstraint, ...]:
-    """Where they are measured."""
+    """At least `least`, or null."""
     return tuple(CheckConstraint(f"{column} >= {least}", name=column) for column in columns)
 
 
@@ -80,7 +80,7 @@ class PartitionRow(Base):
     classes: Mapped[list[str]] = mapped_column(JSON)  # class names, in label order
     train_counts: Mapped[list[list[int]]] = mapped_column(JSON)  # [client][class]
     test_counts: Mapped[list[list[int]]] = mapped_column(JSON)
-    left_out: Mapped[int | None]  # samples that were to be dealt out, but no client holds; null: not known
+    left_out: Mapped[int | None]  # samples that no client holds; null: unknown
     indices: Mapped[bytes | None] = mapped_column(LargeBinary)
     created_at: Mapped[str] = mapped_column(text(20), default=now)
 
@@ -97,7 +97,7 @@ class RunRow(Base):
         CheckConstraint("join_ratio > 0 AND join_ratio <= 1", name="join_ratio"),
         *at_least(1, "attempt", "clients", "rounds"),
         *at_least(0, "seed", "parameters"),
-        {"sqlite_autoincrement": True},  # a number is never given out again: who goes on writing to it writes to no other run
+        {"sqlite_autoincrement": True},  # a removed run's number is never reused, so that its process writes to no other run
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -109,7 +109,7 @@ class RunRow(Base):
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)  # RunSpec, complete
     environment: Mapped[dict[str, Any]] = mapped_column(JSON)  # commit, package versions, device, executor, command
 
-    # Copies out of the specification, for queries.
+    # Copied from the specification, for queries.
     dataset: Mapped[str] = mapped_column(text(255))
     model: Mapped[str] = mapped_column(text(64))
     scheme: Mapped[str] = mapped_column(text(32))
@@ -130,7 +130,7 @@ class RunRow(Base):
 
 
 def copies(spec: RunSpec) -> dict[str, Any]:
-    """The columns of `run` that are copies out of its specification."""
+    """The columns of `run` that are copied from its specification."""
     return {
         "dataset": spec.data.label,
         "model": spec.model,
@@ -145,12 +145,12 @@ def copies(spec: RunSpec) -> dict[str, Any]:
 
 
 def is_environment(plain: Any) -> bool:
-    """Whether stored JSON may be what was written down with a run, by whatever version."""
+    """Whether stored JSON may be a run's environment, of any version."""
     return isinstance(plain, dict) and all(isinstance(plain.get(entry, {}), dict) for entry in ENVIRONMENT_OBJECTS)
 
 
 class RoundRow(Base):
-    """State after `round` rounds (0 is the initial model), and what round `round` cost. Null: not measured.
+    """State after `round` rounds (0 is the initial model), and the costs of round `round`. Null: not measured.
 
     accuracy is pooled over the evaluated clients, sum of correct / sum of total (methods.md 2.1), in [0, 1].
     """
@@ -216,7 +216,7 @@ class SeriesRow(Base):
 
 
 class ArtifactRow(Base):
-    """A named array that a method observed: ALA's epochs, weights. `data` is the zlib-compressed buffer, C order."""
+    """A named array that a method stores, such as ALA's epochs and weights. `data` is the zlib-compressed buffer, C order."""
 
     __tablename__ = "artifact"
     __table_args__ = (UniqueConstraint("run_id", "round", "name"),)
@@ -231,7 +231,7 @@ class ArtifactRow(Base):
 
 
 class ReferenceRunRow(Base):
-    """A result file of PFLlib: not one of our runs, and its protocol is not known. `times` is its number among repetitions."""
+    """A result file of PFLlib. Its protocol is unknown. `times` is its number among repetitions."""
 
     __tablename__ = "reference_run"
 
@@ -247,7 +247,7 @@ class ReferenceRunRow(Base):
 
 
 class ReferenceRoundRow(Base):
-    """What PFLlib measured after `round` rounds, before training goes on: accuracy and AUC in [0, 1] over all clients' tests."""
+    """PFLlib's results after `round` rounds, before training goes on: accuracy and AUC in [0, 1] over all clients' test data."""
 
     __tablename__ = "reference_round"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -262,7 +262,7 @@ class ReferenceRoundRow(Base):
 
 
 class SweepRow(Base):
-    """Runs that were asked for together, by `pflbench sweep`: what each of them is, in the order in which they are made."""
+    """A sweep: the specifications of its runs, in the order in which they are trained."""
 
     __tablename__ = "sweep"
 

@@ -1,4 +1,4 @@
-"""Sweeps in the database: a name and the runs that it stands for. How far they are is read from the runs themselves."""
+"""Sweeps in the database: a name and its runs' specifications. Their progress is read from the runs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pflbench.store.runs import Run, attempts
 from pflbench.store.schema import SweepRow, now
 from pflbench.store.write import update_run
 
-MISSING = "missing"  # of a run that was never begun
+MISSING = "missing"  # the state of a run that was never begun
 
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """environment: how it was asked for: command, execution, data_dir, plugins, file."""
+    """environment: command, options of execution, data_dir, plugins, file."""
 
     id: int
     name: str
@@ -35,23 +35,23 @@ class StoredSweep:
 
 @dataclass(frozen=True)
 class SweepState:
-    """How a sweep's runs are now: each one's newest attempt, None if it was never begun, and its state."""
+    """The newest attempt of each run of a sweep (None if it was never begun), and its current state."""
 
     runs: Mapping[str, Run | None]  # by key
     states: Mapping[str, str]
 
     @property
     def counts(self) -> Counter[str]:
-        """State -> runs."""
+        """The number of runs in each state."""
         return Counter(self.states.values())
 
     def keys(self, *states: str) -> list[str]:
-        """The runs in one of these states, in the order of the sweep."""
+        """The keys of the runs in one of these states, in the order of the sweep."""
         return [key for key, state in self.states.items() if state in states]
 
 
 def save(engine: Engine, name: str, specs: Sequence[RunSpec], environment: Mapping[str, Any]) -> StoredSweep:
-    """Stores a sweep. One of that name is replaced: its runs stay what they are. It is no longer cancelled."""
+    """Stores a sweep. Replaces one of that name, also a cancelled one; its runs stay."""
     values = located(
         {"name": name, "specs": [spec.model_dump(mode="json") for spec in specs], "environment": environment},
         lambda path: paths.kept(path, engine.url),
@@ -78,19 +78,15 @@ def find(engine: Engine, name: str) -> StoredSweep:
 
 
 def listed(engine: Engine) -> list[StoredSweep]:
-    """All, oldest first."""
+    """All sweeps, oldest first."""
     return _read(engine)
 
 
-def cancel(engine: Engine, name: str) -> StoredSweep:
-    """Whoever is at it stops its runs, with their checkpoints. Raises UserError if there is none of that name."""
-    _set_cancelled(engine, find(engine, name).id, now())
-    return find(engine, name)
-
-
-def reopen(engine: Engine, name: str) -> StoredSweep:
-    """No longer cancelled. Raises UserError if there is none of that name."""
-    _set_cancelled(engine, find(engine, name).id, None)
+def set_cancelled(engine: Engine, name: str, cancelled: bool) -> StoredSweep:
+    """Cancels or reopens a sweep. Workers of a cancelled one write checkpoints and stop. Raises UserError if there is none."""
+    own = find(engine, name).id
+    with writing(engine) as connection:
+        connection.execute(update(SweepRow).where(SweepRow.id == own).values(cancelled_at=now() if cancelled else None))
     return find(engine, name)
 
 
@@ -100,9 +96,9 @@ def cancelled(engine: Engine, sweep_id: int) -> bool:
 
 
 def sweep_state(engine: Engine, specs: Sequence[RunSpec], repeated: Mapping[str, int] = {}) -> SweepState:
-    """How runs are. A run that counts as finished stays so when a later attempt was broken off.
+    """The states of runs. A finished run stays finished if a later attempt was interrupted.
 
-    repeated: of runs that are made anew, the number up to which attempts do not count.
+    repeated: by key of runs that are repeated, the number of the last attempt that does not count.
     """
     found = attempts(engine, [spec.key for spec in specs])
     counting = {key: [run for run in own if run.id > repeated.get(key, 0)] for key, own in found.items()}
@@ -112,20 +108,20 @@ def sweep_state(engine: Engine, specs: Sequence[RunSpec], repeated: Mapping[str,
 
 
 def last_ended(engine: Engine, keys: Collection[str]) -> dict[str, int]:
-    """The number of each run's last attempt that is over, 0 where there is none."""
+    """The number of each run's last attempt that has ended; 0 if there is none."""
     found = attempts(engine, keys)
     return {key: max((run.id for run in found.get(key, []) if run.ended), default=0) for key in keys}
 
 
 def requeue(engine: Engine, specs: Sequence[RunSpec]) -> None:
-    """Lets workers take runs that failed once more."""
+    """Queues failed runs again."""
     for run in sweep_state(engine, specs).runs.values():
         if run is not None and run.status == "failed":
             update_run(engine, run.id, status="queued")
 
 
 def located(row: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """A row of the table with its paths changed: of data and plug-ins, which going on with the sweep needs."""
+    """A row of the table with `change` applied to the paths of its data and plug-ins, which resuming the sweep needs."""
     environment = dict(row["environment"])
     if environment.get("plugins"):
         environment["plugins"] = [change(path) for path in environment["plugins"]]
@@ -137,11 +133,6 @@ def located(row: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, A
 def _counting(found: Sequence[Run]) -> Run | None:
     finished = [run for run in found if run.status == "finished"]
     return next(reversed(finished or found), None)
-
-
-def _set_cancelled(engine: Engine, sweep_id: int, at: str | None) -> None:
-    with writing(engine) as connection:
-        connection.execute(update(SweepRow).where(SweepRow.id == sweep_id).values(cancelled_at=at))
 
 
 def _read(engine: Engine, *where: Any) -> list[StoredSweep]:

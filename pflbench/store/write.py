@@ -1,4 +1,4 @@
-"""What a run writes. Each function is one transaction; none leaves half of its work behind."""
+"""Writes runs and their rounds. A function that takes an engine makes one transaction."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from pflbench.plain import without_passwords
 from pflbench.spec import RunSpec
 from pflbench.store import arrays, paths
 from pflbench.store.database import again_if_there, inserted, reading, writing
-from pflbench.store.schema import STATUSES, ArtifactRow, Base, ClientRoundRow, RoundRow, RunRow, SeriesRow, copies
+from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, RoundRow, RunRow, SeriesRow, copies
 
 _MESSAGE_LENGTH = 1000
-_FIXED = {"id", "key", "attempt", "protocol", "spec"}
 
-# Compiled once by SQLAlchemy and prepared once by the driver, as long as it is the same object that is executed.
+# SQLAlchemy compiles and the driver prepares a statement once, as long as the same object is executed.
 _INSERT = {name: insert(Base.metadata.tables[name]) for name in ("round", "client_round", "series", "artifact")}
 _ROUND_COLUMNS = tuple(column.name for column in RoundRow.__table__.columns if column.name != "run_id")
 
@@ -31,7 +30,7 @@ Rows = Mapping[str, list[dict[str, Any]]]  # by table
 class RoundRecord:
     """The state after `round` rounds and what round `round` cost; meanings and units as in `schema.RoundRow`.
 
-    None stands for "not measured". `clients`, `correct`, `total` and `loss` are aligned arrays [evaluated clients],
+    None: not measured. `clients`, `correct`, `total` and `loss` are aligned arrays [evaluated clients],
     int64 but for `loss` (float64, summed cross-entropy over the client's test samples); all four or none of them.
     """
 
@@ -61,7 +60,7 @@ class RoundRecord:
 
 
 def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any], *, whole: bool = False) -> int:
-    """Stores a run as "queued", as the next attempt of its key; returns its id. whole: with its paths as they are."""
+    """Stores a run as the next attempt of its key, with status "queued"; returns its id. whole: keep its paths as they are."""
     attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == spec.key).scalar_subquery()
     plain = spec.model_dump(mode="json")
     values = {
@@ -83,37 +82,25 @@ def create_run(engine: Engine, spec: RunSpec, environment: dict[str, Any], *, wh
 def update_run(engine: Engine, run_id: int, /, **columns: Any) -> None:
     """Sets columns of a run: status, message, started_at, finished_at, parameters, engine, device, partition_id, ...
 
-    Raises:
-        ValueError: an unknown or fixed column, an unknown status.
-        UserError: no such run.
+    Raises UserError if there is no such run.
     """
-    check_columns(columns)
     with writing(engine) as connection:
         update_row(connection, run_id, columns)
 
 
-def check_columns(columns: Mapping[str, Any]) -> None:
-    """Raises ValueError for none, for an unknown or fixed one, and for an unknown status."""
-    wrong = columns.keys() - (set(RunRow.__table__.columns.keys()) - _FIXED)
-    if wrong or not columns:
-        raise ValueError(f"update_run cannot set {sorted(wrong)}")
-    if columns.get("status", STATUSES[0]) not in STATUSES:
-        raise ValueError(f"unknown status {columns['status']!r}; valid: {', '.join(STATUSES)}")
-
-
 def update_row(connection: Connection, run_id: int, columns: Mapping[str, Any]) -> None:
-    """As `update_run`, in a transaction that is under way."""
+    """As `update_run`, in the transaction of `connection`."""
     values = dict(columns)
     if values.get("message"):
-        # PostgreSQL takes no null character.
+        # PostgreSQL stores no null characters.
         values["message"] = without_passwords(values["message"].replace("\0", ""))[:_MESSAGE_LENGTH]
     _require(connection.execute(update(RunRow).where(RunRow.id == run_id).values(values)).rowcount, run_id)
 
 
 def rows_of(run_id: int, record: RoundRecord) -> Rows:
-    """By table what a round is stored as, with all its clients, series and artifacts.
+    """The rows of a round by table: the round, its clients, series and artifacts.
 
-    Raises ValueError where the client arrays do not match, or a value is NaN (which SQLite would store as "not measured").
+    Raises ValueError if the arrays of clients differ in length, or a value is NaN (SQLite would store it as null).
     """
     row = {name: getattr(record, name) for name in _ROUND_COLUMNS}
     clients = _client_rows(run_id, record)
@@ -122,51 +109,36 @@ def rows_of(run_id: int, record: RoundRecord) -> Rows:
     return {
         "round": [row | {"run_id": run_id}],
         "client_round": clients,
-        "series": _series_rows(run_id, record),
+        "series": [
+            {"run_id": run_id, "name": name, "round": record.round, "accuracy": accuracy, "test_loss": loss}
+            for name, (accuracy, loss) in record.series.items()
+        ],
         "artifact": [arrays.row(run_id, name, record.round, array) for name, array in record.artifacts.items()],
     }
 
 
 def insert_rows(connection: Connection, rows: Rows) -> None:
-    """What `rows_of` gave."""
+    """Inserts the rows of `rows_of`."""
     for table, of_table in rows.items():
         if of_table:
             connection.execute(_INSERT[table], of_table)
 
 
-def require_whole(connection: Connection, run_id: int) -> None:
-    """Raises UserError unless all rounds of a run are there, from 0 on: another process may have removed some."""
-    query = select(RunRow.rounds, func.count(RoundRow.round), func.max(RoundRow.round))
-    query = query.join(RoundRow, RoundRow.run_id == RunRow.id, isouter=True).where(RunRow.id == run_id).group_by(RunRow.rounds)
-    for rounds, count, last in connection.execute(query):
-        if count != rounds + 1 or last != rounds:
-            raise UserError(
-                f"Run {run_id} is not whole: {count} of its {rounds + 1} rounds, with round 0, are in the database.",
-                "It is not marked as finished. The same command makes it anew.",
-            )
-
-
 def whole_rounds(engine: Engine, run_id: int) -> int:
-    """How many rounds of a run are there before the first that is missing."""
+    """The number of a run's stored rounds before the first missing one."""
     with reading(engine) as connection:
-        found = connection.scalars(select(RoundRow.round).where(RoundRow.run_id == run_id).order_by(RoundRow.round)).all()
-    return next((t for t, round in enumerate(found) if t != round), len(found))
+        stored = connection.scalars(select(RoundRow.round).where(RoundRow.run_id == run_id).order_by(RoundRow.round)).all()
+    return next((t for t, round in enumerate(stored) if t != round), len(stored))
 
 
 def has_round(connection: Connection, run_id: int, round: int, **measured: float | None) -> bool:
-    """measured: numbers that its row must have."""
-    found = select(RoundRow.round).filter_by(run_id=run_id, round=round, **measured)
-    return connection.execute(found).first() is not None
-
-
-def rewind(engine: Engine, run_id: int, last_round: int) -> None:
-    """Deletes what was stored after `last_round` (-1: everything), for a run to go on from an older checkpoint."""
-    with writing(engine) as connection:
-        delete_rounds(connection, run_id, last_round)
+    """Whether the round is stored. measured: values that its row must have."""
+    query = select(RoundRow.round).filter_by(run_id=run_id, round=round, **measured)
+    return connection.execute(query).first() is not None
 
 
 def delete_rounds(connection: Connection, run_id: int, last_round: int) -> None:
-    """As `rewind`, in a transaction that is under way."""
+    """Deletes all rounds after `last_round` (-1: all), so that a run can go on from an older checkpoint."""
     for table in (ClientRoundRow, SeriesRow, ArtifactRow, RoundRow):
         connection.execute(delete(table).where(table.run_id == run_id, table.round > last_round))
 
@@ -183,24 +155,12 @@ def remove_run(engine: Engine, run_id: int) -> None:
 
 def _client_rows(run_id: int, record: RoundRecord) -> list[dict[str, Any]]:
     columns = (record.clients, record.correct, record.total, record.loss)
-    if all(array is None for array in columns):
-        return []
-    if any(array is None for array in columns) or len({len(array) for array in columns if array is not None}) != 1:
-        raise ValueError(f"round {record.round}: clients, correct, total and loss must be aligned")
-    assert record.loss is not None
-    if np.isnan(record.loss).any():
+    if record.loss is not None and np.isnan(record.loss).any():
         raise ValueError(f"round {record.round}: a client's loss is NaN")
     values = [array.tolist() for array in columns if array is not None]
     return [
         {"run_id": run_id, "round": record.round, "client": client, "correct": correct, "total": total, "loss": loss}
         for client, correct, total, loss in zip(*values, strict=True)
-    ]
-
-
-def _series_rows(run_id: int, record: RoundRecord) -> list[dict[str, Any]]:
-    return [
-        {"run_id": run_id, "name": name, "round": record.round, "accuracy": accuracy, "test_loss": loss}
-        for name, (accuracy, loss) in record.series.items()
     ]
 
 

@@ -1,7 +1,7 @@
-"""What is new in the database goes to a tracker, once. Nothing of a run waits for it: it reads what was committed.
+"""Sends new rounds to a tracker, once. It reads committed rounds, so that no run waits for it.
 
-What a tracker has of a run is a `Mark`, kept beside it. A mark is set after the rounds that it stands for; a tracker that was
-stopped in between knows by other means what it has, or takes the same round twice as one.
+A `Mark`, stored with the tracker, says which rounds the tracker has. It is set after these rounds were sent. If a tracker is
+stopped in between, it finds out itself which rounds it has, or treats a round that is sent twice as one.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from pflbench.store.runs import Run
 
 @dataclass(frozen=True)
 class Mark:
-    """What a tracker has of a run: its rounds up to this one (-1: none), and what it was told of its status."""
+    """The last round of a run that a tracker has (-1: none), and the last status."""
 
     round: int = -1
     status: str = ""
 
 
 class Tracker(Protocol):
-    """Where runs are shown. A run is the same one there if key and attempt are."""
+    """A tracker of experiments. Key and attempt identify a run."""
 
     def mark(self, run: Run) -> Mark:
-        """What is there already."""
+        """What the tracker has of a run."""
 
     def write(self, run: Run, new: Sequence[TrackedRound]) -> None:
-        """Takes rounds in ascending order, all beyond the mark."""
+        """Writes rounds in ascending order, all after the mark."""
 
     def tell(self, run: Run, mark: Mark) -> None:
-        """Takes the run's status, and keeps the mark. What is open of a run that is not under way is closed."""
+        """Writes the run's status and the mark. Closes a run that is not under way."""
 
     def close(self) -> None:
-        """Whatever is open."""
+        """Closes all runs."""
 
 
 class Delivery:
-    """Brings a tracker up to date, as often as it is called. It remembers what it delivered: the tracker is asked once.
+    """Brings a tracker up to date at each call. It reads each mark from the tracker once.
 
-    rounds: how many were new so far. runs: of which runs.
+    rounds: the number of rounds sent so far. runs: the numbers of their runs.
     """
 
     def __init__(self, engine: Engine, tracker: Tracker) -> None:
@@ -61,12 +61,12 @@ class Delivery:
         self.runs: set[int] = set()
 
     def __call__(self, runs: Sequence[Run]) -> None:
-        """The runs with their status as it is now; those without a round are left out."""
+        """Sends what is new of these runs, which have their current status; runs without a round are left out."""
         for run in runs:
             if run.last_round is not None:
-                self._bring(run, run.last_round)
+                self._send(run, run.last_round)
 
-    def _bring(self, run: Run, last: int) -> None:
+    def _send(self, run: Run, last: int) -> None:
         name = run.key, run.attempt
         mark = self._marks.get(name) or self._tracker.mark(run)
         at = mark.round
@@ -82,14 +82,14 @@ class Delivery:
 
 
 def follow(deliver: Delivery, look: Callable[[], Sequence[Run]], every: float, patience: float) -> None:
-    """Delivers what is new, again and again, until for `patience` seconds no run has been under way.
+    """Delivers what is new every `every` seconds, until no run has been under way for `patience` seconds.
 
-    A server that goes away is waited for as long as runs were under way when it was last there.
+    look: reads the runs. While the server is away, the runs count as before.
     """
     until = time.monotonic() + patience
     runs: Sequence[Run] = ()
     while True:
-        with suppress(Unreachable):  # the next look may find it again
+        with suppress(Unreachable):  # the server may be back at the next look
             runs = look()
             deliver(runs)
         now = time.monotonic()
@@ -101,7 +101,7 @@ def follow(deliver: Delivery, look: Callable[[], Sequence[Run]], every: float, p
 
 
 def read_mark(path: Path) -> Mark:
-    """Of a file that `write_mark` wrote; nothing is marked where there is none."""
+    """Reads a file of `write_mark`; without a file there are no rounds."""
     try:
         return Mark(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Raises UserError if it is not there and cannot be made, or not be written to."""
+    """Makes a folder if needed. Raises UserError if it cannot be made or written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

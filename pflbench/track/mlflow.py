@@ -1,4 +1,4 @@
-"""MLflow: a run for each run, in one experiment. The mark is two of its tags, `round` and `status`."""
+"""MLflow: one MLflow run for each run, in one experiment. The mark is stored as the tags `round` and `status`."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from pflbench.store.runs import Run
 from pflbench.track.deliver import Mark
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED"}
-_TOGETHER = 900  # numbers, parameters and tags: MLflow takes at most 1,000 at once
-_PARAMETERS = 100  # at once
+_TOGETHER = 900  # metrics per call: MLflow takes at most 1,000 metrics, parameters and tags
+_PARAMETERS = 100  # per call
 _LISTED = 1_000
-_SAID = 250  # characters of an error
+_LONGEST = 250  # characters of an error
 
 
 class MLflow:
     """Writes to a tracking server, or to the database of one.
 
-    A number that is delivered twice has the same time, and is one number to MLflow: so a mark that was not set does no harm.
+    A metric that is sent twice has the same time, and MLflow stores it once: so a mark that was not set does no harm.
     """
 
     def __init__(self, uri: str | None, experiment: str) -> None:
-        """uri: None for MLFLOW_TRACKING_URI. Raises UserError if there is no such place."""
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # a new database would be told of in ten lines
+        """uri: None for MLFLOW_TRACKING_URI. Raises UserError if it cannot be reached."""
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it would print ten lines for a new database
         with _friendly():
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment)
             if found is not None and found.lifecycle_stage != "active":
                 raise UserError(f"The experiment '{experiment}' was deleted.", "Restore it, or name another: --experiment NAME")
             self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
-            self._runs = dict(self._present())
+            self._runs = dict(self._listed())
 
     def mark(self, run: Run) -> Mark:
-        there = self._runs.get((run.key, run.attempt))
-        return there[1] if there else Mark()
+        known = self._runs.get((run.key, run.attempt))
+        return known[1] if known else Mark()
 
     def write(self, run: Run, new: Sequence[TrackedRound]) -> None:
         with _friendly():
             name = self._started(run)
             if self.mark(run).round < 0:
-                self._say(name, parameters(run))
+                self._log_parameters(name, parameters(run))
             metrics = (Metric(k, float(v), round(1000 * p.time), p.round) for p in new for k, v in p.values.items())
             while some := list(islice(metrics, _TOGETHER)):
                 self._client.log_batch(name, metrics=some)
@@ -70,39 +70,39 @@ class MLflow:
     def close(self) -> None:
         pass
 
-    def _present(self) -> Iterator[tuple[tuple[str, int], tuple[str, Mark]]]:
+    def _listed(self) -> Iterator[tuple[tuple[str, int], tuple[str, Mark]]]:
         token = None
         while True:
             page = self._client.search_runs([self._experiment], max_results=_LISTED, page_token=token)
-            for one in page:
-                tag = one.data.tags
+            for found in page:
+                tag = found.data.tags
                 if "key" in tag and "attempt" in tag:
                     mark = Mark(int(tag.get("round", -1)), tag.get("status", ""))
-                    yield (tag["key"], int(tag["attempt"])), (one.info.run_id, mark)
+                    yield (tag["key"], int(tag["attempt"])), (found.info.run_id, mark)
             if not (token := page.token):
                 return
 
     def _started(self, run: Run) -> str:
-        """MLflow's number of the run, which is made where it is not there."""
+        """MLflow's id of the run, which is created if needed."""
         if (run.key, run.attempt) not in self._runs:
-            made: Any = self._client.create_run(
+            created: Any = self._client.create_run(
                 self._experiment, start_time=round(1000 * began(run)), tags=tags(run), run_name=title(run)
             )
-            self._runs[run.key, run.attempt] = made.info.run_id, Mark()
+            self._runs[run.key, run.attempt] = created.info.run_id, Mark()
         return self._runs[run.key, run.attempt][0]
 
-    def _say(self, name: str, values: dict[str, Any]) -> None:
-        said = (Param(k, str(v)) for k, v in values.items())
-        while some := list(islice(said, _PARAMETERS)):
+    def _log_parameters(self, name: str, values: dict[str, Any]) -> None:
+        all_parameters = (Param(k, str(v)) for k, v in values.items())
+        while some := list(islice(all_parameters, _PARAMETERS)):
             self._client.log_batch(name, params=some)
 
 
 @contextmanager
 def _friendly() -> Iterator[None]:
-    """What MLflow cannot do, in its own first line."""
+    """Turns errors of MLflow into UserErrors with their first sentence."""
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        told = str(error).strip().splitlines()[0].partition(". ")[0].removesuffix(".")
+        message = str(error).strip().splitlines()[0].partition(". ")[0].removesuffix(".")
         hint = "A URI is e.g. sqlite:///mlflow.db or http://host:5000."
-        raise UserError(f"MLflow: {told[:_SAID]}.", f"What was delivered stays; the same command goes on. {hint}") from None
+        raise UserError(f"MLflow: {message[:_LONGEST]}.", f"What was delivered stays; the same command goes on. {hint}") from None

@@ -1,4 +1,4 @@
-"""TensorBoard: a folder of event files for each run, with its parameters for the HPARAMS page."""
+"""TensorBoard: one folder of event files for each run, with its parameters for the HPARAMS page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 class TensorBoard:
     """Writes below `folder`, for `tensorboard --logdir FOLDER`.
 
-    A round is one record, which is there whole or not at all: so the records say what is there when the mark was not set.
+    A round is one record, which is written whole or not at all: if the mark was not set, the records say which rounds there are.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class TensorBoard:
         self._open: dict[Path, EventFileWriter] = {}
 
     def mark(self, run: Run) -> Mark:
-        place = self._place(run)
+        place = self._folder_of(run)
         known = read_mark(place / _MARK)
         if run.last_round is not None and known.round >= run.last_round:
             return known
@@ -50,7 +50,7 @@ class TensorBoard:
         writer.flush()
 
     def tell(self, run: Run, mark: Mark) -> None:
-        place = self._place(run)
+        place = self._folder_of(run)
         if run.status not in UNDER_WAY:
             writer = self._writer(run)
             writer.add_event(_end(run))
@@ -63,16 +63,16 @@ class TensorBoard:
             writer.close()
         self._open.clear()
 
-    def _place(self, run: Run) -> Path:
+    def _folder_of(self, run: Run) -> Path:
         return self._folder / re.sub(r"[^\w.()=,+-]+", "_", title(run))[-_LONGEST:]
 
     def _writer(self, run: Run) -> EventFileWriter:
-        place = self._place(run)
+        place = self._folder_of(run)
         if place not in self._open:
             make_folder(place)
-            is_new = not (there := _files(place))
-            # TensorBoard reads files in the order of their names, which begin with the second.
-            while there and int(time.time()) <= int(there[-1].name.split(".")[3]):
+            is_new = not (written := _files(place))
+            # TensorBoard reads files in the order of their names, which contain the time in seconds.
+            while written and int(time.time()) <= int(written[-1].name.split(".")[3]):
                 time.sleep(0.02)
             self._open[place] = EventFileWriter(str(place))
             if is_new:

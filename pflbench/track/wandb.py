@@ -1,6 +1,6 @@
-"""Weights & Biases: a run for each run, in one project; online, or offline for `wandb sync`.
+"""Weights & Biases: one W&B run for each run, in one project; online, or offline for `wandb sync`.
 
-The marks are files beside W&B's own. Where one was not set, W&B itself drops the rounds that it has: steps only ascend there.
+Marks are files beside W&B's own. If a mark was not set, W&B drops rounds that it has: its steps only ascend.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LONGEST = 64  # characters of a tag
 
 
 class WandB:
-    """Writes to a project. folder: where W&B's folder `wandb` is made. offline: only there, for `wandb sync` later."""
+    """Writes to a project. folder: where W&B makes its folder `wandb`. offline: only write there, for a later `wandb sync`."""
 
     def __init__(self, project: str, entity: str | None, folder: Path, *, offline: bool) -> None:
-        make_folder(folder)  # W&B would take another instead
+        make_folder(folder)  # if it cannot be written, W&B takes another one
         self._where: dict[str, Any] = {
             "project": project,
             "entity": entity,
@@ -42,25 +42,25 @@ class WandB:
 
     def write(self, run: Run, new: Sequence[TrackedRound]) -> None:
         with _friendly():
-            there = self._started(run)
+            opened = self._started(run)
             for point in new:
-                if point.round >= there.starting_step:
-                    there.log({**point.values, "_timestamp": point.time}, step=point.round)
+                if point.round >= opened.starting_step:
+                    opened.log({**point.values, "_timestamp": point.time}, step=point.round)
 
     def tell(self, run: Run, mark: Mark) -> None:
         name = _name(run)
         with _friendly():
-            there = self._started(run)
-            there.summary["status"] = run.status
+            opened = self._started(run)
+            opened.summary["status"] = run.status
             if run.status not in UNDER_WAY:
-                there.finish(exit_code=int(run.status != "finished"))
+                opened.finish(exit_code=int(run.status != "finished"))
                 del self._open[name]
         write_mark(self._mark(run), mark)
 
     def close(self) -> None:
         with _friendly():
-            for there in self._open.values():
-                there.finish()
+            for opened in self._open.values():
+                opened.finish()
         self._open.clear()
 
     def _mark(self, run: Run) -> Path:
@@ -79,11 +79,11 @@ class WandB:
                 tags=[f"{k}:{v}"[:_LONGEST] for k, v in tags(run).items()],
                 config=run.spec,
                 resume=None if offline else "allow",
-                reinit="create_new",  # several are open while they are followed
+                reinit="create_new",  # with --follow several runs are open
                 settings=wandb.Settings(
                     silent=True,
                     console="off",
-                    # What W&B would note of this machine and folder is not of those that trained.
+                    # This machine and folder are not those of the training.
                     x_disable_stats=True,
                     x_disable_meta=True,
                     disable_git=True,
@@ -102,6 +102,6 @@ def _friendly() -> Iterator[None]:
     try:
         yield
     except (wandb.Error, OSError) as error:
-        told = str(error).strip().splitlines()[0]
+        message = str(error).strip().splitlines()[0]
         hint = "Log in with `wandb login`, or write files for `wandb sync`: --offline."
-        raise UserError(f"Weights & Biases: {told}", f"What was delivered stays; the same command goes on. {hint}") from None
+        raise UserError(f"Weights & Biases: {message}", f"What was delivered stays; the same command goes on. {hint}") from None

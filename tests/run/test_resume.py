@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from support.cases import rest_slow
 from support.command import ROOT, TESTS
 from support.runs import numbers, rows, run, short
+from support.store_samples import rewind
 
 from pflbench.errors import Occupied, UserError
 from pflbench.methods import METHODS
@@ -236,7 +236,7 @@ def test_a_checkpoint_newer_than_the_database_is_not_used(store):
     for _ in range(4):
         next(steps)
     steps.close()
-    write.rewind(store, 2, 1)
+    rewind(store, 2, 1)
     assert run(short(), store)[0].kind == "started"
     assert numbers(store, 2) == whole
 
@@ -286,20 +286,3 @@ def test_a_full_disk_under_the_checkpoint(store, monkeypatch):
     assert rows(store, "SELECT status, (SELECT COUNT(*) FROM round) FROM run") == [("failed", 1)]
     monkeypatch.undo()
     assert run(short(), store)[-1].kind == "finished"
-
-
-def test_a_run_with_a_gap_is_not_finished(store):
-    """Another process has removed a round: the run is not marked as finished, and is made anew."""
-
-    def with_a_gap():
-        for step in execute(short(), store, Path("data"), Execution(workers=1)):
-            if step.kind == "round" and step.round == 3:
-                with sqlite3.connect(str(store.url.database)) as connection:
-                    connection.execute("DELETE FROM round WHERE round = 2")
-                connection.close()
-
-    with pytest.raises(UserError, match="not whole: 4 of its 5 rounds"):
-        with_a_gap()
-    assert rows(store, "SELECT status FROM run") == [("failed",)]
-    assert run(short(), store)[0].kind == "started"
-    assert rows(store, "SELECT status, (SELECT COUNT(*) FROM round) FROM run") == [("finished", 5)]

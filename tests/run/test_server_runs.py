@@ -168,7 +168,7 @@ def test_a_worker_that_was_cut_off_leaves_its_run_to_the_other(shared):
         connection.execute(CUT_OFF)
     other = going(elsewhere)
     assert next(other).kind == "resumed"
-    with pytest.raises(Occupied, match="Another process is at this run already"):
+    with pytest.raises(Occupied, match="Another process is training this run"):
         next(steps)
     assert list(other)[-1].kind == "finished"
     assert rows(shared, "SELECT status, (SELECT count(*) FROM round) FROM run") == [("finished", 9)]

@@ -10,7 +10,6 @@ import io
 import json
 import re
 import socket
-import sqlite3
 import threading
 import urllib.error
 import urllib.request
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, event
 from support.command import Shell
+from support.raw_sql import sql
 from support.report_database import add_run, spec
 from support.site_database import MADE, RUNNING, SNEAKY, fill
 from support.store_samples import write_round
@@ -82,7 +82,7 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         if tag == "table":
-            self._table = dict(attrs)["id"] or ""
+            self._table = dict(attrs).get("id") or ""
             self.tables[self._table] = []
         elif tag == "tr":
             self.tables[self._table].append([])
@@ -102,11 +102,6 @@ class Elements(HTMLParser):
 
     def attributes(self, name: str) -> list[str]:
         return [value or "" for _, attributes in self.tags for key, value in attributes.items() if key == name]
-
-
-def sql(engine: Engine, query: str) -> list[tuple[object, ...]]:
-    with sqlite3.connect(str(engine.url.database)) as connection:
-        return connection.execute(query).fetchall()
 
 
 def made(engine: Engine, pages: str = "auto", **filters: tuple[str, ...]) -> tuple[Page, str]:
@@ -167,17 +162,25 @@ def test_a_page_needs_nothing_from_elsewhere_and_what_runs_say_stays_text(whole:
 
 
 def test_a_run_has_a_page_with_its_numbers(stored: Engine, whole: tuple[Page, str]) -> None:
-    _, text = whole
-    data = json.loads(re.search(r'id="run-data-1">(.*?)</script>', text)[1])  # type: ignore[index]
+    data = runs.page(stored, 1)
     facts = dict(data["facts"])
     assert facts["Rounds"] == "2 of 2, best 85.00 % after round 1"
     assert facts["Time per round"].startswith("2 s of training, 5 s of evaluation")
     assert (data["alike"], data["status"], facts["Commit"]) == ([3], "finished", "abc")
     ((written,),) = sql(stored, "SELECT spec FROM run WHERE id = 1")
     assert data["spec"] == json.loads(str(written))
-    (accuracy,) = (trace for trace in data["figures"][0]["spec"]["data"] if trace["name"] == "as deployed")
-    assert accuracy["y"] == [10, 85, 80]
+    (accuracy,) = (trace for trace in data["figures"][0].spec["data"] if trace["name"] == "as deployed")
+    assert list(accuracy["y"]) == [10, 85, 80]
     assert data["clients"] is None
+    (written_page,) = re.findall(r'<template id="run-page-1">(.*?)</template>', whole[1], re.DOTALL)
+    for shown in (
+        "Run 1: FedAvg on MNIST",
+        facts["Rounds"],
+        '<a href="#run-3">run 3</a>',
+        "train.lr</th><td>0.1<",
+        '"y":[10,85,80]',
+    ):
+        assert shown in written_page
 
 
 def test_clients_and_arrays_of_a_run(engine: Engine) -> None:
@@ -353,7 +356,7 @@ def test_serve_answers_this_machine_alone_and_takes_nothing(server: serve.Server
         status("GET", "/version", host)
         for host in ("evil.example", f"evil.example:{port}", "", "localhost.evil", "[::2]", "localhost:80:80")
     } == {403}
-    assert {status(method, "/", "localhost") for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")} == {405}
+    assert {status(method, "/", "localhost") for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")} == {501}
     assert status("HEAD", "/", "localhost") == 200
     assert {status("GET", path, "localhost") for path in ("/run/99", "/run/x", "/../etc/passwd")} == {404}
     with pytest.raises(UserError, match=f"Port {port} is taken"):

@@ -24,13 +24,6 @@ def upgrade() -> None:
         table.alter_column("message", type_=sa.Text())
         table.drop_constraint("uq_run_key_attempt")
     {then}
-
-
-def downgrade() -> None:
-    with op.batch_alter_table("run", table_kwargs={{"sqlite_autoincrement": True}}) as table:
-        table.drop_column("energy")
-        table.alter_column("message", type_=sa.String(1000))
-        table.create_unique_constraint("uq_run_key_attempt", ["key", "attempt"])
 """
 
 

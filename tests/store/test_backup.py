@@ -101,7 +101,7 @@ def damage_page(path: Path, rng: random.Random, pages: int) -> None:
 def test_a_backup_replaces_nothing_and_leaves_nothing(whole: Path, tmp_path: Path, shell: Shell) -> None:
     shutil.copy(whole, "pflbench.db")
     (tmp_path / "there.db").write_text("mine")
-    assert "is there already" in shell.refused("db", "backup", "there.db")
+    assert "already exists" in shell.refused("db", "backup", "there.db")
     assert (tmp_path / "there.db").read_text() == "mine"
     assert "No folder" in shell.refused("db", "backup", "missing/new.db")
     assert "No results yet" in shell.refused("db", "backup", "new.db", "--db", "missing.db")

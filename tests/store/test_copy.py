@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden.raw import unpack
 from support.command import Shell
 from support.postgres import PASSWORD, Server
 from support.store_samples import make_partition, make_record, make_spec, write_round
@@ -134,12 +133,3 @@ def test_what_cannot_be_copied_leaves_the_target_empty(shell: Shell, empty: str,
         connection.execute("UPDATE round SET participants = 5000000000")
     assert "A row of round cannot be copied" in shell.refused("db", "copy", "first.db", empty)
     assert inspection.info(empty)["runs"] == {}
-
-
-@pytest.mark.slow
-def test_real_runs_there_and_back(shell: Shell, empty: str, tmp_path: Path) -> None:
-    unpack(tmp_path / "golden.db")
-    assert shell("db", "upgrade", "--db", "golden.db").code == 0
-    for way in (("golden.db", empty), (empty, "back.db")):
-        assert shell("db", "copy", *way).code == 0
-    assert content(tmp_path / "back.db") == content(tmp_path / "golden.db")

@@ -18,11 +18,12 @@ import pandas as pd
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell, start
+from support.raw_sql import sql
 from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from pflbench.cli import main
 from pflbench.store import database as db
-from pflbench.store import files, inspection, partitions, runs, write
+from pflbench.store import inspection, partitions, runs, write
 from pflbench.store.exchange import export
 
 Row = tuple[Any, ...]
@@ -70,23 +71,13 @@ def other(new_database: Path, tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def ask(path: Path | str, query: str) -> list[Row]:
-    connection = sqlite3.connect(path)
-    try:
-        return connection.execute(query).fetchall()
-    finally:
-        connection.close()
-
-
 def change(path: Path | str, *statements: str) -> None:
-    with sqlite3.connect(path) as connection:
-        for statement in statements:
-            connection.execute(statement)
-    connection.close()
+    for statement in statements:
+        sql(path, statement)
 
 
 def content(path: Path | str) -> dict[str, list[Row]]:
-    return {table: ask(path, f"SELECT * FROM {table}") for table in ("run", "partition", *RESULTS)}
+    return {table: sql(path, f"SELECT * FROM {table}") for table in ("run", "partition", *RESULTS)}
 
 
 # --- export ---
@@ -96,11 +87,11 @@ def test_rounds_as_csv_are_the_rows_of_the_database(mine: Engine, shell: Shell) 
     lines = list(csv.reader(io.StringIO(shell("export", "rounds").out)))
     promised = "run,method,dataset,partition,seed,round,accuracy,train_loss,seconds_receive,seconds_update,seconds_evaluate"
     assert ",".join(lines[0]).startswith(f"{promised},params_up,params_down,")
-    columns = [row[1] for row in ask("pflbench.db", "PRAGMA table_info(round)")]
+    columns = [row[1] for row in sql("pflbench.db", "PRAGMA table_info(round)")]
     assert set(lines[0]) == {"run", "method", "dataset", "partition", "seed", *columns} - {"run_id"}
     of_round = [name for name in lines[0] if name in columns]
     names = f"run_id, method, dataset, partition_label, seed, {', '.join(of_round)}"
-    expected = ask("pflbench.db", f"SELECT {names} FROM round JOIN run ON run.id = run_id ORDER BY run_id, round")
+    expected = sql("pflbench.db", f"SELECT {names} FROM round JOIN run ON run.id = run_id ORDER BY run_id, round")
     assert len(expected) == 8
     assert [tuple(line) for line in lines[1:]] == [tuple("" if v is None else str(v) for v in row) for row in expected]
 
@@ -124,7 +115,7 @@ def test_runs_as_strict_json_and_as_csv(mine: Engine, shell: Shell) -> None:
         raise AssertionError(name)
 
     fedavg, ditto = json.loads(shell("export", "runs", "-f", "json").out, parse_constant=no_constant)
-    ((key, protocol),) = ask("pflbench.db", "SELECT key, protocol FROM run WHERE id = 1")
+    ((key, protocol),) = sql("pflbench.db", "SELECT key, protocol FROM run WHERE id = 1")
     assert (fedavg["run"], fedavg["key"], fedavg["protocol"], fedavg["status"]) == (1, key, protocol, "finished")
     assert (fedavg["best_accuracy"], fedavg["best_round"], fedavg["last_round"]) == (0.18, 3, 4)
     assert (fedavg["commit"], fedavg["partition_hash"], fedavg["spec"]["train"]["lr"]) == ("abc", "f" * 64, 0.1)
@@ -189,22 +180,6 @@ def test_memory_does_not_grow_with_the_table(mine: Engine) -> None:
     assert peak(200) < peak(50_000) / 10
 
 
-def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "rounds.csv"
-    target.write_text("before")
-    writing = files.replacing(target)
-    writing.__enter__().write(b"half")
-    assert target.read_text() == "before"
-    writing.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert (target.read_text(), list(tmp_path.iterdir())) == ("before", [target])
-    with files.replacing(target) as out:
-        out.write(b"whole")
-    assert (target.read_text(), list(tmp_path.iterdir())) == ("whole", [target])
-    with files.replacing(Path("/dev/null")) as out:
-        out.write(b"gone")
-    assert not Path("/dev/null").is_file()
-
-
 def test_a_reader_that_has_seen_enough_is_no_error(mine: Engine, tmp_path: Path) -> None:
     change(tmp_path / "pflbench.db", "UPDATE run SET message = hex(zeroblob(99999))")  # more than a pipe holds
     with start("export", "runs", folder=tmp_path) as process:
@@ -256,14 +231,14 @@ def test_two_databases_of_real_runs_become_one(real: Path, shell: Shell, tmp_pat
     source = hashlib.sha256(Path("b.db").read_bytes()).hexdigest()
     done = shell("import", "b.db", "--db", "a.db")
     assert (done.code, done.out) == (0, "b.db: 1 run new, 1 run here already\n")  # seed 0, though its times are others
-    assert [row[0] for row in ask("a.db", "SELECT seed FROM run ORDER BY id")] == [0, 1]
+    assert [row[0] for row in sql("a.db", "SELECT seed FROM run ORDER BY id")] == [0, 1]
     for table in RESULTS:
-        columns = ", ".join(row[1] for row in ask("b.db", f"PRAGMA table_info({table})") if row[1] not in ("id", "run_id"))
+        columns = ", ".join(row[1] for row in sql("b.db", f"PRAGMA table_info({table})") if row[1] not in ("id", "run_id"))
         query = f"SELECT {columns} FROM {table} WHERE run_id = 2 ORDER BY 1, 2, 3"
-        assert ask("a.db", query) == ask("b.db", query)
-    ((name,),) = ask("a.db", "SELECT json_extract(environment, '$.imported_from') FROM run WHERE id = 2")
+        assert sql("a.db", query) == sql("b.db", query)
+    ((name,),) = sql("a.db", "SELECT json_extract(environment, '$.imported_from') FROM run WHERE id = 2")
     assert name == "b.db, run 2"
-    assert ask("a.db", "SELECT count(*) FROM partition") == [(1,)]
+    assert sql("a.db", "SELECT count(*) FROM partition") == [(1,)]
     assert inspection.check(db.to_url("a.db")) == []
 
     before = content("a.db")
@@ -281,12 +256,12 @@ def test_a_conflict_is_named_and_does_not_stop_the_others(mine: Engine, other: E
     assert (done.code, done.out) == (2, "other.db: 1 run new, 1 run in conflict\n")
     assert "run 1 of other.db and run 1 here" in done.err
     assert "differ first in round 3, in accuracy: 0.5 there, 0.18 here" in done.err
-    assert ask("pflbench.db", "SELECT id, seed FROM run WHERE method = 'fedavg'") == [(1, 0), (3, 1)]
+    assert sql("pflbench.db", "SELECT id, seed FROM run WHERE method = 'fedavg'") == [(1, 0), (3, 1)]
     assert shell("import", "other.db").out == "other.db: 1 run here already, 1 run in conflict\n"
 
     assert shell("import", "other.db", "--on-conflict", "attempt").code == 0
-    assert ask("pflbench.db", "SELECT id, attempt FROM run WHERE seed = 0 AND method = 'fedavg'") == [(1, 1), (4, 2)]
-    assert ask("pflbench.db", "SELECT accuracy FROM round WHERE run_id = 4 AND round = 3") == [(0.5,)]
+    assert sql("pflbench.db", "SELECT id, attempt FROM run WHERE seed = 0 AND method = 'fedavg'") == [(1, 1), (4, 2)]
+    assert sql("pflbench.db", "SELECT accuracy FROM round WHERE run_id = 4 AND round = 3") == [(0.5,)]
     assert shell("import", "other.db").out == "other.db: 2 runs here already\n"
 
 
@@ -351,8 +326,8 @@ def test_a_running_run_arrives_as_interrupted(mine: Engine, other: Engine, shell
     add_run(other, make_spec(seed=1), 2, status="running")
     done = shell("import", "other.db")
     assert "Checkpoints are not imported" in done.err
-    assert ask("pflbench.db", "SELECT status, attempt FROM run WHERE seed = 1") == [("interrupted", 1)]
-    assert ask("other.db", "SELECT status FROM run") == [("running",)]
+    assert sql("pflbench.db", "SELECT status, attempt FROM run WHERE seed = 1") == [("interrupted", 1)]
+    assert sql("other.db", "SELECT status FROM run") == [("running",)]
     assert shell("import", "other.db").out == "other.db: 1 run here already\n"
 
 
@@ -366,9 +341,9 @@ def test_an_older_schema_is_upgraded_in_a_copy(
     add_migration()
     assert shell("import", "other.db").out == "other.db: 1 run new\n"
     assert Path("other.db").read_bytes() == source
-    assert ask("other.db", "SELECT * FROM pflbench_version") == [(old,)]
-    assert ask("pflbench.db", "SELECT * FROM pflbench_version") == [("9999",)]
-    assert ask("pflbench.db", "SELECT correct FROM client_round WHERE run_id = 3 AND round = 2") == [(2,), (3,), (4,), (5,)]
+    assert sql("other.db", "SELECT * FROM pflbench_version") == [(old,)]
+    assert sql("pflbench.db", "SELECT * FROM pflbench_version") == [("9999",)]
+    assert sql("pflbench.db", "SELECT correct FROM client_round WHERE run_id = 3 AND round = 2") == [(2,), (3,), (4,), (5,)]
 
 
 def test_a_newer_schema_is_refused(mine: Engine, other: Engine, shell: Shell) -> None:
@@ -402,7 +377,7 @@ def test_a_bad_file_is_named_and_the_others_are_taken(mine: Engine, other: Engin
         "text.db is neither a pflbench database nor an HDF5 file",
         "no file none.db",
         "foreign.db is another program's database",
-        "empty.db is an empty database",
+        "empty.db is empty",
         ". is a folder",
         "pflbench.db is the database to import into",
     ):
@@ -412,13 +387,13 @@ def test_a_bad_file_is_named_and_the_others_are_taken(mine: Engine, other: Engin
 def test_a_damaged_source_is_called_so(mine: Engine, other: Engine, shell: Shell) -> None:
     add_run(other, make_spec(seed=1), 3)
     other.dispose()
-    ((page,),) = ask("other.db", "SELECT rootpage FROM sqlite_master WHERE name = 'client_round'")
+    ((page,),) = sql("other.db", "SELECT rootpage FROM sqlite_master WHERE name = 'client_round'")
     data = bytearray(Path("other.db").read_bytes())
     data[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
     Path("other.db").write_bytes(data)
     told = shell.refused("import", "other.db")
     assert "other.db is damaged" in told
-    assert ask("pflbench.db", "SELECT count(*) FROM run") == [(2,)]  # nothing of the run that could not be read
+    assert sql("pflbench.db", "SELECT count(*) FROM run") == [(2,)]  # nothing of the run that could not be read
 
 
 def test_conflict_rules_are_checked(shell: Shell) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,23 +107,6 @@ def test_a_database_on_a_read_only_file_system_can_be_read(shell: Shell, filled:
     assert "read-only" in shell.refused("runs", "rm", "1", "--yes", "--db", str(filled))
 
 
-def test_rows_that_only_the_log_has_are_read_there(shell: Shell, filled: Path, sealed: Callable[[Path], None]) -> None:
-    """A copy of the files of a program that was killed: the last commits are in the log, whose index is gone."""
-    with sqlite3.connect(filled) as connection:
-        connection.execute("UPDATE run SET method = 'only-in-the-log'")
-        connection.commit()
-        folder = filled.parent.with_name("copy")
-        folder.mkdir()
-        for suffix in ("", "-wal"):
-            shutil.copy(f"{filled}{suffix}", folder)
-    connection.close()
-    link = folder.with_name("link.db")  # beside it there is no log
-    link.symlink_to(folder / filled.name)
-    sealed(folder)
-    for name in (folder / filled.name, link):
-        assert shell("runs", "list", "--db", str(name)).out.count("only-in-the-log") == 2
-
-
 def test_a_run_that_nobody_is_at_is_interrupted(shell: Shell, filled: Path) -> None:
     engine = db.connect(db.to_url(str(filled)))
     run = add_run(engine, spec("ditto"), [0.1], status="running")
@@ -169,13 +151,12 @@ def test_a_hyperparameter_is_set_once(shell: Shell) -> None:
 
 def test_what_a_killed_process_left_aside_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
     target = tmp_path / "out.csv"
-    (tmp_path / ".out.csv.1.partial").write_text("half")
-    (tmp_path / ".out.csv.1.partial-wal").touch()
-    (tmp_path / ".out.csv.2.partial").mkdir()
-    with files.atomic_write(target) as first:
-        first.write(b"first")
-        beside = sorted(tmp_path.iterdir())
-        assert len(beside) == 1
-        files.remove_abandoned(target)
-        assert sorted(tmp_path.iterdir()) == beside
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["first"]
+    over = subprocess.Popen(["true"])
+    over.wait()
+    (tmp_path / f".out.csv.{over.pid}.partial").mkdir()
+    living = tmp_path / f".out.csv.{os.getppid()}.partial"
+    living.write_text("half")
+    with files.atomic_write(target) as out:
+        out.write(b"whole")
+        assert len(list(tmp_path.iterdir())) == 2
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == {target: "whole", living: "half"}

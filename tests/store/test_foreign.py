@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-import sqlite3
-import zipfile
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ import h5py
 import numpy as np
 import pytest
 from sqlalchemy import Engine
-from support.command import Shell, finish, start
+from support.command import Shell
+from support.raw_sql import sql
 from support.store_samples import make_partition, make_record, make_spec, write_round
 
 from pflbench.spec import RunSpec
-from pflbench.store import arrays, partitions, rules, write
 from pflbench.store import database as db
+from pflbench.store import partitions, write
 from pflbench.store.exchange import merge
 
 
@@ -40,14 +41,9 @@ def sound(new_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         add_run(engine, make_spec(seed=seed))
     engine.dispose()
-    connection = sqlite3.connect(path)
-    connection.execute(
-        "INSERT INTO reference_run VALUES (1, ?, 'a.h5', 'mnist', 'fedavg', 'FedAvg', 'test', 0, '2026-01-02T03:04:05Z')",
-        ("e" * 64,),
-    )
-    connection.execute("INSERT INTO reference_round VALUES (1, 0, 0.5, NULL, 2.0)")
-    connection.commit()
-    connection.close()
+    file = "INSERT INTO reference_run VALUES (1, ?, 'a.h5', 'mnist', 'fedavg', 'FedAvg', 'test', 0, '2026-01-02T03:04:05Z')"
+    sql(path, file, "e" * 64)
+    sql(path, "INSERT INTO reference_round VALUES (1, 0, 0.5, NULL, 2.0)")
     return path
 
 
@@ -63,30 +59,12 @@ def mine(new_database: Path, tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def change(path: Path, statement: str, *values: Any) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA ignore_check_constraints=ON")  # a file from anywhere
-    connection.execute(statement, values)
-    connection.commit()
-    connection.close()
-
-
 def runs_here(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(connection.exec_driver_sql("SELECT count(*) FROM run").scalar_one())
+    return len(sql(engine, "SELECT id FROM run"))
 
 
 def test_what_is_sound_is_taken(mine: Engine, other: Path, shell: Shell) -> None:
     assert shell("import", "other.db").out == "other.db: 2 runs new, 1 reference series\n"
-
-
-def bomb() -> bytes:
-    """A zip of a megabyte whose only member is zeros, and more of them than a partition has."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file, file.open("train_0.npy", "w", force_zip64=True) as member:
-        for _ in range(513):
-            member.write(bytes(2**20))
-    return out.getvalue()
 
 
 AT = "run_id = 2 AND round = 1"
@@ -94,7 +72,7 @@ ROUND, CLIENT = "run 2, round 1: ", "run 2, round 1, client 3: "
 FRACTION = "expected {0} >= 0 AND {0} <= 1."
 SPEC = make_spec(seed=1).model_dump_json()
 DEEP = '{"a":' + "[" * 100_000
-COUNTS = "partition 1: its counts are not those of 4 clients and 2 classes"
+COUNTS = "partition 1: its classes, counts or indices cannot be read"
 PLANTED: list[tuple[str, Any, str]] = [
     # statement, its parameter, what is told
     (f"UPDATE round SET accuracy = ? WHERE {AT}", 5.0, ROUND + "accuracy is 5.0; " + FRACTION.format("accuracy")),
@@ -113,28 +91,22 @@ PLANTED: list[tuple[str, Any, str]] = [
     (f"UPDATE client_round SET total = ? WHERE {AT}", 2**62, ROUND + "accuracy is 0.1, and 5.42101e-19 by its clients."),
     (f"UPDATE series SET accuracy = ? WHERE {AT}", 50, "run 2, series global, round 1: accuracy is 50.0; " + FRACTION[:8]),
     (f"UPDATE series SET round = ? WHERE {AT}", 99, "run 2, round 99: the series 'global' without its round."),
-    (f"UPDATE series SET name = CAST(? AS TEXT) WHERE {AT}", b"\xff\xfe", "name is a text; expected a text of at most 1000"),
     (f"UPDATE artifact SET dtype = ? WHERE {AT}", "object", ROUND + "the array 'weights' cannot be unpacked."),
     (f"UPDATE artifact SET shape = ? WHERE {AT}", "[1000000000000]", ROUND + "the array 'weights' cannot be unpacked."),
-    (f"UPDATE artifact SET data = ? WHERE {AT}", arrays.pack_array(np.zeros(10**6)), "the array 'weights' cannot be unpacked."),
     ("UPDATE run SET key = ? WHERE id = 2", "0123456789abcdef", "run 2: its key 0123456789abcdef or protocol"),
     ("UPDATE run SET method = ? WHERE id = 2", "fedala", "run 2: method is fedala, and fedavg in its specification."),
     ("UPDATE run SET clients = ? WHERE id = 2", 10**9, "run 2: clients is 1000000000, and 4 in its specification."),
     ("UPDATE run SET status = ? WHERE id = 2", "splen\033did", "run 2: status is splen?did; expected status IN ('queued', 'run"),
-    ("UPDATE run SET spec = ? WHERE id = 2", '{"data":', "run 2: its specification is no JSON of one."),
+    ("UPDATE run SET spec = ? WHERE id = 2", '{"data":', "run 2: its specification is invalid."),
     ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":0.2'), "or protocol"),
-    ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":-1'), "run 2: its specification is no JSON of"),
-    ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"dtype":"float32",', ""), "run 2: its specification is no JSON of"),
-    ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":1e999'), "run 2: its specification is no JSON of"),
-    ("UPDATE run SET environment = ? WHERE id = 2", DEEP, "run 2: its environment is no JSON of one."),
-    ("UPDATE run SET environment = ? WHERE id = 2", '{"plugin": 5}', "run 2: its environment is no JSON of one."),
-    ("UPDATE run SET message = ? WHERE id = 2", "x" * 1001, "run 2: message is a text; expected a text of at most 1000"),
-    ("UPDATE partition SET clients = ?", 5, COUNTS.replace("4", "5")),
-    ("UPDATE partition SET train_counts = ?", "[[3,3],[3,3],[3,-3],[3,3]]", COUNTS),
-    ("UPDATE partition SET classes = ?", "[1, 2]", "its specification is no object, or its classes no list of names."),
+    ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"lr":0.1', '"lr":-1'), "run 2: its specification is invalid"),
+    ("UPDATE run SET spec = ? WHERE id = 2", SPEC.replace('"dtype":"float32",', ""), "run 2: its specification is invalid"),
+    ("UPDATE run SET environment = ? WHERE id = 2", DEEP, "run 2: its environment is invalid."),
+    ("UPDATE run SET environment = ? WHERE id = 2", '{"plugin": 5}', "run 2: its environment is invalid."),
+    ("UPDATE partition SET clients = ?", 5, COUNTS),
+    ("UPDATE partition SET train_counts = ?", "[[3,3],[3,3],[3],[3,3]]", COUNTS),
     ("UPDATE partition SET hash = ?", "f" * 63, "partition 1: its hash is not 64 hexadecimal digits."),
-    ("UPDATE partition SET indices = ?", "text", "partition 1: indices is a text; expected binary data of at most 512 MiB."),
-    ("UPDATE partition SET indices = ?", bomb(), "partition 1: its indices cannot be unpacked."),
+    ("UPDATE partition SET indices = ?", "text", "partition 1: indices is a text; expected binary data."),
     ("UPDATE reference_round SET accuracy = ?", 50.0, "reference_run 1, round 0: accuracy is 50.0; expected a number from"),
     ("UPDATE reference_run SET times = ?", "one", "reference_run 1: times is a text; expected a whole number."),
 ]  # fmt: skip
@@ -142,7 +114,7 @@ PLANTED: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("statement", "value", "told"), PLANTED, ids=[told[-48:] for *_, told in PLANTED])
 def test_a_row_that_is_wrong_is_named(mine: Engine, other: Path, shell: Shell, statement: str, value: Any, told: str) -> None:
-    change(other, statement, value)
+    sql(other, statement, value)
     said = shell.refused("import", "other.db")
     assert said.startswith("Error: other.db: ")
     assert told in said
@@ -153,15 +125,13 @@ def test_a_row_that_is_wrong_is_named(mine: Engine, other: Path, shell: Shell, s
 
 
 def test_a_run_that_is_wrong_can_be_left_out(mine: Engine, other: Path, shell: Shell) -> None:
-    change(other, "UPDATE round SET accuracy = 5 WHERE run_id = 2")
+    sql(other, "UPDATE round SET accuracy = 5 WHERE run_id = 2")
     assert "`pflbench runs rm RUN --db COPY` leaves a run out" in shell.refused("import", "other.db")
     assert shell("runs", "rm", "2", "--db", "other.db", "--yes").code == 0
     assert shell("import", "other.db").out == "other.db: 1 run new, 1 reference series\n"
 
 
 VALUES = "SELECT 2 AS run_id, 'global' AS name, 1 AS round, 0.9 AS accuracy, 0.5 AS test_loss"
-COMPUTED = """CREATE TABLE series (run_id INTEGER, name TEXT, round INTEGER, accuracy REAL AS (length(name)), test_loss REAL,
-    PRIMARY KEY (run_id, name, round))"""
 
 
 @pytest.mark.parametrize(
@@ -172,60 +142,49 @@ COMPUTED = """CREATE TABLE series (run_id INTEGER, name TEXT, round INTEGER, acc
             "CREATE VIRTUAL TABLE series USING fts5(run_id, name, round, accuracy, test_loss)",
             "'series' is a view, a virtual table",
         ),
-        (COMPUTED, "table series: no column 'accuracy', or a computed one"),
-        (f"CREATE TABLE series AS {VALUES}", "the primary key is (), not (run_id, name, round)"),
         ("CREATE TABLE series (run_id, name, round, accuracy)", "no column 'test_loss'"),
         ("SELECT 1", "table series: no column 'run_id'"),
     ],
 )
 def test_only_tables_are_read(mine: Engine, other: Path, shell: Shell, made: str, told: str) -> None:
-    change(other, "DROP TABLE series")
-    change(other, made)
+    sql(other, "DROP TABLE series")
+    sql(other, made)
     assert told in shell.refused("import", "other.db")
     assert runs_here(mine) == 0
 
 
 @pytest.mark.parametrize("kind", ["VIEW t AS SELECT 1", "TRIGGER t AFTER UPDATE ON pflbench_version BEGIN DELETE FROM run; END"])
 def test_nothing_that_acts_is_let_in(mine: Engine, other: Path, shell: Shell, kind: str) -> None:
-    """Also not where the schema is an older one, and would be upgraded in a copy."""
-    change(other, f"CREATE {kind}")
-    change(other, "UPDATE pflbench_version SET version_num = '0005'")
+    sql(other, f"CREATE {kind}")
     assert "'t' is a view, a virtual table or a trigger" in shell.refused("import", "other.db")
     assert runs_here(mine) == 0
 
 
-def test_another_import_of_the_same_runs_is_waited_for(mine: Engine, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes in between: after one has looked what is here, before it writes."""
-    decide = merge._decide
+def test_another_import_of_the_same_runs_waits(mine: Engine, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins after this one has looked for the run, and before this one writes it."""
+    decide, begun = merge._decide, threading.Event()
+
+    def imported() -> list[str]:
+        engine = db.connect(str(mine.url))
+        with merge.opened(other, engine) as theirs:
+            found = [outcome.what for outcome in merge.runs(engine, theirs)]
+        engine.dispose()
+        return found
 
     def slowly(*arguments: Any) -> merge.Outcome:
         outcome = decide(*arguments)
-        monkeypatch.setattr(merge, "_decide", decide)
-        with merge.opened(other, mine) as theirs:
-            assert [one.what for one in merge.runs(mine, theirs)] == ["new", "new"]
+        if not begun.is_set():
+            begun.set()
+            time.sleep(0.5)
         return outcome
 
     monkeypatch.setattr(merge, "_decide", slowly)
-    with merge.opened(other, mine) as theirs:
-        assert [(one.what, one.here) for one in merge.runs(mine, theirs)] == [("same", None), ("same", None)]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(imported)
+        begun.wait()
+        second = pool.submit(imported)
+        assert sorted(first.result() + second.result()) == ["new", "new", "same", "same"]
     assert runs_here(mine) == 2
-
-
-@pytest.mark.slow
-def test_three_imports_at_once(mine: Engine, other: Path, tmp_path: Path) -> None:
-    engine = db.connect(db.to_url(str(other)))
-    for seed in range(2, 30):
-        add_run(engine, make_spec(seed=seed))
-    engine.dispose()
-    done = [finish(process) for process in [start("import", "other.db", folder=tmp_path) for _ in range(3)]]
-    assert [one.code for one in done] == [0, 0, 0]
-    assert runs_here(mine) == 30
-
-
-def test_limits(monkeypatch: pytest.MonkeyPatch, mine: Engine, other: Path, shell: Shell) -> None:
-    monkeypatch.setattr(rules, "LONGEST_JSON", 100)
-    assert "expected JSON of at most 0 MiB" in shell.refused("import", "other.db")
-    monkeypatch.undo()
 
 
 @pytest.mark.parametrize(
@@ -233,9 +192,6 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, mine: Engine, other: Path, shel
     [
         ("MNIST_FedAvg_test_0", {"rs_test_auc": [0.5, 7.0]}, "rs_test_auc holds values that are not between 0 and 1"),
         ("MNIST_FedAvg_test_0", {"rs_test_acc": [0.5, float("inf")]}, "no series of accuracies between 0 and 1"),
-        (f"MNIST_{'x' * 65}_test_0", {}, "the algorithm in its name is too long"),
-        (f"MNIST_FedAvg_test_{'9' * 30}", {}, "the number in its name is too long"),
-        ("MNIST_FedAvg_\udcff_0", {}, "its name is no UTF-8"),
     ],
 )
 def test_result_files(mine: Engine, shell: Shell, name: str, planted: dict[str, list[float]], told: str) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.command import Shell
-from support.store_samples import finish, python
 
 from pflbench.store import database as db
-from pflbench.store import inspection, journal
+from pflbench.store import journal
 
 MOUNTS = r"""21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 30 21 0:40 / /home rw - nfs4 server:/home rw,vers=4.2
@@ -84,26 +83,3 @@ def test_an_older_one_is_warned_of_until_its_journal_is_changed(shared: Path, sh
         connection.execute(change)
     assert settings(db.to_url(str(path))) == ("delete", 2)
     assert "network" not in shell("runs", "list", "--db", str(path)).err
-
-
-WRITE = """
-import sys
-from pflbench.store import database as db, write
-from support.store_samples import make_record, make_spec, write_round
-engine = db.connect(sys.argv[1])
-run_id = write.create_run(engine, make_spec(seed=int(sys.argv[2]), rounds=60), {})
-for t in range(61):
-    write_round(engine, run_id, make_record(t))
-write.update_run(engine, run_id, status="finished")
-"""
-
-
-@pytest.mark.slow
-def test_four_writers_with_a_rollback_journal_lose_nothing(shared: Path) -> None:
-    url = db.to_url(str(shared / "results.db"))
-    db.connect(url).dispose()
-    for process in [python(WRITE, url, seed) for seed in range(4)]:
-        finish(process)
-    assert settings(url) == ("delete", 2)
-    assert inspection.check(url) == []
-    assert inspection.info(url)["rounds"] == 4 * 61

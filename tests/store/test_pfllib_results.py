@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell
+from support.raw_sql import sql
 from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
@@ -32,13 +33,6 @@ def pfllib(name: str, accuracy: Sequence[float] = ACCURACY, auc: Sequence[float]
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    monkeypatch.delenv("PFLBENCH_DB", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys)
-
-
-@pytest.fixture
 def engine(shell: Shell, tmp_path: Path) -> Iterator[Engine]:
     """pflbench.db, with runs of three rounds on MNIST."""
     engine = db.connect(db.to_url(str(tmp_path / "pflbench.db")))
@@ -48,27 +42,22 @@ def engine(shell: Shell, tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def rows(engine: Engine, query: str) -> list[tuple[object, ...]]:
-    with engine.connect() as connection:
-        return [tuple(row) for row in connection.exec_driver_sql(query)]
-
-
 def test_a_file_becomes_rows_once(engine: Engine, shell: Shell) -> None:
     pfllib("MNIST_FedALA_test_3.h5")
     done = shell("import", "MNIST_FedALA_test_3.h5")
     assert done.code == 0
     assert "PFLlib's FedALA on mnist, rounds 0 to 3, best 75.00 %: a new reference series" in done.out
     columns = "file, dataset, method, algorithm, goal, times"
-    assert rows(engine, f"SELECT {columns} FROM reference_run") == [
+    assert sql(engine, f"SELECT {columns} FROM reference_run") == [
         ("MNIST_FedALA_test_3.h5", "mnist", "fedala", "FedALA", "test", 3)
     ]
     expected = [(t, ACCURACY[t], None, 2.0 / (t + 1)) for t in range(4)]
     found = "SELECT round, accuracy, auc, train_loss FROM reference_round ORDER BY round"
-    assert rows(engine, found) == expected
+    assert sql(engine, found) == expected
     Path("MNIST_FedALA_test_3.h5").rename("copy.h5")
     assert "here already" in shell("import", "copy.h5", "-d", "mnist", "-m", "fedala").out
-    assert rows(engine, found) == expected
-    assert rows(engine, "PRAGMA foreign_key_check") == []
+    assert sql(engine, found) == expected
+    assert sql(engine, "PRAGMA foreign_key_check") == []
 
 
 def test_series_travel_with_a_database(engine: Engine, shell: Shell) -> None:
@@ -76,7 +65,7 @@ def test_series_travel_with_a_database(engine: Engine, shell: Shell) -> None:
     shell("import", "MNIST_FedALA_test_0.h5", "--db", "other.db")
     assert shell("import", "other.db").out == "other.db: 1 reference series\n"
     assert shell("import", "other.db").out == "other.db: nothing to import\n"
-    assert rows(engine, "SELECT auc FROM reference_round ORDER BY round") == [(0.5,), (0.6,), (0.7,), (0.8,)]
+    assert sql(engine, "SELECT auc FROM reference_round ORDER BY round") == [(0.5,), (0.6,), (0.7,), (0.8,)]
 
 
 def test_what_the_name_does_not_say(engine: Engine, shell: Shell) -> None:
@@ -88,8 +77,8 @@ def test_what_the_name_does_not_say(engine: Engine, shell: Shell) -> None:
     assert (first["state"], first["dataset"], first["method"], first["last_round"]) == ("new", "cifar10", "fedavg-c", 3)
     (second,) = json.loads(shell(*arguments, "-d", "mnist", "--eval-gap", "10").out)  # a mistake can be mended
     assert (second["state"], second["last_round"]) == ("replaced", 30)
-    assert rows(engine, "SELECT dataset FROM reference_run") == [("mnist",)]
-    assert rows(engine, "SELECT round FROM reference_round") == [(0,), (10,), (20,), (30,)]
+    assert sql(engine, "SELECT dataset FROM reference_run") == [("mnist",)]
+    assert sql(engine, "SELECT round FROM reference_round") == [(0,), (10,), (20,), (30,)]
     assert "--eval-gap" in shell.refused("import", "pflbench.db", "--eval-gap", "2", "--db", "other.db")
 
 
@@ -132,7 +121,7 @@ def test_files_that_are_not_pfllibs(engine: Engine, shell: Shell) -> None:
         "long_0.h5: rs_train_loss has the shape (1,), rs_test_acc (2,)",
     ):
         assert told in done.err
-    assert rows(engine, "SELECT train_loss FROM reference_round") == [(1.0,), (0.9,), (None,), (0.8,)]
+    assert sql(engine, "SELECT train_loss FROM reference_round") == [(1.0,), (0.9,), (None,), (0.8,)]
 
 
 def test_references_are_drawn_dashed_and_only_when_asked_for(engine: Engine, shell: Shell) -> None:
@@ -175,36 +164,3 @@ def test_references_follow_the_methods_and_tell_goals_apart(engine: Engine, shel
     assert "No reference series of fedavg on mnist" in shell.refused("plot", "curves", "-m", "fedavg", "--references")
     assert "have no times" in shell.refused("plot", "curves", "--x", "seconds", "--references")
     assert "--references does not belong" in shell.refused("plot", "fairness", "--references")
-
-
-def elsewhere(kind: str) -> Path:
-    """A result file whose accuracies would be read from other places."""
-    path = pfllib(f"MNIST_FedAvg_{kind}_0.h5")
-    with h5py.File(path, "a") as file:
-        del file["rs_test_acc"]
-        if kind == "external":
-            file.create_dataset("rs_test_acc", (4,), "u1", external=[("secret.txt", 0, 4)])
-        elif kind == "virtual":
-            layout = h5py.VirtualLayout((4,), "f8")
-            layout[:] = h5py.VirtualSource("other.h5", "rs_test_acc", (4,))
-            file.create_virtual_dataset("rs_test_acc", layout)
-        elif kind == "link":
-            file["rs_test_acc"] = h5py.ExternalLink("other.h5", "rs_test_acc")
-        else:
-            file["rs_test_acc"] = h5py.SoftLink("/rs_train_loss")
-    return path
-
-
-@pytest.mark.parametrize("kind", ["external", "virtual", "link", "soft"])
-def test_nothing_is_read_from_other_files(kind: str, shell: Shell) -> None:
-    Path("secret.txt").write_bytes(bytes([0, 1, 0, 1]))  # would pass for accuracies
-    pfllib("other.h5")
-    assert "rs_test_acc is no data of this file" in shell.refused("import", str(elsewhere(kind)))
-    assert not Path("pflbench.db").exists() or "rs_test_acc" not in Path("pflbench.db").read_text("latin-1")
-
-
-def test_a_declared_length_is_refused_before_it_is_read(shell: Shell) -> None:
-    with h5py.File("MNIST_FedAvg_long_0.h5", "w") as file:
-        file.create_dataset("rs_test_acc", (3 * 10**8,), "f8", chunks=(1000,))
-    assert Path("MNIST_FedAvg_long_0.h5").stat().st_size < 10_000
-    assert "holds 300000000 values" in shell.refused("import", "MNIST_FedAvg_long_0.h5")

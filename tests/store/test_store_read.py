@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,8 +185,6 @@ FINDING: dict[str, Callable[[Engine, RunScope], set[int]]] = {
     "partitions.stored": lambda engine, among: {int(one.dataset) for one in partitions.stored(engine, among)},
     "runs.hidden_smoke": lambda engine, among: {1, 2, 3, 4} - ({3} if runs.hidden_smoke(engine, among) else set()),
 }
-# Whose runs are named one by one.
-TOLD = {"run", "run_id", "run_ids", "id_or_key", "hash_or_id", "key", "keys", "results", "specs"}
 
 
 @pytest.fixture
@@ -200,21 +197,6 @@ def four(engine: Engine) -> Engine:
         )
         write.update_run(engine, run, environment={"scale": "smoke"} if number == 3 else {})
     return engine
-
-
-def test_every_read_that_finds_runs_is_told_among_which() -> None:
-    taking = set()
-    for room in (runs, rounds, arrays, partitions):
-        for name, function in inspect.getmembers(room, inspect.isfunction):
-            given = list(inspect.signature(function).parameters)
-            if function.__module__ != room.__name__ or name.startswith("_") or given[:1] != ["engine"]:
-                continue
-            if "among" in given:
-                assert inspect.signature(function).parameters["among"].default is inspect.Parameter.empty
-                taking.add(f"{room.__name__.rpartition('.')[2]}.{name}")
-            else:
-                assert TOLD & set(given) or name in ("save", "with_current_status"), f"{room.__name__}.{name} finds runs unasked"
-    assert taking == set(FINDING)
 
 
 @pytest.mark.parametrize("read", FINDING)

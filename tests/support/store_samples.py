@@ -15,7 +15,7 @@ import pflbench
 from pflbench.spec import DataSpec, Dirichlet, MethodSpec, RunSpec, TrainSpec
 from pflbench.store.database import writing
 from pflbench.store.partitions import PartitionRecord
-from pflbench.store.write import RoundRecord, insert_rows, rows_of
+from pflbench.store.write import RoundRecord, delete_rounds, insert_rows, rows_of
 
 ROOT = Path(pflbench.__file__).parents[1]
 
@@ -47,7 +47,10 @@ def write_round(engine: Engine, run: int, record: RoundRecord) -> None:
         insert_rows(connection, rows_of(run, record))
 
 
-HELD = (("train", 0, [4, 2, 7]), ("test", 0, [1]), ("train", 1, [3, 5, 6]), ("test", 1, [0]))
+def rewind(engine: Engine, run: int, last_round: int) -> None:
+    """As a run that begins again at an older checkpoint."""
+    with writing(engine) as connection:
+        delete_rounds(connection, run, last_round)
 
 
 def make_partition(**columns: Any) -> PartitionRecord:

@@ -121,14 +121,14 @@ def test_a_cancelled_sweep_interrupts_its_runs_and_begins_nothing(store):
     def cancelling(specs, steps):
         for number, step in steps:
             if step.kind == "round":
-                sweeps.cancel(store, "small")
+                sweeps.set_cancelled(store, "small", True)
             yield number, step
 
     queue = queued(store, sweep=sweep.id)
     work(queue, store, follow=cancelling)
     assert states(store) == ["interrupted", "missing", "missing", "missing"]
     assert made(store, Here(store), queue) == "it was cancelled"
-    assert sweeps.reopen(store, "small").cancelled_at is None
+    assert sweeps.set_cancelled(store, "small", False).cancelled_at is None
     assert made(store, Here(store), queue) == ""
     assert runs.newest(store, SPECS[0].key).attempt == 1, "it went on"
 
@@ -169,7 +169,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it_until_that_is_killed(sto
 
 def test_a_sweep_of_the_same_name_takes_the_place_of_the_first(store):
     sweeps.save(store, "small", SPECS, {"command": "one"})
-    sweeps.cancel(store, "small")
+    sweeps.set_cancelled(store, "small", True)
     second = sweeps.save(store, "small", SPECS[:1], {"command": "two"})
     assert [one.name for one in sweeps.listed(store)] == ["small"]
     assert (second.specs, second.environment, second.cancelled_at) == (tuple(SPECS[:1]), {"command": "two"}, None)

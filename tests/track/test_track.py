@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 from support.command import Shell, finish, start
-from support.store_samples import make_record, make_spec, write_round
+from support.store_samples import make_record, make_spec, rewind, write_round
 
 from pflbench.cli.reports import found_runs
 from pflbench.errors import Unreachable
@@ -260,7 +260,7 @@ def test_what_is_followed_is_delivered_as_it_comes(results: Engine, monkeypatch:
         if looks == 3:
             raise Unreachable("The server is away.")
         if looks == 4:
-            write.rewind(results, 2, 3)  # it was killed, and goes on at its checkpoint
+            rewind(results, 2, 3)  # it was killed, and goes on at its checkpoint
         if looks == 5:
             add_rounds(results, 2, 4, 8)
             write.update_run(results, 2, status="finished")

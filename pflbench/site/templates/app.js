@@ -10,17 +10,6 @@
   const BUTTONS = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
   const CONFIG = { responsive: true, displaylogo: false, modeBarButtons: BUTTONS };
 
-  // An element with properties and children; text is never read as HTML.
-  function el(name, properties = {}, ...children) {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(properties)) {
-      if (key in made) made[key] = value;
-      else made.setAttribute(key, value);
-    }
-    made.append(...children.flat().filter((child) => child !== null));
-    return made;
-  }
-
   // ---- Theme
 
   const dark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
@@ -68,7 +57,9 @@
     if (!globalThis.DecompressionStream) return false;
     const packed = Uint8Array.from(atob(byId("plotly").textContent), (letter) => letter.charCodeAt(0));
     const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    document.head.append(el("script", { textContent: await new Response(unpacked).text() }));
+    const script = document.createElement("script");
+    script.textContent = await new Response(unpacked).text();
+    document.head.append(script);
     byId("plotly").remove();
     return true;
   }
@@ -191,84 +182,24 @@
   let scroll = 0; // where the reader was before the page on a run
   let shownRun = null;
 
-  // {train: {lr: 0.1}} -> [["train.lr", 0.1]]
-  function flat(value, prefix = "") {
-    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
-      return Object.entries(value).flatMap(([key, item]) => flat(item, prefix ? `${prefix}.${key}` : key));
-    }
-    return [[prefix, value === null ? "none" : Array.isArray(value) ? value.join(", ") : String(value)]];
-  }
+  const hasPage = (run) => byId(`run-page-${run}`) !== null || (live && byId(`line-${run}`) !== null);
 
-  const pairs = (rows) => el("table", { className: "plain" }, el("tbody", {}, rows.map(([name, value]) =>
-    el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value)))));
-
-  function section(title, ...children) {
-    return el("section", { className: "block" }, el("h2", {}, title), ...children);
-  }
-
-  function links(runs) {
-    return runs.flatMap((run, i) => [i ? ", " : "", hasPage(run) ? el("a", { href: `#run-${run}` }, `run ${run}`) : `run ${run}`]);
-  }
-
-  function clients({ round, rows }) {
-    const head = ["Client", "Test samples", "Accuracy %"].map((name, i) =>
-      el("th", { scope: "col", className: i ? "number" : "" }, name));
-    const body = rows.map(([client, total, accuracy]) => el("tr", {},
-      el("th", { scope: "row" }, String(client)), el("td", { className: "number" }, String(total)),
-      el("td", { className: "number" }, accuracy === null ? "-" : accuracy.toFixed(2))));
-    return el("details", { open: rows.length <= 20 }, el("summary", {}, `After round ${round}, the last evaluated`),
-      el("div", { className: "scroll" },
-        el("table", { className: "plain clients" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
-  }
-
-  function runFigure(figure) {
-    const plot = el("div", { className: "plot", role: "group", "aria-label": figure.title });
-    plot.spec = figure.spec;
-    plot.style.height = `${figure.spec.layout.height ?? 450}px`;
-    return el("figure", {}, el("h4", {}, figure.title), plot, el("figcaption", {}, figure.caption),
-      figure.notes.length ? el("ul", { className: "notes" }, figure.notes.map((note) => el("li", {}, note))) : null);
-  }
-
-  function artifacts(list) {
-    return pairs(list.map(({ name, count, first, last }) =>
-      [name, count === 1 ? `round ${first}` : `${count} arrays, rounds ${first} to ${last}`]));
-  }
-
-  function fillRun(run) {
-    byId("run").replaceChildren(
-      el("p", { className: "back" }, el("a", { href: "#runs" }, "\u2190 All tables, figures and runs")),
-      el("h1", {}, run.title),
-      el("p", { className: "status-line" }, el("span", { className: `status ${run.status}` }, run.status),
-        run.message ? `: ${run.message}` : ""),
-      pairs(run.facts),
-      run.alike.length ? el("p", { className: "made" }, "Runs of the same cell: ", ...links(run.alike), ".") : "",
-      ...run.figures.map(runFigure),
-      run.clients ? section("Clients", clients(run.clients)) : "",
-      section("Specification", pairs(flat(run.spec))),
-      section("Environment", pairs(flat(run.environment))),
-      run.artifacts.length ? section("Arrays left behind", el("p", { className: "hint" },
-        el("code", {}, `pflbench runs artifact ${run.id} NAME`), " prints one."), artifacts(run.artifacts)) : "",
-    );
-    byId("run").querySelectorAll(".plot").forEach(draw);
-  }
-
-  const hasPage = (run) => byId(`run-data-${run}`) !== null || (live && byId(`line-${run}`) !== null);
-
-  async function runData(run) {
-    return json(`run-data-${run}`) ?? (await fetch(`run/${run}`)).json();
+  async function runPage(run) {
+    return byId(`run-page-${run}`)?.innerHTML ?? (await fetch(`run/${run}`)).text();
   }
 
   async function showRun(run, anew) {
     const content = byId("content");
     if (!content.hidden) scroll = scrollY;
     shownRun = run;
-    const data = await runData(run);
+    const page = await runPage(run);
     if (shownRun !== run) return; // the reader has gone on
     content.hidden = true;
     byId("run").hidden = false;
     const at = scrollY;
-    fillRun(data);
-    document.title = data.title;
+    byId("run").innerHTML = page;
+    byId("run").querySelectorAll(".plot").forEach(draw);
+    document.title = byId("run").querySelector("h1").textContent;
     if (anew) scrollTo(0, at);
     else {
       scrollTo(0, 0);

@@ -1,4 +1,4 @@
-"""A copy of a database while runs go on writing to it: the whole of one moment, or nothing."""
+"""`db backup`: copies a snapshot of a database while runs go on writing to it."""
 
 from __future__ import annotations
 
@@ -14,45 +14,50 @@ from pflbench.store.failures import BUSY_SECONDS, RECOVER, friendly, place, sqli
 
 
 def backup(url: str, target: Path) -> None:
-    """Copies the database at `url` into a new file, checks the copy, and gives it its name only then.
+    """Copies the database at `url` into a new file and checks the copy. The file gets its name only then.
 
-    A database on a server is copied row by row. Raises UserError if there is such a file, it cannot be written, or the
-    database is damaged; then nothing is left of the copy.
+    A database on a server is copied row by row. Raises UserError if the file exists, it cannot be written, or the database is
+    damaged; then no copy is left.
     """
     _require_new(target)
     try:
         with files.atomic_path(target) as partial:
-            with as_it_is(url) as (connection, _):  # which must be one of ours
+            with as_it_is(url, read_only=True) as (connection, _):  # raises UserError if it is not a database of ours
                 name, path = place(connection.engine.url), sqlite_path(connection.engine.url)
             if path is None:
                 _copy_rows(url, partial)
             else:
-                with friendly(url), closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as source:
-                    source.execute("VACUUM INTO ?", (str(partial),))
+                _copy_file(path, partial)
             _require_sound(partial, name)
             _require_new(target)
     except OSError as error:
         raise UserError(f"Cannot write {target}: {error.strerror or error}.", "Name a file in a writable folder.") from None
 
 
+def _copy_file(path: Path, partial: Path) -> None:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with friendly(to_url(str(path))), closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as source:
+        source.execute("VACUUM INTO ?", (str(partial),))
+
+
 def _copy_rows(url: str, partial: Path) -> None:
-    there, here = connect_read_only(url), connect(to_url(str(partial)))
+    source, copied = connect_read_only(url), connect(to_url(str(partial)))
     try:
-        copy.copy(there, here)
+        copy.copy(source, copied)
     finally:
-        there.dispose()
-        here.dispose()
+        source.dispose()
+        copied.dispose()
 
 
 def _require_sound(partial: Path, name: str) -> None:
     with closing(sqlite3.connect(partial)) as connection:
-        connection.execute("PRAGMA ignore_check_constraints=ON")  # rows that the schema would refuse are no damage
+        connection.execute("PRAGMA ignore_check_constraints=ON")  # rows that break a check are no damage
         if (found := connection.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
             raise UserError(f"{name} is damaged, and so is a copy of it: {found}", RECOVER)
 
 
 def _require_new(target: Path) -> None:
     if target.exists():
-        raise UserError(f"{target} is there already.", "A backup replaces nothing: name a new file.")
+        raise UserError(f"{target} already exists.", "A backup replaces nothing: name a new file.")
     if not target.absolute().parent.is_dir():
         raise UserError(f"No folder {target.absolute().parent} for the backup.", "Make it first.")

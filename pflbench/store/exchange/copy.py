@@ -1,4 +1,4 @@
-"""A whole database in another place, as from SQLite to PostgreSQL: every row of every table, under its own number."""
+"""`db copy`: copies a whole database, e.g. from SQLite to PostgreSQL. Rows keep their ids."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from pflbench.store.failures import friendly, place
 from pflbench.store.schema import Base, RunRow, SweepRow
 
 Progress = Callable[[str, int, int], None]
-"""Is told a table's name, how many of its rows are copied, and how many there are."""
+"""Called with a table's name, the number of copied rows, and the number of all its rows."""
 
-# Rows at a time: an array can have many megabytes, a specification a few kilobytes.
+# Rows per insert: an array can have many megabytes, a specification a few kilobytes.
 _ROWS, _OF_JSON, _OF_BLOBS = 5_000, 100, 1
 
 
 def copy(source: Engine, target: Engine, progress: Progress = lambda table, done, rows: None) -> dict[str, int]:
-    """Copies all rows, as they are at one moment, in one transaction; returns how many of each table there were.
+    """Copies a snapshot of all rows in one transaction; returns their number by table.
 
-    Raises UserError if the target has rows, or cannot take one. Then nothing was copied.
+    Raises UserError if the target has rows, or refuses one. Then nothing was copied.
     """
     tables = Base.metadata.sorted_tables
     counts = {}
-    with reading(source) as there, writing(target) as here:
-        _one_moment(there)
-        _require_empty(here, tables, place(target.url))
+    with reading(source) as reader, writing(target) as writer:
+        _read_snapshot(reader)
+        _require_empty(writer, tables, place(target.url))
         for table in tables:
-            rows = int(there.scalar(select(func.count()).select_from(table)) or 0)
+            rows = int(reader.scalar(select(func.count()).select_from(table)) or 0)
             done = 0
-            for chunk in _chunks(there, table):
-                _insert(here, table, [_located(table, row, source.url, target.url) for row in chunk])
+            for chunk in _chunks(reader, table):
+                _insert(writer, table, [_located(table, row, source.url, target.url) for row in chunk])
                 done += len(chunk)
                 progress(table.name, done, rows)
             counts[table.name] = done
-        _number_on(here, tables)
+        _advance_ids(writer, tables)
     return counts
 
 
-def _number_on(connection: Connection, tables: list[Table]) -> None:
-    """New rows get numbers after those that were copied. SQLite does that by itself."""
+def _advance_ids(connection: Connection, tables: list[Table]) -> None:
+    """Makes new rows get ids after those that were copied. SQLite does so by itself."""
     if connection.dialect.name != "postgresql":
         return
     for table in tables:
@@ -55,15 +55,15 @@ def _number_on(connection: Connection, tables: list[Table]) -> None:
 
 
 def unfinished(target: Engine) -> int:
-    """Runs that were not over: their checkpoints have not come along."""
+    """The number of unfinished runs, whose checkpoints were not copied."""
     run = Base.metadata.tables["run"]
     query = select(func.count()).select_from(run).where(run.c.status.not_in(("finished", "diverged")))
     with reading(target) as connection:
         return int(connection.scalar(query) or 0)
 
 
-def _one_moment(connection: Connection) -> None:
-    """What others commit meanwhile is not seen. SQLite's transactions are so by themselves."""
+def _read_snapshot(connection: Connection) -> None:
+    """Hides later commits of other processes. SQLite's transactions do so by themselves."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
@@ -82,13 +82,13 @@ def _chunks(connection: Connection, table: Table) -> Iterator[list[dict[str, Any
     size = _OF_JSON if any(isinstance(kind, sa.JSON) for kind in kinds) else _ROWS
     size = _OF_BLOBS if any(isinstance(kind, sa.LargeBinary) for kind in kinds) else size
     query = select(table).order_by(*table.primary_key)
-    with friendly(connection.engine.url):  # what fails in here is not the database that is written to
+    with friendly(connection.engine.url):  # an error names this database, not the one that is written
         for part in connection.execution_options(yield_per=size).execute(query).mappings().partitions():
             yield [dict(row) for row in part]
 
 
 def _located(table: Table, row: dict[str, Any], source: URL, target: URL) -> dict[str, Any]:
-    """The row with its paths as the target has them: data lie where they lay."""
+    """The row with its paths relative to the target: the data are not moved."""
     if table.name == SweepRow.__tablename__:
         return sweeps.located(row, lambda path: paths.moved(path, source, target))
     if table.name == RunRow.__tablename__:
@@ -100,7 +100,7 @@ def _insert(connection: Connection, table: Table, rows: list[dict[str, Any]]) ->
     try:
         connection.execute(table.insert(), rows)
     except (DataError, IntegrityError) as error:
-        said = str(error.orig).splitlines()[0]
+        reason = str(error.orig).splitlines()[0]
         raise UserError(
-            f"A row of {table.name} cannot be copied: {said}.", "Nothing was copied. `pflbench db check` looks for damage."
+            f"A row of {table.name} cannot be copied: {reason}.", "Nothing was copied. `pflbench db check` looks for damage."
         ) from None

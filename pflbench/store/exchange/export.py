@@ -1,4 +1,4 @@
-"""Runs, rounds and clients as CSV, JSON or Parquet, chunk by chunk: no table is ever in memory as a whole."""
+"""Exports runs, rounds and clients as CSV, JSON or Parquet, in chunks: no table is in memory as a whole."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Rows:
 
 
 def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chunk: int = CHUNK) -> Rows:
-    """The rows of a kind, one of KINDS, of these runs (None: all), by run, round and client; read as they are asked for."""
+    """The rows of a kind, one of KINDS, of these runs (None: all), by run, round and client. They are read lazily."""
     query = KINDS[kind]()
     if runs is not None:
         query = query.where(RunRow.id.in_(runs))
@@ -53,21 +53,16 @@ def rows(engine: Engine, kind: str, runs: Collection[int] | None = None, *, chun
 
 def write(found: Rows, format: str, out: IO[bytes]) -> int:
     """Writes the rows in one of FORMATS; returns how many there were. Accuracies are fractions, as they are stored."""
-    counted = Counted(found.chunks)
-    FORMATS[format](Rows(found.columns, iter(counted)), out)
-    return counted.rows
+    written = 0
 
-
-class Counted:
-    """Chunks as they are read, and the number of their rows so far."""
-
-    def __init__(self, chunks: Iterator[list[Values]]) -> None:
-        self._chunks, self.rows = chunks, 0
-
-    def __iter__(self) -> Iterator[list[Values]]:
-        for chunk in self._chunks:
+    def chunks() -> Iterator[list[Values]]:
+        nonlocal written
+        for chunk in found.chunks:
             yield chunk
-            self.rows += len(chunk)
+            written += len(chunk)
+
+    FORMATS[format](Rows(found.columns, chunks()), out)
+    return written
 
 
 def _runs() -> Any:
@@ -132,7 +127,7 @@ def _chunks(engine: Engine, query: Any, size: int) -> Iterator[list[Values]]:
 
 
 def _shown(value: Any) -> Any:
-    """Nothing of the machine where a run was made leaves with it."""
+    """The value without hosts, users and paths of the machine."""
     return _shown_text(value) if isinstance(value, str) else privately(value)
 
 
@@ -156,7 +151,7 @@ def _csv_lines(out: IO[bytes], lines: Sequence[Values]) -> None:
 
 
 def _json(found: Rows, out: IO[bytes]) -> None:
-    """An array with an object a line."""
+    """An array with one object per line."""
     names = list(found.columns)
     before = "[\n"
     for chunk in found.chunks:
@@ -169,34 +164,23 @@ def _json(found: Rows, out: IO[bytes]) -> None:
 def _json_object(record: dict[str, Any]) -> str:
     try:
         return json.dumps(record, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # JSON has no word for infinity
+    except ValueError:  # JSON has no infinity
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         return json.dumps(finite, ensure_ascii=False, allow_nan=False)
 
 
 def _parquet(found: Rows, out: IO[bytes]) -> None:
-    from pyarrow import parquet
-
-    schema, batches = as_arrow(found)
-    with parquet.ParquetWriter(out, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-
-
-def as_arrow(found: Rows) -> tuple[Any, Iterator[Any]]:
-    """The rows as Arrow's schema and record batches, one for each chunk. JSON is text there."""
+    """Columns of JSON become text."""
     import pyarrow as pa
+    from pyarrow import parquet
 
     types = {int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.string()}
     schema = pa.schema([(name, types[kind]) for name, kind in found.columns.items()])
-
-    def batches() -> Iterator[Any]:
+    with parquet.ParquetWriter(out, schema) as writer:
         for chunk in found.chunks:
             columns = zip(*_plain(found.columns, chunk), strict=True)
             arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-            yield pa.record_batch(arrays, schema=schema)
-
-    return schema, batches()
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
 def _plain(columns: dict[str, type], chunk: list[Values]) -> list[Values]:

@@ -1,40 +1,40 @@
-"""Runs of another pflbench database, taken into this one by their keys. The other database is only read.
+"""`import`: copies runs of another pflbench database into this one, by their keys. The other database is only read.
 
-Two runs of a key should have the same numbers. Compared is what the specification decides: accuracies, losses and what
-was sent, of every round and client. Times, memory and observed arrays may differ from one machine to the next.
+Two runs of a key should have the same numbers. Compared are those that the specification determines: accuracies, losses and
+traffic, of every round and client. Times, memory and stored arrays may differ between machines.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from sqlalchemy import URL, Connection, Engine, Table, func, insert, make_url, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import URL, Connection, Engine, Table, func, insert, inspect, make_url, select
 
 from pflbench.errors import UserError
 from pflbench.store import rules
-from pflbench.store.database import connect_read_only, head, inserted, open_engine, reading, revision, to_url, upgrade, writing
+from pflbench.store.database import again_if_there, as_it_is, connect_read_only, head, inserted, reading, to_url, upgrade, writing
+from pflbench.store.exchange.backup import backup
 from pflbench.store.failures import friendly, sqlite_path
 from pflbench.store.paths import in_spec, kept_or_named, moved
 from pflbench.store.runs import ALL, Run, attempts, stored
 from pflbench.store.schema import ArtifactRow, Base, ClientRoundRow, PartitionRow, RoundRow, RunRow, SeriesRow
 
 ON_CONFLICT = ("skip", "attempt")
-# new: copied. attempt: copied beside an earlier attempt here. same: here already. behind: an unfinished run that got further
-# than the unfinished one here, which alone has a checkpoint. conflict: other numbers than here; not copied.
+# new: copied. attempt: copied as the next attempt of a key that this database has. same: this database has the run.
+# behind: not copied; both runs are unfinished, and only the one here has a checkpoint, though the other got further.
+# conflict: not copied; the numbers differ.
 What = Literal["new", "attempt", "same", "behind", "conflict"]
 
 _NOTHING = "Nothing of it was taken."
 _MAGIC = b"SQLite format 3\0"
 _ROWS = 10_000
-# Rows at a time: an array can have many megabytes.
+# Rows per insert: an array can have many megabytes.
 _COPIED = {RoundRow: _ROWS, ClientRoundRow: _ROWS, SeriesRow: _ROWS, ArtifactRow: 1}
 _COMPARED = (RoundRow, ClientRoundRow, SeriesRow)
 _MAY_DIFFER = {"run_id", "seconds_receive", "seconds_update", "seconds_evaluate", "peak_memory"}
@@ -42,7 +42,7 @@ _MAY_DIFFER = {"run_id", "seconds_receive", "seconds_update", "seconds_evaluate"
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs of one key first differ; None where one has no such row. `what`: "accuracy", "correct of client 3"."""
+    """Where two runs of a key first differ. `what`: "accuracy", "correct of client 3". None: that run has no such row."""
 
     round: int
     what: str
@@ -52,7 +52,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run. compared: the run here that decided it. here: the number of its copy, if there is one."""
+    """What was done with a run. compared: the run of this database that decided it. here: the number of the copy."""
 
     run: Run
     what: What
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Other:
-    """Another database, opened for reading, with its runs by number. url: where it lies, also if a copy of it is read."""
+    """Another database, opened for reading, with its runs. url: of the original, also if a copy of it is read."""
 
     engine: Engine
     name: str
@@ -81,47 +81,49 @@ def opened(path: Path, engine: Engine) -> Iterator[Other]:
     """The database at `path`; one with an older schema is read from a copy that was upgraded.
 
     Raises:
-        UserError: no pflbench database, a newer schema, damaged, the database of `engine` itself, or a row that is wrong.
+        UserError: no pflbench database, a newer schema, damaged, the database of `engine` itself, or an invalid row.
     """
     _require_database(path, sqlite_path(engine.url))
-    url = to_url(str(path))
+    url = original = to_url(str(path))
     with TemporaryDirectory() as folder:
-        if _is_old(url, path.name):
-            url = _upgraded(path, Path(folder) / path.name)
+        with as_it_is(url, read_only=True) as (connection, schema):
+            _require_no_views(connection, path.name)
+        if schema != head():
+            backup(url, copy := Path(folder) / path.name)
+            upgrade(url := to_url(str(copy)))
         other = connect_read_only(url)
         try:
-            _require_tables(other, path.name, whole=True)
-            _require_rules(other, path)
-            yield Other(other, path.name, make_url(to_url(str(path))), tuple(stored(other, ALL)))
+            with reading(other) as connection:
+                _require_columns(connection, path.name)
+                _require_rules(connection, path)
+            yield Other(other, path.name, make_url(original), tuple(stored(other, ALL)))
         finally:
             other.dispose()
 
 
 def runs(engine: Engine, other: Other, *, on_conflict: str = "skip", dry_run: bool = False) -> Iterator[Outcome]:
-    """Takes in the other's runs, one transaction each; what is here already stays as it is.
+    """Copies the other database's runs, one transaction each. Runs of this database stay as they are.
 
-    on_conflict="attempt" copies a run with other numbers, too, as the next attempt of its key. dry_run copies nothing.
+    on_conflict="attempt": a run with other numbers is copied as the next attempt of its key. dry_run: nothing is copied.
     """
-    copied: set[int] = set()  # attempts of a key in the other are compared with what was here before, not with one another
+    copied: set[int] = set()  # runs are compared with those that were here before the import
     for run in other.runs:
-        outcome = _taken(engine, other, run, copied, on_conflict, dry_run)
+        outcome = again_if_there(partial(_import, engine, other, run, copied, on_conflict, dry_run))
         if outcome.here is not None:
             copied.add(outcome.here)
         yield outcome
 
 
-def _taken(engine: Engine, other: Other, run: Run, copied: Collection[int], on_conflict: str, dry_run: bool) -> Outcome:
-    """Decides about a run and copies it, if that is decided; anew where another process was faster with this key."""
-    while True:
+def _import(engine: Engine, other: Other, run: Run, copied: Collection[int], on_conflict: str, dry_run: bool) -> Outcome:
+    """Compares a run and copies it if needed, in one transaction: no other process adds the same run meanwhile."""
+    with reading(other.engine) as foreign, reading(engine) if dry_run else writing(engine) as own:
         present = [mine for mine in attempts(engine, [run.key]).get(run.key, []) if mine.id not in copied]
-        outcome = _decide(engine, other, run, present)
+        outcome = _decide(own, foreign, run, present)
         if outcome.what == "conflict" and on_conflict == "attempt":
             outcome = replace(outcome, what="attempt")
-        if outcome.what not in ("new", "attempt") or dry_run:
-            return outcome
-        here = _copy(engine, other, run, {(mine.id, mine.status) for mine in present}, copied)
-        if here is not None:
-            return replace(outcome, here=here)
+        if outcome.what in ("new", "attempt") and not dry_run:
+            outcome = replace(outcome, here=_copy(own, foreign, other, run))
+        return outcome
 
 
 def _require_database(path: Path, here: Path | None) -> None:
@@ -134,75 +136,38 @@ def _require_database(path: Path, here: Path | None) -> None:
         raise UserError(f"{path} is the database to import into.", "--db names the one to import into; PATH the other.")
 
 
-def _require_tables(engine: Engine, name: str, *, whole: bool) -> None:
-    """Raises UserError for what is no table: SQLite reads a view as it reads a table, and calls what it or a trigger names.
-
-    whole: also where a table or column of ours is missing, or is computed when it is read.
-    """
-    query = "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_master WHERE type != 'index'"
-    with friendly(engine.url), engine.connect() as c:
-        for found, made in c.exec_driver_sql(query):
-            if not made.startswith(b"CREATE TABLE"):  # as SQLite writes it down
-                what = f"'{found.decode(errors='replace')}' is a view, a virtual table or a trigger"
-                raise UserError(f"{name}: {what}.", f"{_NOTHING} Only tables are: drop it in a copy.")
-        for table in Base.metadata.sorted_tables if whole else ():
-            columns = {row.name: row for row in c.exec_driver_sql(f'PRAGMA table_xinfo("{table.name}")')}
-            for column in table.columns:
-                if column.name not in columns or columns[column.name].hidden:
-                    raise UserError(f"{name}, table {table.name}: no column '{column.name}', or a computed one.", _NOTHING)
-            key = [row.name for row in sorted(columns.values(), key=lambda row: row.pk) if row.pk]
-            if key != (ours := [column.name for column in table.primary_key]):
-                told = f"the primary key is ({', '.join(key)}), not ({', '.join(ours)})"
-                raise UserError(f"{name}, table {table.name}: {told}.", _NOTHING)
+def _require_no_views(connection: Connection, name: str) -> None:
+    """Raises UserError if there are views or triggers: SQLite executes their code when a table is read or changed."""
+    query = "SELECT name FROM sqlite_master WHERE type != 'index' AND sql NOT LIKE 'CREATE TABLE%'"  # as SQLite writes it down
+    if (found := connection.exec_driver_sql(query).scalar()) is not None:
+        raise UserError(
+            f"{name}: '{found}' is a view, a virtual table or a trigger.", f"{_NOTHING} Only tables are: drop it in a copy."
+        )
 
 
-def _require_rules(other: Engine, path: Path) -> None:
-    """Raises UserError where `db check` has something to say of the rows."""
-    with reading(other) as c:
-        for problem in rules.problems(c):
-            more = f"`pflbench db check --db {path}` names all; `pflbench runs rm RUN --db COPY` leaves a run out, in a copy."
-            raise UserError(f"{path.name}: {problem}.", f"{_NOTHING} {more}")
+def _require_columns(connection: Connection, name: str) -> None:
+    found = inspect(connection)
+    for table in Base.metadata.sorted_tables:
+        present = [column["name"] for column in found.get_columns(table.name)] if found.has_table(table.name) else []
+        if missing := [column.name for column in table.columns if column.name not in present]:
+            raise UserError(f"{name}, table {table.name}: no column '{missing[0]}'.", _NOTHING)
 
 
-def _is_old(url: str, name: str) -> bool:
-    """Whether the database needs an upgrade; an empty, newer or another program's database is a UserError."""
-    engine = open_engine(url, read_only=True)
-    try:
-        with friendly(url):
-            _require_tables(engine, name, whole=False)
-        with friendly(url), engine.connect() as connection:
-            found = revision(connection)
-    finally:
-        engine.dispose()
-    if found is None:
-        raise UserError(f"{sqlite_path(engine.url)} is an empty database.", "There is nothing to import.")
-    return found != head()
+def _require_rules(connection: Connection, path: Path) -> None:
+    """Raises UserError for the first problem of the rows that `db check` would report."""
+    for problem in rules.problems(connection):
+        more = f"`pflbench db check --db {path}` names all; `pflbench runs rm RUN --db COPY` leaves a run out, in a copy."
+        raise UserError(f"{path.name}: {problem}.", f"{_NOTHING} {more}")
 
 
-def _upgraded(path: Path, copy: Path) -> str:
-    """The URL of a copy with the newest schema."""
-    url = to_url(str(copy))
-    with friendly(to_url(str(path))):
-        source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        target = sqlite3.connect(copy)
-        try:
-            source.backup(target)
-        finally:
-            source.close()
-            target.close()
-    upgrade(url)
-    return url
-
-
-def _decide(engine: Engine, other: Other, run: Run, present: Sequence[Run]) -> Outcome:
-    """What is to become of a run, given the attempts of its key that were here before, oldest first."""
+def _decide(own: Connection, foreign: Connection, run: Run, present: Sequence[Run]) -> Outcome:
+    """What to do with a run. present: the attempts of its key in this database, oldest first."""
     if not present:
         return Outcome(run, "new")
     rivals = [mine for mine in present if mine.ended or not run.ended]
     if not rivals:
         return Outcome(run, "attempt")
-    with reading(engine) as here, reading(other.engine) as there:
-        found = [(mine, _difference(here, there, mine, run)) for mine in rivals]
+    found = [(mine, _difference(own, foreign, mine, run)) for mine in rivals]
     equal = [mine for mine, difference in found if difference is None]
     if not equal:
         newest, difference = found[-1]
@@ -212,102 +177,82 @@ def _decide(engine: Engine, other: Other, run: Run, present: Sequence[Run]) -> O
     return Outcome(run, "behind" if behind else "same", furthest.id)
 
 
-def _difference(here: Connection, there: Connection, mine: Run, run: Run) -> Difference | None:
-    """Of runs that have both ended, over all rounds; else over those that both have."""
+def _difference(own: Connection, foreign: Connection, mine: Run, run: Run) -> Difference | None:
+    """The first difference between two runs: over all rounds if both have ended, else over the rounds that both have."""
     until = (max if mine.ended and run.ended else min)(_last(mine), _last(run))
-    found = [_first_difference(model.__table__, here, there, mine.id, run.id, until) for model in _COMPARED]  # type: ignore[arg-type]
-    return min((one for one in found if one is not None), key=lambda one: one.round, default=None)
+    all_tables = [_first_difference(model.__table__, own, foreign, mine.id, run.id, until) for model in _COMPARED]  # type: ignore[arg-type]
+    return min((each for each in all_tables if each is not None), key=lambda each: each.round, default=None)
 
 
-def _first_difference(table: Table, here: Connection, there: Connection, mine: int, theirs: int, until: int) -> Difference | None:
-    more = [column.name for column in table.primary_key if column.name not in ("run_id", "round")]  # client, or name of a series
-    keys = ["round", *more]
+def _first_difference(
+    table: Table, own: Connection, foreign: Connection, mine: int, theirs: int, until: int
+) -> Difference | None:
+    beside = [
+        column.name for column in table.primary_key if column.name not in ("run_id", "round")
+    ]  # client, or name of a series
+    keys = ["round", *beside]
     values = [column.name for column in table.columns if column.name not in (*keys, *_MAY_DIFFER)]
-    query = select(*(table.c[name] for name in (*keys, *values))).order_by(*(table.c[name] for name in keys))
-    rows = [c.execute(query.where(table.c.run_id == id, table.c.round <= until)) for c, id in ((here, mine), (there, theirs))]
-    for pair in zip_longest(*rows):
-        a, b = (None if row is None else tuple(row) for row in pair)
-        if a != b:
-            return _described(a, b, more, values)
-    return None
+    query = select(*(table.c[name] for name in (*keys, *values))).where(table.c.round <= until)
+    ours, others = (
+        {tuple(row[: len(keys)]): tuple(row[len(keys) :]) for row in c.execute(query.where(table.c.run_id == run))}
+        for c, run in ((own, mine), (foreign, theirs))
+    )
+    differing = [key for key in ours.keys() | others.keys() if ours.get(key) != others.get(key)]
+    if not differing:
+        return None
+    first = min(differing)
+    a, b = (rows.get(first, (None,) * len(values)) for rows in (ours, others))
+    at = next((i for i in range(len(values)) if a[i] != b[i]), 0)
+    of = "".join(f" of client {k}" if name == "client" else f" of {k}" for name, k in zip(beside, first[1:], strict=True))
+    return Difference(first[0], values[at].replace("_", " ") + of, a[at], b[at])
 
 
-def _described(a: tuple[Any, ...] | None, b: tuple[Any, ...] | None, more: Sequence[str], values: Sequence[str]) -> Difference:
-    """Of two rows that differ; where their keys do, the later one is compared with nothing."""
-    n = 1 + len(more)
-    first = min(row[:n] for row in (a, b) if row is not None)
-    ours, theirs = (row[n:] if row is not None and row[:n] == first else (None,) * len(values) for row in (a, b))
-    at = next((i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), 0)
-    of = "".join(f" of client {k}" if name == "client" else f" of {k}" for name, k in zip(more, first[1:], strict=True))
-    return Difference(first[0], values[at].replace("_", " ") + of, ours[at], theirs[at])
-
-
-def _copy(engine: Engine, other: Other, run: Run, decided: Collection[tuple[int, str]], copied: Collection[int]) -> int | None:
-    """The run with all its rows as the next attempt of its key; returns its new number. One that was running is not, here.
-
-    decided: the attempts (number, status) that were here when it was decided. None, and nothing is copied, where others are.
-    """
-
-    def present(here: Connection) -> set[tuple[int, str]]:
-        found = here.execute(select(RunRow.id, RunRow.status).where(RunRow.key == run.key))
-        return {(id, status) for id, status in found if id not in copied}
-
-    try:
-        with reading(other.engine) as there, writing(engine) as here:
-            return _copied(here, there, other, run) if present(here) == decided else None
-    except IntegrityError as error:
-        with reading(engine) as here:
-            if present(here) != decided:  # a database without SQLite's single writer
-                return None
-        raise UserError(f"{other.name}: run {run.id} contradicts itself: {error.orig}.", "It was left out.") from None
-
-
-def _copied(here: Connection, there: Connection, other: Other, run: Run) -> int:
-    """Both are transactions: what is copied is the run as it was at one moment."""
-    row = _row(there, RunRow, run.id)
-    partition = None if row["partition_id"] is None else _row(there, PartitionRow, row["partition_id"])
+def _copy(own: Connection, foreign: Connection, other: Other, run: Run) -> int:
+    """Copies the run as the next attempt of its key; returns its new number. One that was running is interrupted here."""
+    row = _row(foreign, RunRow, run.id)
+    partition = None if row["partition_id"] is None else _row(foreign, PartitionRow, row["partition_id"])
     attempt = select(func.coalesce(func.max(RunRow.attempt), 0) + 1).where(RunRow.key == run.key).scalar_subquery()
     row |= {
         "attempt": attempt,
-        "partition_id": None if partition is None else _kept_partition(here, partition),
-        "spec": in_spec(row["spec"], lambda path: moved(path, other.url, here.engine.url, kept_or_named)),
+        "partition_id": None if partition is None else _own_partition(own, partition),
+        "spec": in_spec(row["spec"], lambda path: moved(path, other.url, own.engine.url, kept_or_named)),
         "environment": {**row["environment"], "imported_from": f"{other.name}, run {run.id}"},
         "status": "interrupted" if run.status in ("queued", "running") else run.status,
     }
-    copied = inserted(here, insert(RunRow).values(row))
+    copied = inserted(own, insert(RunRow).values(row))
     for model, at_once in _COPIED.items():
-        _copy_rows(here, there, model, run, copied, at_once)
+        _copy_rows(own, foreign, model, run, copied, at_once)
     return copied
 
 
 def _last(run: Run) -> int:
-    """Its newest round, -1 without one."""
+    """The newest round of a run, -1 without one."""
     return -1 if run.last_round is None else run.last_round
 
 
-def _row(there: Connection, model: type[Base], number: int) -> dict[str, Any]:
-    """A row without its number."""
+def _row(foreign: Connection, model: type[Base], number: int) -> dict[str, Any]:
+    """The row with this id, without the id."""
     columns = [column for column in model.__table__.columns if column.name != "id"]
-    with friendly(there.engine.url):
-        return dict(there.execute(select(*columns).where(model.__table__.c.id == number)).mappings().one())
+    with friendly(foreign.engine.url):
+        return dict(foreign.execute(select(*columns).where(model.__table__.c.id == number)).mappings().one())
 
 
-def _kept_partition(here: Connection, row: dict[str, Any]) -> int:
-    """The number here of a partition, which is stored once."""
-    known = here.scalar(select(PartitionRow.id).where(PartitionRow.hash == row["hash"]))
-    return known if known is not None else inserted(here, insert(PartitionRow).values(row))
+def _own_partition(own: Connection, row: dict[str, Any]) -> int:
+    """The id of a partition in this database; inserts it if it is new."""
+    known = own.scalar(select(PartitionRow.id).where(PartitionRow.hash == row["hash"]))
+    return known if known is not None else inserted(own, insert(PartitionRow).values(row))
 
 
-def _copy_rows(here: Connection, there: Connection, model: type[Base], run: Run, copied: int, at_once: int) -> None:
+def _copy_rows(own: Connection, foreign: Connection, model: type[Base], run: Run, copied: int, at_once: int) -> None:
     """Copies rounds up to the last one compared: a running run may have more by now."""
     columns = [column for column in model.__table__.columns if column.name not in ("id", "run_id")]
     statement = insert(model.__table__)  # type: ignore[arg-type]
     query = select(*columns).where(model.__table__.c.run_id == run.id, model.__table__.c.round <= _last(run))
-    for chunk in _chunks(there, query, at_once):
-        here.execute(statement, [{**row, "run_id": copied} for row in chunk])
+    for chunk in _chunks(foreign, query, at_once):
+        own.execute(statement, [{**row, "run_id": copied} for row in chunk])
 
 
-def _chunks(there: Connection, query: Any, at_once: int) -> Iterator[Sequence[Any]]:
-    """What fails in here is the other database, and is called so."""
-    with friendly(there.engine.url):
-        yield from there.execute(query).mappings().partitions(at_once)
+def _chunks(foreign: Connection, query: Any, at_once: int) -> Iterator[Sequence[Any]]:
+    """Reads rows, so that an error names the other database."""
+    with friendly(foreign.engine.url):
+        yield from foreign.execute(query).mappings().partitions(at_once)

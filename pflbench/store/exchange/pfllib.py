@@ -1,16 +1,15 @@
 """PFLlib's result files, {dataset}_{algorithm}_{goal}_{times}.h5, as reference series.
 
 A file has `rs_test_acc`, `rs_test_auc` and `rs_train_loss`, a value for each evaluation; PFLlib evaluates every `eval_gap`
-rounds, first before any training. It leaves `rs_test_auc` empty, or out. Nothing says how clients, data or training were set.
+rounds, first before any training. `rs_test_auc` is empty or missing. The file does not say how clients, data or training were
+set.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,35 +19,29 @@ from pflbench.store.references import ResultFile
 
 ACCURACY, AUC, LOSS = "rs_test_acc", "rs_test_auc", "rs_train_loss"
 EXPECTED = f"Expected: a result file of PFLlib with {ACCURACY}, {AUC} and {LOSS}, one number per evaluation."
-LONGEST = 10**6  # evaluations in a file: some 500 times those of the paper's runs
-LONGEST_PART = 64  # characters of a part of its name
-_MAGIC = b"\x89HDF\r\n\x1a\n"
 
-# Names in small letters and digits alone -> ours, where these are others.
+# PFLlib's names in lower case, without signs -> ours, if they differ.
 _METHODS = {"peravg": "per-fedavg", "perfedavg": "per-fedavg", "fedavgc": "fedavg-c", "fedproxc": "fedprox-c"}
 _DATASETS = {"fmnist": "fashionmnist", "tinyimagenet": "tiny"}
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether the file calls itself so, by its suffix or its first bytes."""
-    if path.suffix.lower() in (".h5", ".hdf5"):
-        return True
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+    """Whether the file is HDF5, by its suffix or its first bytes."""
+    import h5py
+
+    return path.suffix.lower() in (".h5", ".hdf5") or h5py.is_hdf5(path)
 
 
 def load(path: Path, *, dataset: str | None = None, method: str | None = None, eval_gap: int = 1) -> ResultFile:
-    """Reads a file. dataset and method, where given, stand in place of what its name says.
+    """Reads a file. dataset and method replace those of its name.
 
-    Raises:
-        UserError: damaged, not PFLlib's, or a name that does not say what it holds.
+    Raises UserError for a damaged file, one that is not PFLlib's, and a name without dataset and method.
     """
     arrays = _arrays(path)
     accuracy = arrays[ACCURACY]
     written_dataset, algorithm, goal, times = _named(path, dataset, method)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    _require_storable(path, written_dataset, algorithm, goal, times)
     return ResultFile(
         file=path.name,
         hash=digest,
@@ -65,7 +58,7 @@ def load(path: Path, *, dataset: str | None = None, method: str | None = None, e
 
 
 def _named(path: Path, dataset: str | None, method: str | None) -> tuple[str, str, str, int]:
-    """Dataset, algorithm, goal and number as the name has them; those it does not have are taken from the arguments."""
+    """Dataset, algorithm, goal and number from the file's name, or from the arguments if the name has another form."""
     match = re.fullmatch(r"([^_]+)_([^_]+)_(.+)_(\d+)", path.stem)
     if match:
         return match[1], match[2], match[3], int(match[4])
@@ -80,27 +73,14 @@ def _named(path: Path, dataset: str | None, method: str | None) -> tuple[str, st
     return dataset, method, "", 0
 
 
-def _require_storable(path: Path, dataset: str, algorithm: str, goal: str, times: int) -> None:
-    """Whether there is room for what the name says, and it is text at all."""
-    parts = {"dataset": dataset, "algorithm": algorithm, "goal": goal}
-    long = [what for what, part in parts.items() if len(part) > LONGEST_PART]
-    if long or times >= 2**31:
-        raise UserError(f"{path}: the {(*long, 'number')[0]} in its name is too long.", f"At most {LONGEST_PART} characters.")
-    try:
-        path.name.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{path}: its name is no UTF-8.", "Rename it.") from None
-
-
 def _arrays(path: Path) -> dict[str, Floats]:
-    """The three series, of one length; NaN in place of an AUC or loss that is not there, and of an infinite loss."""
+    """The three series, of one length; NaN for a missing AUC or loss, and for an infinite loss."""
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
-            linked = {name for name in file if not isinstance(file.get(name, getlink=True), h5py.HardLink)}
-            held = [name for name in file if name in linked or isinstance(file[name], h5py.Dataset)]
-            arrays = {name: _series(path, file, name, linked) for name in (ACCURACY, AUC, LOSS) if name in held}
+            held = [name for name in file if isinstance(file[name], h5py.Dataset)]
+            arrays = {name: np.asarray(file[name], dtype=np.float64) for name in (ACCURACY, AUC, LOSS) if name in held}
     except (OSError, RuntimeError, KeyError, TypeError, ValueError):
         raise UserError(f"{path} is damaged, or no HDF5 file.", EXPECTED) from None
     if ACCURACY not in arrays:
@@ -118,16 +98,6 @@ def _arrays(path: Path) -> dict[str, Floats]:
         if arrays[name].shape != accuracy.shape:
             raise UserError(f"{path}: {name} has the shape {arrays[name].shape}, {ACCURACY} {accuracy.shape}.", EXPECTED)
     return arrays
-
-
-def _series(path: Path, file: Any, name: str, linked: Collection[str]) -> Floats:
-    """The numbers of a dataset that lies in this file itself: HDF5 can name any other file of the machine in its place."""
-    if name in linked or file[name].external or file[name].is_virtual:
-        raise UserError(f"{path}: {name} is no data of this file, but refers to what lies elsewhere.", EXPECTED)
-    data = file[name]
-    if data.dtype.kind not in "fiu" or data.size is None or data.size > LONGEST:
-        raise UserError(f"{path}: {name} holds {data.size} values of type {data.dtype}; at most {LONGEST} are read.", EXPECTED)
-    return np.asarray(data, dtype=np.float64)
 
 
 def _ours(written: str, names: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Runs as trackers of experiments take them: numbers by round, parameters, tags."""
+"""Runs in the form that experiment trackers take: metrics by round, parameters, tags."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pflbench.store.database import reading
 from pflbench.store.runs import Run
 from pflbench.store.schema import RoundRow, SeriesRow
 
-CHUNK = 2_000  # rounds: some megabytes
+_CHUNK = 2_000  # rounds: some megabytes
 _PHASES = (RoundRow.seconds_receive, RoundRow.seconds_update, RoundRow.seconds_evaluate)
 _METRICS = [column for column in RoundRow.__table__.columns if column.name not in ("run_id", "round")]
 
 
 @dataclass(frozen=True)
 class TrackedRound:
-    """One round. time: when it ended, seconds since 1970, as far as the database tells: its start and the seconds of all phases.
+    """One round. time: its end in seconds since 1970, computed as the run's start plus the seconds of all phases so far.
 
-    values: the columns of `round` that were measured, by their names; `seconds`, of all rounds up to this one, evaluation apart;
-    and of each second series NAME its `NAME/accuracy` and `NAME/test_loss`.
+    values: the measured columns of `round` by name; `seconds`, the sum over all rounds so far without evaluation; and
+    `NAME/accuracy` and `NAME/test_loss` of each second series NAME.
     """
 
     round: int
@@ -32,8 +32,8 @@ class TrackedRound:
     values: dict[str, float]
 
 
-def points(engine: Engine, run: Run, after: int, *, chunk: int = CHUNK) -> Iterator[list[TrackedRound]]:
-    """The rounds of a run beyond `after` (-1: all) in ascending order, some at a time."""
+def points(engine: Engine, run: Run, after: int) -> Iterator[list[TrackedRound]]:
+    """The rounds of a run after round `after` (-1: all) in ascending order, in chunks."""
     started = began(run)
     receive, update, evaluate = (func.coalesce(column, 0.0) for column in _PHASES)
     training, all_phases = (
@@ -43,7 +43,7 @@ def points(engine: Engine, run: Run, after: int, *, chunk: int = CHUNK) -> Itera
     inner = so_far.where(RoundRow.run_id == run.id).subquery()
     query = select(inner).where(inner.c.round > after).order_by(inner.c.round)
     with reading(engine) as c:
-        for part in c.execution_options(yield_per=chunk).execute(query).mappings().partitions():
+        for part in c.execution_options(yield_per=_CHUNK).execute(query).mappings().partitions():
             second = _second_series(engine, run.id, part[0]["round"], part[-1]["round"])
             found = []
             for row in part:
@@ -53,37 +53,38 @@ def points(engine: Engine, run: Run, after: int, *, chunk: int = CHUNK) -> Itera
 
 
 def parameters(run: Run) -> dict[str, Any]:
-    """The specification as one level: {"partition.beta": 0.1, "method.hyperparameters.p": 1, ...}; what is null is left out."""
-    return dict(_flat("", run.spec))
+    """The flat specification: {"partition.beta": 0.1, "method.hyperparameters.p": 1, ...}, without nulls."""
+    return {name: value for name, value in flat(run.spec) if value is not None}
 
 
 def tags(run: Run) -> dict[str, str]:
-    """What a run is found by."""
+    """Key, attempt, method, dataset, partition and seed."""
     named = {"key": run.key, "attempt": run.attempt, "method": run.method, "dataset": run.dataset}
     return {name: str(value) for name, value in {**named, "partition": run.partition_label, "seed": run.seed}.items()}
 
 
 def title(run: Run) -> str:
-    """What a run is called: no two of a database alike."""
+    """A title that is unique in the database."""
     again = f" attempt {run.attempt}" if run.attempt > 1 else ""
     return f"{run.method} {run.dataset} {run.partition_label} seed {run.seed} {run.key}{again}"
 
 
 def began(run: Run) -> float:
-    """Seconds since 1970."""
+    """The start of a run in seconds since 1970."""
     return moment(run.started_at or run.created_at)
 
 
 def moment(text: str) -> float:
-    """Seconds since 1970 of a time as the database has it."""
+    """A stored time in seconds since 1970."""
     return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC).timestamp()
 
 
-def _flat(prefix: str, value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """{"train": {"lr": 0.1}} -> ("train.lr", 0.1)."""
     for name, inner in value.items():
         if isinstance(inner, Mapping):
-            yield from _flat(f"{prefix}{name}.", inner)
-        elif inner is not None:
+            yield from flat(inner, f"{prefix}{name}.")
+        else:
             yield prefix + name, inner
 
 
