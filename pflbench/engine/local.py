@@ -141,15 +141,13 @@ class InnerLoop:
 
 
 @contextmanager
-def inner_loop(
-    fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL, model: str = "model"
-) -> Iterator[InnerLoop]:
+def inner_loop(fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL) -> Iterator[InnerLoop]:
     """Where inner loops (`scan`) go: models `base` [c, P], of which only `columns` change, along the plan's batches.
 
     Where that is the head alone, the layers below it run once for all inner loops inside. BatchNorm's new buffers are thrown
     away.
     """
-    buffers = fed.buffers_of(model)[S]
+    buffers = fed.buffers_of("model")[S]
     if columns != fed.flat.head or not fed.flat.has_features or not plan.steps().any():
         yield InnerLoop(fed.executor, S, plan, base, buffers.unsqueeze(1), columns)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -180,44 +180,48 @@ class Evaluate(Request[Evaluated]):
         return np.repeat(np.arange(len(self.models)), 1 if self.shared_by is None else self.shared_by.numpy())
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """All executors compute the same numbers from the same requests (float64: 1e-10)."""
 
     name: str
     device: torch.device
 
+    @abstractmethod
     def do(self, request: Request[R]) -> R:
-        """What is asked for."""
+        """The answer to a request."""
 
-    def begin_round(self, t: int) -> None:
+    def begin_round(self, t: int) -> None:  # noqa: B027  # most executors need not know
         """Says which round is under way: of runs that are made together, those behind go first."""
 
     def clock(self) -> float:
-        """Seconds that the run has taken, counted from anywhere, once all that was asked for is done."""
+        """Seconds that the run has taken, counted from anywhere, once all its requests are done."""
+        return devices.seconds(self.device)
 
     def record(self) -> dict[str, Any]:
         """For the record of a run, as JSON types: how it is executed, where there is something to tell.
 
         chunk: clients computed at a time. steps: how steps are made. pack: with how many runs, as far as it has come.
         """
+        return {}
 
     def shortages(self) -> Sequence[Shortage]:
         """When memory did not suffice so far."""
+        return ()
 
-    def remember(self, shortages: Sequence[Shortage]) -> None:
+    def remember(self, shortages: Sequence[Shortage]) -> None:  # noqa: B027  # most executors cannot compute fewer clients
         """Goes on from these, of the same run in another process."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most executors hold nothing
         """Gives back what the executor holds."""
 
 
 class BaseExecutor(Executor):
-    """An executor that computes what it is asked for at once, and by itself has little to tell."""
+    """An executor that computes each request at once, by a function for each kind."""
 
     def do(self, request: Request[R]) -> R:
-        ways: dict[type, Callable[[Any], Any]]
-        ways = {Sgd: self._sgd, Scan: self._scan, ExtractFeatures: self._head, Evaluate: self._evaluate}
-        result: R = ways[type(request)](request)
+        kinds: dict[type, Callable[[Any], Any]]
+        kinds = {Sgd: self._sgd, Scan: self._scan, ExtractFeatures: self._head, Evaluate: self._evaluate}
+        result: R = kinds[type(request)](request)
         return result
 
     @abstractmethod
@@ -231,24 +235,6 @@ class BaseExecutor(Executor):
 
     @abstractmethod
     def _evaluate(self, asked: Evaluate) -> Evaluated: ...
-
-    def begin_round(self, t: int) -> None:
-        """Changes nothing: all is made in the order in which it is asked for."""
-
-    def clock(self) -> float:
-        return devices.seconds(self.device)
-
-    def record(self) -> dict[str, Any]:
-        return {}
-
-    def shortages(self) -> Sequence[Shortage]:
-        return ()
-
-    def remember(self, shortages: Sequence[Shortage]) -> None:
-        """Changes nothing: an executor whose memory does not suffice has no other way."""
-
-    def close(self) -> None:
-        """Gives back nothing: nothing is held."""
 
 
 def pick(given: StepArguments, which: int | slice | Tensor) -> StepArguments:

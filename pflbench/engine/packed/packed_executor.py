@@ -19,7 +19,7 @@ from pflbench.engine import devices
 from pflbench.engine.batches import Plan
 from pflbench.engine.memory import Shortage
 from pflbench.engine.packed.join import joinable, joined, split
-from pflbench.engine.packed.stacks import Asked, Ended, RunStack, Said, tell
+from pflbench.engine.packed.stacks import RunStack, wait
 from pflbench.engine.requests import Executor, HeadOnFeatures, R, Request, Scan
 
 T = TypeVar("T")
@@ -44,10 +44,9 @@ class Pack:
         """
         self._stacks = [RunStack(work, self._settle) for work in works]
         try:
-            while live := [run for run, stack in enumerate(self._stacks) if not stack.over]:
-                for run in live:
-                    if run not in self._waiting:
-                        yield from self._until_it_asks(run)
+            while not all(stack.over for stack in self._stacks):
+                for run in range(len(self._stacks)):
+                    yield from self._until_it_asks(run)
                 if self._waiting:
                     self._make(self._next())
         finally:
@@ -55,18 +54,10 @@ class Pack:
                 self._stop()
 
     def _until_it_asks(self, run: int) -> Iterator[tuple[int, Any]]:
-        """Only then, or when it has ended, does another go on."""
-        while True:
-            message = self._stacks[run].go_on(self._replies.pop(run, None))
-            if isinstance(message, Said):
-                yield run, message.item
-            elif isinstance(message, Asked):
-                self._waiting[run] = message.request
-                return
-            elif isinstance(message, Ended):
-                if message.error is not None:
-                    raise message.error
-                return
+        """What a run yields until it makes a request or ends. Only then does another go on."""
+        while not (self._stacks[run].over or run in self._waiting):
+            for item in self._stacks[run].go_on(self._replies.pop(run, None)):
+                yield run, item
 
     def _next(self) -> list[int]:
         """The runs whose requests are made next, as one: that of the run which is most behind, and those that can join it.
@@ -116,9 +107,10 @@ class Pack:
 
     # -- for the executors ----------------------------------------------------------------------------------------------
 
-    def ask(self, asked: Waiting) -> Any:
+    def ask(self, run: int, waiting: Waiting) -> Any:
         self._settle()
-        return tell(Asked(asked))
+        self._waiting[run] = waiting
+        return wait()
 
     def clock(self, run: int) -> float:
         self._settle()
@@ -134,7 +126,7 @@ class Pack:
         return {**self.inner.record(), "pack": pack}
 
 
-class PackedExecutor:
+class PackedExecutor(Executor):
     """One run's share of the executor of a pack. first: where its samples begin among those of all. users: who still needs it."""
 
     def __init__(self, pack: Pack, run: int, inner: Executor, first: int = 0, users: set[int] | None = None) -> None:
@@ -145,7 +137,7 @@ class PackedExecutor:
     def do(self, request: Request[R]) -> R:
         if self._first:
             request = replace(request, plan=request.plan.shifted(self._first))
-        result: R = self._pack.ask(Waiting(self._inner, request))
+        result: R = self._pack.ask(self._run, Waiting(self._inner, request))
         return result
 
     def close(self) -> None:
