@@ -213,9 +213,9 @@ class Contract:
             state = method.receive(now, before, S)
             together = now.scratch_copy()
             all_received = method.receive(together, before, everyone)
-            counted, seen = now.ledger.traffic.by_client(), set(now.ledger.artifacts)
+            counted, seen = now.ledger.traffic.copy(), set(now.ledger.artifacts)
             scores = evaluate(method, now, before, state, S)[HEADLINE]
-            assert (now.ledger.traffic.by_client() == counted).all(), "being tested is no traffic of the round"
+            assert (now.ledger.traffic == counted).all(), "being tested is no traffic of the round"
             assert set(now.ledger.artifacts) == seen, "nor is it observed"
             assert scores.clients.tolist() == everyone.tolist()
             outside = [i for i in everyone.tolist() if i not in S.tolist()]

@@ -19,24 +19,14 @@ from pflbench.errors import Diverged
 from pflbench.spec import TrainSpec
 
 COUNTERS = ("params_up", "params_down", "scalars_up", "scalars_down")
-
-
-class Traffic:
-    """What went over the network in a round, by client [N]; parameters and other scalars are counted apart (methods.md 1.18)."""
-
-    def __init__(self, clients: int) -> None:
-        self.params_up, self.params_down, self.scalars_up, self.scalars_down = np.zeros((len(COUNTERS), clients), dtype=np.int64)
-
-    def by_client(self) -> npt.NDArray[np.int64]:
-        """[N, 4], in the order of COUNTERS."""
-        return np.stack([getattr(self, name) for name in COUNTERS], axis=1)
+PARAMS_UP, PARAMS_DOWN, SCALARS_UP, SCALARS_DOWN = range(len(COUNTERS))
 
 
 @dataclass
 class Ledger:
     """What one round cost and showed, written down where it happens."""
 
-    traffic: Traffic
+    traffic: npt.NDArray[np.int64]  # [N, 4]: what each client sent and received, in the order of COUNTERS (methods.md 1.18)
     train_loss: dict[str, float] = field(default_factory=dict)  # by model
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -92,7 +82,7 @@ class Federation:
         self.receiving = False
         self.observing = False
         self.followed: int | None = None  # the client whose models are kept
-        self.ledger = Ledger(Traffic(len(train_indices)))
+        self.ledger = self._new_ledger()
         self.uploads: list[Tensor] = []
         self._initialise: Initialise | None = None
         self._initial = flat.row().to(self.device, self.dtype)
@@ -114,7 +104,7 @@ class Federation:
     def at(self, t: int, receiving: bool = False) -> Federation:
         """The same federation in round t, with a new ledger. receiving: at its reception, which comes before local training."""
         now = copy.copy(self)
-        now.t, now.ledger, now.receiving = t, Ledger(Traffic(self.size)), receiving
+        now.t, now.ledger, now.receiving = t, self._new_ledger(), receiving
         return now
 
     def scratch_copy(self) -> Federation:
@@ -129,6 +119,9 @@ class Federation:
         now = copy.copy(self)
         now._initialise, now.uploads = by, []
         return now
+
+    def _new_ledger(self) -> Ledger:
+        return Ledger(np.zeros((self.size, len(COUNTERS)), dtype=np.int64))
 
     def initial(self) -> Tensor:
         """Theta^0, [P]: the same on server and clients."""
@@ -165,8 +158,8 @@ class Federation:
     def send(self, w: Tensor, S: Tensor, *, models: int = 1, scalars: int = 0) -> Tensor:
         """Server -> clients, counted: one row [P] to all of the cohort, or rows. models: how many rows each client gets."""
         clients = S.cpu().numpy()
-        self.ledger.traffic.params_down[clients] += models * w.shape[-1]
-        self.ledger.traffic.scalars_down[clients] += scalars
+        self.ledger.traffic[clients, PARAMS_DOWN] += models * w.shape[-1]
+        self.ledger.traffic[clients, SCALARS_DOWN] += scalars
         return w
 
     def load(self, received: Tensor, S: Tensor, *, others: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
@@ -187,8 +180,8 @@ class Federation:
         """Clients -> server: rows [c, ...], counted; raises Diverged for a non-finite upload, which is never averaged."""
         self.require_finite(rows, S, "upload")
         clients = S.cpu().numpy()
-        self.ledger.traffic.params_up[clients] += rows.shape[-1]
-        self.ledger.traffic.scalars_up[clients] += scalars
+        self.ledger.traffic[clients, PARAMS_UP] += rows.shape[-1]
+        self.ledger.traffic[clients, SCALARS_UP] += scalars
         if self._initialise is not None:
             self.uploads.append(rows)
         return rows
@@ -281,8 +274,8 @@ class Federation:
                 rows = self.buffers_of(model)
                 rows[:] = self.mean(rows[S], S)
                 clients = S.cpu().numpy()
-                self.ledger.traffic.scalars_up[clients] += rows.shape[1]
-                self.ledger.traffic.scalars_down[clients] += rows.shape[1]
+                self.ledger.traffic[clients, SCALARS_UP] += rows.shape[1]
+                self.ledger.traffic[clients, SCALARS_DOWN] += rows.shape[1]
 
     def require_finite(self, rows: Tensor, S: Tensor, where: str) -> None:
         """Raises Diverged, naming the first client of S whose row has a value that is not finite."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from pflbench.contract.small import federation, train
 from pflbench.contract.toy import q2, rounds
+from pflbench.engine.federation import PARAMS_DOWN
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.finetuned import FedAvgC, FedProxC
 from pflbench.run.testing import HEADLINE, evaluate
@@ -141,7 +142,7 @@ def test_who_is_only_tested_is_fine_tuned_but_carries_nothing_into_training():
     before = {which: rows.clone() for which, rows in fed.buffers.items()}
     tested = evaluate(method, now, state, received, S)
     assert all(torch.equal(fed.buffers[which], rows) for which, rows in before.items())
-    assert now.ledger.traffic.params_down.sum() == fed.flat.size * len(S)
+    assert now.ledger.traffic[:, PARAMS_DOWN].sum() == fed.flat.size * len(S)
     everyone = fed.all_trainable()
     tuned = method.receive(now, state, everyone)
     assert tested[HEADLINE].loss == pytest.approx(now.evaluate(tuned.theta, everyone, method.tested_model).loss)

@@ -37,7 +37,7 @@ def test_communication(name: str, sent: tuple[int | str, int | str]) -> None:
             models = [fed.flat.head.start if one == "B" else int(one) * fed.flat.size for one in (up, down)]
             scalars = [down if name == "fedfomo" else 0, t - 1 if settings.get("self_term") == "prev_cloud" else 0]
             expected[S.numpy()] = [*models, *scalars]
-            assert np.array_equal(now.ledger.traffic.by_client(), expected)
+            assert np.array_equal(now.ledger.traffic, expected)
             seen = len({*S.tolist(), *fed.cohort(1).tolist()})
 
 
