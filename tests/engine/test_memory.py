@@ -12,8 +12,9 @@ import pytest
 import torch
 from support.cases import rest_slow
 
-from pflbench import methods
+from pflbench.contract.as_run import method as make
 from pflbench.contract.small import federation, tensors, train
+from pflbench.contract.suite import assert_same
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import _near
@@ -25,11 +26,6 @@ from pflbench.run.record import in_words
 
 CPU = torch.device("cpu")
 DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
-
-
-def make(name):
-    few = {"finetune_cap": "2", "max_init_epochs": "2"}
-    return methods.make(methods.spec(name, {h.name: few[h.name] for h in methods.hyperparameters(name) if h.name in few}))
 
 
 def batched(chunks=None, model="mlp", **how):
@@ -227,8 +223,7 @@ def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
     def same(chunks):
         other = batched(chunks)
         state = train(method, other, 1)
-        for field, value in tensors(whole).items():
-            torch.testing.assert_close(tensors(state)[field], value, rtol=0, atol=1e-12)
+        assert_same(whole, state, 1e-12)
         scores = other.evaluate(method.deployed(state), other.all_trainable(), method.tested_model)
         assert scores.correct.tolist() == tested.correct.tolist()
         assert scores.loss == pytest.approx(tested.loss, abs=1e-12)

@@ -202,10 +202,7 @@ def test_with_ala(engine):
     """The scalar model in round 2, one weight step: the base is the only block that is mixed, the own head stays."""
     fed = scalar(engine)
     method = methods.make(MethodSpec(name="fedrep+ala", hyperparameters={"tau": 2, "s": 100, "max_init_epochs": 1}))
-    first = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
-    now = fed.at(2)
-    received = method.receive(now, first, now.cohort(2))
-    second = method.update(now, received, now.cohort(2))
+    _, (received, second) = rounds(method, fed, 2)
     uploads = []
     for i, (own, h, c) in enumerate(((1.22356, 1.38, 3.0), (0.89956, 0.62, -1.0))):
         difference = 1.14256 - own

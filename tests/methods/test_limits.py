@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from pflbench.contract.small import federation, train
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
-from pflbench.methods import METHODS
 from pflbench.methods.ditto import Ditto
 from pflbench.methods.elastic import Elastic
 from pflbench.methods.fedala import FedALA
@@ -126,14 +123,6 @@ def test_lower_blocks_are_overwritten_and_weights_stay_within_bounds():
     close(state.theta, mixed)
 
 
-def test_without_adaptation_the_weights_stay_as_the_initial_stage_left_them():
-    fed, method = federation(), FedALA(adapt=False)
-    second = train(method, fed, 1)
-    fourth = train(method, fed, 2, second, start=2)
-    assert torch.equal(second.ala.W, fourth.ala.W)
-    assert not torch.equal(train(FedALA(), federation(), 1).ala.W, train(FedALA(), federation(), 3).ala.W)
-
-
 def init_epochs(method, fed, t=2):
     state = train(method, fed, t - 2) if t > 2 else method.receive(fed.at(1), method.init(fed), fed.cohort(1))
     state = method.update(fed.at(t - 1), state, fed.cohort(t - 1))
@@ -240,20 +229,3 @@ def test_a_range_beyond_the_model_is_refused():
 def test_more_epochs_than_the_cap_allows_are_refused():
     with pytest.raises(UserError, match="min_epochs = 7 is more than max_init_epochs = 5"):
         FedALA(min_epochs=7, max_init_epochs=5).init(federation())
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_default_written_out_gives_the_same_run(name):
-    """Else the same run would have two keys, be trained twice and be counted as two."""
-    for h in methods.hyperparameters(name):
-        assert methods.spec(name, {h.name: str(h.default)}).model_dump_json() == methods.spec(name, {}).model_dump_json()
-
-
-def test_the_paper_s_hyperparameters():
-    values = {
-        FedProx: {"mu": 0.001},
-        Ditto: {"lam": 0.1, "personal_epochs": 2},
-        FedALA: {"eta": 1.0, "s": 80, "p": 1, "threshold": 0.01, "max_init_epochs": 100},
-    }
-    for cls, expected in values.items():
-        assert {k: v for k, v in dataclasses.asdict(cls()).items() if k in expected} == expected

@@ -138,10 +138,7 @@ def test_with_ala(engine):
     """Q2 in round 2, one weight step with rate 1 on index 1; ALA mixes Theta and w_i, and its result starts theta and w."""
     fed = q2(engine)
     method = methods.make(MethodSpec(name="pfedme+ala", hyperparameters={**Q2, "beta": 0.5, "s": 100, "max_init_epochs": 1}))
-    first = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
-    now = fed.at(2)
-    received = method.receive(now, first, now.cohort(2))
-    second = method.update(now, received, now.cohort(2))
+    _, (received, second) = rounds(method, fed, 2)
     Theta, uploads = np.array([0.01275, 0.0085]), []
     near(received.base.personal, [[0.17, 0], [0, 0.34]])
     for i, (c, own) in enumerate(((np.array([1.0, 0]), np.array([0.034, 0])), (np.array([0, 2.0]), np.array([0, 0.068])))):

@@ -25,7 +25,7 @@ MODELS = ("mlp", "batchnorm")
 
 
 @engines
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, "fasttext"])
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_fedavg_and_fedprox(model, engine, mu):
     fed, twin = setup(model, engine)
