@@ -217,7 +217,7 @@ def _trained(what: str, way: Way, floats: Floats, device: torch.device) -> tuple
         with closed(*feds.values()) as executor:
             for name, fed in feds.items():
                 numbers |= {f"{name}: {value}": number for value, number in played(method(name), fed, 2).items()}
-            return numbers, _refused(executor) if way in ("captured", "deterministic") else []
+            return numbers, _refused(executor, way)
 
 
 def _packing(one: Check, device: torch.device) -> CheckResult:
@@ -237,7 +237,7 @@ def _packing(one: Check, device: torch.device) -> CheckResult:
         for fed, own in zip(feds, pack.executors, strict=True):
             fed.executor = own
         together = dict(pack.together([work(fed) for fed in feds]))
-        refused = _refused(inner) if one.way == "captured" else []
+        refused = _refused(inner, one.way)
     found, expected = ({f"seed {seed}: {k}": v for seed in (0, 1) for k, v in of[seed].items()} for of in (together, apart))
     return _compared(found, expected, _allowed(one.floats), refused)
 
@@ -272,7 +272,7 @@ def _memory(one: Check, device: torch.device) -> CheckResult:
     def said(fed: Federation, numbers: Numbers) -> CheckResult:
         if not fed.executor.shortages():
             return CheckResult("not supported", why="its memory could not be made scarce")
-        if one.way == "captured" and (refused := _refused(fed.executor)):
+        if refused := _refused(fed.executor, one.way):
             return CheckResult("failed", why=refused[0])
         return _compared(numbers, expected, _allowed(one.floats))
 
@@ -331,8 +331,10 @@ def _limited(device: torch.device, most: int) -> Iterator[None]:
         gpu.set_per_process_memory_fraction(before, device)
 
 
-def _refused(executor: Executor) -> list[str]:
+def _refused(executor: Executor, way: Way) -> list[str]:
     """Why steps were not captured that should have been."""
+    if way not in ("captured", "deterministic"):
+        return []
     steps = executor.record()["steps"]
     return [why for why in steps["apart"] if why != MIXED] or ([] if steps["programs"] else ["no step was captured"])
 

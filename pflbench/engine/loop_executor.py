@@ -26,7 +26,6 @@ from pflbench.engine.requests import (
     HeadOnFeatures,
     Loss,
     Objective,
-    Output,
     Scan,
     Scanned,
     Sgd,
@@ -98,7 +97,7 @@ class Worker:
         return [p for name, p in self.parameters.items() if name in inside]
 
     def train(self, *, compact: bool) -> None:
-        """Training mode. compact: gradients of embeddings are sparse, the rows of the batch's tokens: enough for `descend`."""
+        """Training mode. compact: gradients of embeddings are sparse, the rows of the batch's tokens: enough for plain SGD."""
         self.module.train()
         for embedding in self.embeddings:
             embedding.sparse = compact
@@ -122,17 +121,11 @@ class Worker:
         x, y = self.batch(index)
         compared = [output(reference.module, x) for reference in self.references] if objective else []
         with torch.enable_grad():
-            loss = self.value(x, y, objective, compared)
+            if objective is None:
+                loss = self.loss(self.module(x), y)
+            else:
+                loss = objective(self.loss, y, output(self.module, x), *compared)
             return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
-
-    def descend(self, parameters: list[Tensor], grads: tuple[Tensor, ...], lr: float) -> None:
-        """A step of SGD."""
-        torch._foreach_add_(parameters, list(grads), alpha=-lr)
-
-    def value(self, x: Tensor, y: Tensor, objective: Objective | None, compared: list[Output]) -> Tensor:
-        if objective is None:
-            return self.loss(self.module(x), y)
-        return objective(self.loss, y, output(self.module, x), *compared)
 
     def refer(self, rows: Sequence[Tensor], buffers: Tensor) -> None:
         """Loads the frozen models of an objective. In training mode their buffers do not matter, and are not kept."""
@@ -176,19 +169,12 @@ class LoopExecutor(BaseExecutor):
                 self._workers.put(worker)
 
         order = np.argsort([-int(s.sum()) for s in plan.sizes], kind="stable").tolist()
-        if self._pool is None:
-            with devices.one_thread():
-                for position in order:
-                    run(position)
+        if self._pool is not None:
+            list(self._pool.map(run, order))  # should one fail, those that have not begun are cancelled
             return
-        futures = [self._pool.submit(run, position) for position in order]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
+        with devices.one_thread():
+            for position in order:
+                run(position)
 
     def _sgd(self, asked: Sgd) -> Trained:
         rows, buffers, plan, columns, penalty = asked.models, asked.buffers, asked.plan, asked.columns, asked.penalty
@@ -216,7 +202,7 @@ class LoopExecutor(BaseExecutor):
                     optimizer.torch_step(worker.pull()[columns], g, lr, {name: value[i] for name, value in moments_out.items()})
                     worker.push()
                 else:
-                    worker.descend(parameters, grads, lr)
+                    torch._foreach_add_(parameters, list(grads), alpha=-lr)
                     if penalty is not None:
                         worker.pull()[columns].sub_(correction[columns], alpha=lr)
                         worker.push()

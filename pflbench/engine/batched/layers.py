@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, autograd, nn
 from torch.nn import functional as F
+from torch.nn.modules.utils import _pair
 
 # -- pooling and normalisation: what treats every channel by itself -------------------------------------------------------
 
@@ -102,10 +103,6 @@ class _MaxPool(nn.MaxPool2d):
         window = (*map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
         pooled: Tensor = Together.apply(self.operation, x, window)[0]  # type: ignore[no-untyped-call]
         return pooled
-
-
-def _pair(value: Any) -> list[int]:
-    return list(value) if isinstance(value, (tuple, list)) else [value, value]
 
 
 def _normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -81,7 +81,8 @@ class Graph(Capture):
                     raise
         except BaseException as error:
             self._graphs.clear()  # nor is their memory offered again
-            if error is not first and _stays_as_it_failed() and not memory.ran_out(error):
+            failed_itself = error is not first and not memory.ran_out(error)
+            if failed_itself and torch.__version__ < RECOVERS:  # type: ignore[operator]
                 Graph.refused = AFTERWARDS
             # The end of a capture that has failed says no more than that.
             raise first or error from None
@@ -97,11 +98,6 @@ class Graph(Capture):
     def _pool(self) -> Any:
         """The memory of the graphs that there are: no two run at once, and they share it. It ends with the last of them."""
         return next((graph.pool() for graph in self._graphs), None)
-
-
-def _stays_as_it_failed() -> bool:
-    """Whether the allocator stays as a capture that fails leaves it."""
-    return torch.__version__ < RECOVERS  # type: ignore[operator,no-any-return]
 
 
 def capture(name: str, device: torch.device) -> Capture | None:

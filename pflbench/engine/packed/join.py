@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared, frozen
@@ -81,8 +82,8 @@ def _shape(value: Any, own: int) -> Any:
 def _one(f: Field[Any], values: Sequence[Any], counts: Sequence[int]) -> Any:
     if f.metadata == GIVEN:
         return {key: _given([value[key] for value in values], counts) for key in values[0]}
-    if f.metadata == PER_STEP:
-        return _stacked(values, _most_steps(values))
+    if f.metadata == PER_STEP:  # filled up to the largest number of steps; no client makes those that are added
+        return {key: pad_sequence([row for value in values for row in value[key]], batch_first=True) for key in values[0]}
     return _stacked(values) if f.metadata == PER_CLIENT else values[0]
 
 
@@ -93,22 +94,12 @@ def _given(values: Sequence[Any], counts: Sequence[int]) -> Any:
     return torch.cat([v.expand(n, -1) if v.dim() == 1 else v for v, n in zip(values, counts, strict=True)])
 
 
-def _stacked(values: Sequence[Any], steps: int | None = None) -> Any:
-    """steps: to how many inputs of every step [C, steps, ...] are filled up; no client makes those that are added."""
+def _stacked(values: Sequence[Any]) -> Any:
     first = values[0]
     if first is None:
         return None
     if isinstance(first, Tensor):
-        return torch.cat([value if steps is None else _filled(value, steps) for value in values])
+        return torch.cat(list(values))
     if isinstance(first, Mapping):
-        return {key: _stacked([value[key] for value in values], steps) for key in first}
+        return {key: _stacked([value[key] for value in values]) for key in first}
     return [_stacked(items) for items in zip(*values, strict=True)]
-
-
-def _filled(value: Tensor, steps: int) -> Tensor:
-    missing = steps - value.shape[1]
-    return torch.cat([value, value.new_zeros(len(value), missing, *value.shape[2:])], dim=1) if missing else value
-
-
-def _most_steps(values: Sequence[Mapping[str, Tensor]]) -> int | None:
-    return max((tensor.shape[1] for value in values for tensor in value.values()), default=None)
