@@ -69,10 +69,10 @@ def fit(
     lasting = fed.lasting_moments(save_statistics_to or model, columns)
     if not moments and fed.optimizer is not None:
         moments = {name: value[S] for name, value in lasting.items()} or fed.optimizer.begin(rows[:, columns])
-    asked = Sgd(
+    request = Sgd(
         plan, rows, fed.buffers_of(model)[S], fed.lr, columns, penalty, given, objective, references, fed.optimizer, moments
     )
-    done = _of_head_alone(fed, asked) if _head_suffices(fed, asked) else fed.executor.do(asked)
+    done = _of_head_alone(fed, request) if _head_suffices(fed, request) else fed.executor.do(request)
     fed.require_finite(done.models, S, "local training")
     fed.buffers_of(save_statistics_to or model)[S] = done.buffers
     for name, value in lasting.items():
@@ -174,8 +174,8 @@ def scan(
     # One that clips may make a valid number of an infinite gradient: so the size of the largest is carried along, [c, 1].
     watched = {**carry, LARGEST: loop.base.new_zeros(len(loop.base), 1)}
     own = partial(_watching, step=step)
-    asked = Scan(loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, objective=objective)
-    done = loop.executor.do(asked)
+    request = Scan(loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, objective=objective)
+    done = loop.executor.do(request)
     for value in (done.loss.unsqueeze(-1), *done.carry.values()):
         fed.require_finite(value, loop.clients, "an inner loop")
     return done
@@ -194,27 +194,27 @@ def _watching(grad: Grad, *, step: Step, largest_gradient: Tensor, **rest: Tenso
     return {**step(noted, **rest), LARGEST: largest}
 
 
-def _head_suffices(fed: Federation, asked: Sgd) -> bool:
+def _head_suffices(fed: Federation, request: Sgd) -> bool:
     """Whether nothing below the head changes: then the layers there run once for every sample, not in every epoch.
 
     Not with BatchNorm: there a sample's features depend on its batch, and the running statistics move in every epoch.
     """
-    plain = asked.penalty is None and asked.objective is None and asked.columns == fed.flat.head
-    return plain and fed.flat.has_features and not fed.flat.has_batch_norm and bool(asked.plan.steps().any())
+    plain = request.penalty is None and request.objective is None and request.columns == fed.flat.head
+    return plain and fed.flat.has_features and not fed.flat.has_batch_norm and bool(request.plan.steps().any())
 
 
-def _of_head_alone(fed: Federation, asked: Sgd) -> Trained:
+def _of_head_alone(fed: Federation, request: Sgd) -> Trained:
     """What the executor gives for the columns of the head."""
-    samples, positions = asked.plan.once(FEATURES_AT_ONCE)
-    alone = fed.executor.do(ExtractFeatures(samples, asked.models, asked.buffers)).executor
+    samples, positions = request.plan.once(FEATURES_AT_ONCE)
+    alone = fed.executor.do(ExtractFeatures(samples, request.models, request.buffers)).executor
     try:
-        head = asked.models[:, fed.flat.head]
-        done = alone.do(replace(asked, plan=positions, models=head, buffers=asked.buffers[:, :0], columns=ALL))
+        head = request.models[:, fed.flat.head]
+        done = alone.do(replace(request, plan=positions, models=head, buffers=request.buffers[:, :0], columns=ALL))
     finally:
         alone.close()
-    trained = asked.models.clone()
+    trained = request.models.clone()
     trained[:, fed.flat.head] = done.models
-    return replace(done, models=trained, buffers=asked.buffers)
+    return replace(done, models=trained, buffers=request.buffers)
 
 
 def _purpose(model: str) -> str:

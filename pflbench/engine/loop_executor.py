@@ -176,23 +176,23 @@ class LoopExecutor(BaseExecutor):
             for position in order:
                 run(position)
 
-    def _sgd(self, asked: Sgd) -> Trained:
-        rows, buffers, plan, columns, penalty = asked.models, asked.buffers, asked.plan, asked.columns, asked.penalty
-        optimizer, lr = asked.optimizer, float(asked.lr)
+    def _sgd(self, request: Sgd) -> Trained:
+        rows, buffers, plan, columns, penalty = request.models, request.buffers, request.plan, request.columns, request.penalty
+        optimizer, lr = request.optimizer, float(request.lr)
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
         buffers_out = buffers.clone()
-        moments_out = {name: value.clone() for name, value in asked.moments.items()}
+        moments_out = {name: value.clone() for name, value in request.moments.items()}
         loss_out = torch.zeros(len(plan), dtype=rows.dtype, device=self.device)
 
         def task(worker: Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
-            worker.train(compact=asked.objective is None and optimizer is None)
-            worker.refer([r[i] for r in asked.references], buffers[i])
+            worker.train(compact=request.objective is None and optimizer is None)
+            worker.refer([r[i] for r in request.references], buffers[i])
             parameters = worker.select(columns)
-            arguments = unwrap(pick(asked.given, i))
+            arguments = unwrap(pick(request.given, i))
             total = loss_out[i]
             for index in worker.batches(plan, i):
-                loss, grads = worker.gradients(index, parameters, asked.objective)
+                loss, grads = worker.gradients(index, parameters, request.objective)
                 if penalty is not None:
                     correction, value = penalty(worker.pull(), **arguments)
                     loss = loss + value
@@ -214,8 +214,8 @@ class LoopExecutor(BaseExecutor):
         self._each(plan, task)
         return Trained(rows_out, buffers_out, loss_out, moments_out)
 
-    def _scan(self, asked: Scan) -> Scanned:
-        base, carry, buffers, plan, columns = asked.frozen, asked.carry, asked.buffers, asked.plan, asked.columns
+    def _scan(self, request: Scan) -> Scanned:
+        base, carry, buffers, plan, columns = request.frozen, request.carry, request.buffers, request.plan, request.columns
         carry_out = {k: v.clone() for k, v in carry.items()}
         buffers_out = buffers.clone()
         dtype = next(iter(carry.values())).dtype
@@ -226,7 +226,7 @@ class LoopExecutor(BaseExecutor):
             worker.train(compact=False)
             worker.refer((), buffers[i, 0])
             parameters = worker.select(columns)
-            arguments = unwrap(pick(asked.given, i))
+            arguments = unwrap(pick(request.given, i))
             mine = {k: v[i] for k, v in carry.items()}
             loaded = 0
             pieces: tuple[Tensor, ...] = ()  # of the batch under way
@@ -240,15 +240,15 @@ class LoopExecutor(BaseExecutor):
                     loaded = of
                 worker.row[columns].copy_(w)
                 worker.push()
-                loss, grads = worker.gradients(pieces[part], parameters, asked.objective)
+                loss, grads = worker.gradients(pieces[part], parameters, request.objective)
                 losses.append(loss)
                 return torch.cat([g.reshape(-1) for g in grads])
 
             for j, index in enumerate(worker.batches(plan, i)):
-                pieces = index.tensor_split(asked.parts)
+                pieces = index.tensor_split(request.parts)
                 losses.clear()
-                now = {k: v[i, j] for k, v in asked.per_step.items()}
-                mine = asked.step(grad, **mine, **arguments, **now)
+                now = {k: v[i, j] for k, v in request.per_step.items()}
+                mine = request.step(grad, **mine, **arguments, **now)
                 loss_out[0, i] += losses[0]
                 loss_out[1, i] = losses[0]
             loss_out[0, i] /= max(len(plan.sizes[i]), 1)
@@ -259,14 +259,14 @@ class LoopExecutor(BaseExecutor):
         self._each(plan, task)
         return Scanned(carry_out, buffers_out, loss_out[0], loss_out[1])
 
-    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
-        plan = asked.plan
+    def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
+        plan = request.plan
         # Where samples do not see one another, larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(FEATURES_AT_ONCE)
         features: list[list[Tensor]] = [[] for _ in plan.order]
 
         def task(worker: Worker, i: int) -> None:
-            worker.load(asked.models[i], asked.buffers[i])
+            worker.load(request.models[i], request.buffers[i])
             worker.module.train()
             below: Any = worker.module.features
             features[i] = [below(worker.batch(index)[0]) for index in worker.batches(batches, i)]
@@ -275,8 +275,8 @@ class LoopExecutor(BaseExecutor):
         samples = self.samples.replaced(torch.cat(list(chain(*features))), np.concatenate(plan.order))
         return HeadOnFeatures(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
-    def _evaluate(self, asked: Evaluate) -> Evaluated:
-        plan, model_of = asked.plan, asked.model_of
+    def _evaluate(self, request: Evaluate) -> Evaluated:
+        plan, model_of = request.plan, request.model_of
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
         loaded: dict[Worker, int] = {}
@@ -284,7 +284,7 @@ class LoopExecutor(BaseExecutor):
         def task(worker: Worker, i: int) -> None:
             model = int(model_of[i])
             if loaded.get(worker) != model:
-                worker.load(asked.models[model], asked.buffers[model])
+                worker.load(request.models[model], request.buffers[model])
                 worker.module.eval()
                 loaded[worker] = model
             for index in worker.batches(plan, i):

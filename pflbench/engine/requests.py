@@ -225,16 +225,16 @@ class BaseExecutor(Executor):
         return result
 
     @abstractmethod
-    def _sgd(self, asked: Sgd) -> Trained: ...
+    def _sgd(self, request: Sgd) -> Trained: ...
 
     @abstractmethod
-    def _scan(self, asked: Scan) -> Scanned: ...
+    def _scan(self, request: Scan) -> Scanned: ...
 
     @abstractmethod
-    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures: ...
+    def _head(self, request: ExtractFeatures) -> HeadOnFeatures: ...
 
     @abstractmethod
-    def _evaluate(self, asked: Evaluate) -> Evaluated: ...
+    def _evaluate(self, request: Evaluate) -> Evaluated: ...
 
 
 def pick(given: StepArguments, which: int | slice | Tensor) -> StepArguments:
@@ -247,11 +247,11 @@ def unwrap(given: StepArguments) -> dict[str, Tensor | float | int | bool]:
     return {k: v.value if isinstance(v, Shared) else v for k, v in given.items()}
 
 
-def frozen(function: Any) -> Hashable:
+def function_key(function: Any) -> Hashable:
     """What a function is known by: itself, and its arguments where it is a partial one. They may turn out to have no hash."""
     if isinstance(function, partial):
         named = tuple(sorted((name, _value(value)) for name, value in function.keywords.items()))
-        return frozen(function.func), tuple(map(_value, function.args)), named
+        return function_key(function.func), tuple(map(_value, function.args)), named
     found: Hashable = function
     return found
 

@@ -20,7 +20,7 @@ from pflbench.engine.batched.program import MIXED, bucket, capture
 from pflbench.engine.batched.program_cache import KINDS, Programs
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import Sgd, frozen
+from pflbench.engine.requests import Sgd, function_key
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
 
@@ -288,8 +288,8 @@ def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever()
 
 
 def test_functions_are_known_by_themselves_and_their_arguments():
-    assert frozen(partial(looks, strength=[1, 2])) == frozen(partial(looks, strength=[1, 2]))
-    assert frozen(partial(looks, strength=1)) != frozen(partial(looks, strength=2))
+    assert function_key(partial(looks, strength=[1, 2])) == function_key(partial(looks, strength=[1, 2]))
+    assert function_key(partial(looks, strength=1)) != function_key(partial(looks, strength=2))
 
 
 def test_steps_are_captured_on_a_gpu_alone():

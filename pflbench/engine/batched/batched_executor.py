@@ -39,7 +39,7 @@ from pflbench.engine.requests import (
     Step,
     StepArguments,
     Trained,
-    frozen,
+    function_key,
     pick,
     unwrap,
 )
@@ -105,22 +105,35 @@ class BatchedExecutor(BaseExecutor):
     def remember(self, shortages: Sequence[Shortage]) -> None:
         self.chunks.remember(shortages)
 
-    def _sgd(self, asked: Sgd) -> Trained:
-        rows, buffers, plan, columns = asked.models, asked.buffers, asked.plan, asked.columns
+    def _sgd(self, request: Sgd) -> Trained:
+        rows, buffers, plan, columns = request.models, request.buffers, request.plan, request.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
-        moments_out = {name: value.clone() for name, value in asked.moments.items()}
-        compared, merged, optimizer = len(asked.references), asked.objective is None and not asked.references, asked.optimizer
-        lr = None if isinstance(asked.lr, Tensor) else asked.lr
+        moments_out = {name: value.clone() for name, value in request.moments.items()}
+        compared, merged, optimizer = (
+            len(request.references),
+            request.objective is None and not request.references,
+            request.optimizer,
+        )
+        lr = None if isinstance(request.lr, Tensor) else request.lr
         lookup = self.gradients.lookup(columns) if merged and optimizer is None else None
-        gradients = self.gradients.make(columns, asked.objective, lookup)
-        advance = self._descent(gradients, lookup, lr, columns, asked.penalty, compared, optimizer)
-        kind = ("sgd", lr, columns.start, columns.stop, frozen(asked.penalty), frozen(asked.objective), compared, optimizer)
-        inputs = {**asked.given, **{REFERENCE.format(i): r for i, r in enumerate(asked.references)}}
-        inputs |= {RATE: asked.lr} if lr is None else {}
+        gradients = self.gradients.make(columns, request.objective, lookup)
+        advance = self._descent(gradients, lookup, lr, columns, request.penalty, compared, optimizer)
+        kind = (
+            "sgd",
+            lr,
+            columns.start,
+            columns.stop,
+            function_key(request.penalty),
+            function_key(request.objective),
+            compared,
+            optimizer,
+        )
+        inputs = {**request.given, **{REFERENCE.format(i): r for i, r in enumerate(request.references)}}
+        inputs |= {RATE: request.lr} if lr is None else {}
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
             state = {MODELS: rows[clients], BUFFERS: buffers[clients], LOSS: loss_out.new_zeros(len(clients))}
-            state |= {name: value[clients] for name, value in asked.moments.items()}
+            state |= {name: value[clients] for name, value in request.moments.items()}
             state = self.programs.run((*kind, self._data), advance, state, pick(inputs, clients), steps, {})
             rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
             for name, value in moments_out.items():
@@ -129,29 +142,37 @@ class BatchedExecutor(BaseExecutor):
         self._each(plan, train, merged=merged)
         return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows), moments_out)
 
-    def _scan(self, asked: Scan) -> Scanned:
-        carry, buffers, plan, columns = asked.carry, asked.buffers, asked.plan, asked.columns
+    def _scan(self, request: Scan) -> Scanned:
+        carry, buffers, plan, columns = request.carry, request.buffers, request.plan, request.columns
         carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
         losses = {name: next(iter(carry.values())).new_zeros(len(plan)) for name in (LOSS, LAST)}
-        advance = self._own_step(self.gradients.make(columns, asked.objective), asked.step, columns, asked.parts)
-        kind = ("scan", columns.start, columns.stop, frozen(asked.step), asked.parts, frozen(asked.objective), tuple(carry))
+        advance = self._own_step(self.gradients.make(columns, request.objective), request.step, columns, request.parts)
+        kind = (
+            "scan",
+            columns.start,
+            columns.stop,
+            function_key(request.step),
+            request.parts,
+            function_key(request.objective),
+            tuple(carry),
+        )
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
-            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: asked.frozen[clients], BUFFERS: buffers[clients]}
+            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: request.frozen[clients], BUFFERS: buffers[clients]}
             state |= {name: loss[clients] for name, loss in losses.items()}
-            inputs = {k: v[clients] for k, v in asked.per_step.items()}
-            state = self.programs.run((*kind, self._data), advance, state, pick(asked.given, clients), steps, inputs)
+            inputs = {k: v[clients] for k, v in request.per_step.items()}
+            state = self.programs.run((*kind, self._data), advance, state, pick(request.given, clients), steps, inputs)
             for out in (carry_out, losses):
                 for name in out:
                     out[name][clients] = state[name]
             buffers_out[clients] = state[BUFFERS]
 
-        self._each(plan, train, merged=asked.objective is None and asked.parts == 1)
+        self._each(plan, train, merged=request.objective is None and request.parts == 1)
         return Scanned(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
 
     @torch.no_grad()
-    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
-        rows, buffers, plan = asked.models, asked.buffers, asked.plan
+    def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
+        rows, buffers, plan = request.models, request.buffers, request.plan
         # Where samples do not see one another, larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
         below = self.gradients.features()
@@ -193,23 +214,23 @@ class BatchedExecutor(BaseExecutor):
         return made
 
     @torch.no_grad()
-    def _evaluate(self, asked: Evaluate) -> Evaluated:
-        correct = torch.zeros(len(asked.plan), dtype=torch.int64, device=self.device)
-        loss = torch.zeros(len(asked.plan), dtype=torch.float64, device=self.device)
-        counts = np.array([len(samples) for samples in asked.plan.order])
+    def _evaluate(self, request: Evaluate) -> Evaluated:
+        correct = torch.zeros(len(request.plan), dtype=torch.int64, device=self.device)
+        loss = torch.zeros(len(request.plan), dtype=torch.float64, device=self.device)
+        counts = np.array([len(samples) for samples in request.plan.order])
         order = np.argsort(-counts, kind="stable")
 
         def test(clients: np.ndarray) -> None:
             at = torch.from_numpy(clients).to(self.device)
-            correct[at], loss[at] = self._tested(asked, Layout.of(asked, clients))
+            correct[at], loss[at] = self._tested(request, Layout.of(request, clients))
 
         self.chunks.each("evaluation", order[counts[order] > 0], self.device, test, self.programs.forget)
         return Evaluated(correct, loss)
 
-    def _tested(self, asked: Evaluate, layout: Layout) -> list[Tensor]:
+    def _tested(self, request: Evaluate, layout: Layout) -> list[Tensor]:
         """Penalty predictions and summed losses of the clients of a layout."""
         chosen = torch.from_numpy(layout.models).to(self.device)
-        params, buffered = self.flat.views(asked.models[chosen]), self.gradients.buffers(asked.buffers[chosen])
+        params, buffered = self.flat.views(request.models[chosen]), self.gradients.buffers(request.buffers[chosen])
         samples = torch.from_numpy(layout.samples).to(self.device)
         right = torch.zeros(samples.shape, dtype=torch.int64, device=self.device)
         lost = torch.zeros(samples.shape, dtype=torch.float64, device=self.device)

@@ -26,10 +26,10 @@ class Layout:
     counts: np.ndarray  # [C], and how many they are
 
     @classmethod
-    def of(cls, asked: Evaluate, clients: np.ndarray) -> Layout:
-        orders = [asked.plan.order[client] for client in clients]
+    def of(cls, request: Evaluate, clients: np.ndarray) -> Layout:
+        orders = [request.plan.order[client] for client in clients]
         counts = np.array([len(order) for order in orders])
-        models, row = np.unique(asked.model_of[clients], return_inverse=True)
+        models, row = np.unique(request.model_of[clients], return_inverse=True)
         lengths = np.bincount(row, weights=counts).astype(np.int64)
         descending = np.argsort(-lengths, kind="stable")
         row = np.argsort(descending)[row]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared, frozen
+from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared, function_key
 
 
 def joinable(a: Request[Any], b: Request[Any]) -> bool:
@@ -40,7 +40,7 @@ def same(a: Any, b: Any) -> bool:
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, Shared) and isinstance(b, Shared):
         return same(a.value, b.value)
-    return type(a) is type(b) and frozen(a) == frozen(b)
+    return type(a) is type(b) and function_key(a) == function_key(b)
 
 
 def _arguments(request: Request[Any]) -> list[Field[Any]]:

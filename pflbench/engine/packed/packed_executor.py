@@ -193,13 +193,13 @@ class _Progress:
     apart: int = 0
     kind: Any = None
 
-    def place(self, asked: Waiting) -> tuple[int, int, int]:
+    def place(self, waiting: Waiting) -> tuple[int, int, int]:
         """Where a request stands: the lowest is most behind. In a loop of unknown length, those still in it are."""
-        return self.round, self.stage + (asked.kind != self.kind), self.count
+        return self.round, self.stage + (waiting.kind != self.kind), self.count
 
-    def note(self, asked: Waiting, alone: bool) -> None:
-        self.round, self.stage, _ = self.place(asked)
-        self.kind = asked.kind
+    def note(self, waiting: Waiting, alone: bool) -> None:
+        self.round, self.stage, _ = self.place(waiting)
+        self.kind = waiting.kind
         self.count += 1
         self.calls += 1
         self.apart += alone
