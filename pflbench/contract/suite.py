@@ -1,4 +1,4 @@
-"""What every method must keep, whatever it is. No method is exempt by name.
+"""The contract suite: tests that every method must pass. No method is exempt by name.
 
 A method's own test says `@pytest.mark.parametrize("name", ["my-method"])` over `class TestContract(Contract): ...`.
 """
@@ -26,7 +26,7 @@ from pflbench.run.places import Folder
 from pflbench.run.testing import HEADLINE, evaluate
 from pflbench.spec import MethodSpec
 
-FEW = (12, 4, 9, 7)  # samples of each client: where all that counts is that two trainings are the same
+FEW = (12, 4, 9, 7)  # samples of each client in tests that only compare two trainings
 AGREE = (
     ("model", "join_ratio", "engines"),
     [("mlp", 1.0, ("batched", "captured")), ("batchnorm", 0.75, ("batched in chunks", "captured"))],

@@ -1,4 +1,4 @@
-"""Tests of clients' models, on their own data or on samples that nobody holds. The functions are methods of `Federation`."""
+"""Tests of models, on clients' data or on samples that no client has. The functions are methods of `Federation`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pflbench.engine.requests import Evaluate
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
 
-EVALUATION_BATCH = 128  # larger ones leave the cache of a CPU core and are slower; a GPU gets those of all clients at once
+EVALUATION_BATCH = 128  # larger ones exceed the cache of a CPU core and are slower; a GPU gets the batches of all clients at once
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Scores:
 
     @classmethod
     def joined(cls, groups: Sequence[Scores]) -> Scores:
-        """Of several groups of clients, ascending."""
+        """The results of several groups of clients, by ascending client."""
         if len(groups) == 1:
             return groups[0]
         order = np.argsort(np.concatenate([group.clients for group in groups]))
         return cls(*(np.concatenate(values)[order] for values in zip(*(vars(group).values() for group in groups), strict=True)))
 
     def __bool__(self) -> bool:
-        """Whether there was anything to test on."""
+        """Whether any client had test data."""
         return len(self.clients) > 0
 
     @property

@@ -1,4 +1,4 @@
-"""The loop executor: one client after another with plain autograd; on a CPU, clients side by side on the cores."""
+"""The loop executor: one client after another with plain autograd; on a CPU, one client on each core."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ FEATURES_AT_ONCE = 128
 class Worker:
     """One model whose parameters are views of one row: loading a client is one copy, a step updates the row in place.
 
-    On a CPU convolutions run a fifth faster channels-last, which no view of a row is: their kernels are tensors of their own
-    there, copied to the row (`pull`) and from it (`push`). They are small.
+    On a CPU convolutions are a fifth faster with channels-last kernels, which views of a row cannot be: kernels are then tensors
+    of their own, copied to the row (`pull`) and from it (`push`). They are small.
     """
 
     def __init__(self, flat: Flat, samples: Samples, loss: Loss) -> None:
@@ -61,7 +61,7 @@ class Worker:
                 self.kernels.append((view, self.parameters[name].data))
             else:
                 self.parameters[name].data = view
-        # On a GPU sparse gradients would be added up in another order every time, and cost a synchronisation per step.
+        # On a GPU sparse gradients would be summed in another order every time, and cost a synchronisation per step.
         compact = self.module if samples.device.type == "cpu" else nn.Module()
         self.embeddings = [m for m in compact.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
 
@@ -75,12 +75,12 @@ class Worker:
             self.module.get_buffer(name).copy_(value)
 
     def push(self) -> None:
-        """After a change of the row."""
+        """Copies kernels from the row, after a change of the row."""
         for in_row, kernel in self.kernels:
             kernel.copy_(in_row)
 
     def pull(self) -> Tensor:
-        """The row, after a change of the parameters."""
+        """Copies kernels to the row, after a change of the parameters; returns the row."""
         for in_row, kernel in self.kernels:
             in_row.copy_(kernel)
         return self.row
@@ -110,7 +110,7 @@ class Worker:
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self.samples.batch(index)
         if self.kernels:
-            # Not x.contiguous(...): with one channel its strides would say nothing, and what follows would take the slow format.
+            # Not x.contiguous(...): with one channel strides are ambiguous, and later layers would take the slow format.
             x = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last).copy_(x)
         return x, y
 
@@ -128,7 +128,7 @@ class Worker:
             return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
 
     def refer(self, rows: Sequence[Tensor], buffers: Tensor) -> None:
-        """Loads the frozen models of an objective. In training mode their buffers do not matter, and are not kept."""
+        """Loads the frozen models of an objective. They run in training mode; their buffers are thrown away."""
         while len(self.references) < len(rows):
             self.references.append(Worker(self.flat, self.samples, self.loss))
         del self.references[len(rows) :]
@@ -261,7 +261,7 @@ class LoopExecutor(BaseExecutor):
 
     def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
         plan = request.plan
-        # Where samples do not see one another, larger batches are faster.
+        # Without BatchNorm samples do not see one another, and larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(FEATURES_AT_ONCE)
         features: list[list[Tensor]] = [[] for _ in plan.order]
 

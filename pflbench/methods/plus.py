@@ -88,7 +88,7 @@ class PlusALA(Method):
 
 
 class _Initialisation:
-    """One round's `fed.load`, and what it leaves behind."""
+    """Does `fed.load` in one round; keeps ALA's new state and the clients' local models."""
 
     def __init__(self, ala: ALA, local: Tensor, state: AlaState) -> None:
         self.ala, self.local, self.state = ala, local, state

@@ -1,4 +1,4 @@
-"""Requests of several runs made as one: their clients become further rows."""
+"""Joins requests of several runs into one: their clients become further rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Sh
 
 
 def joinable(a: Request[Any], b: Request[Any]) -> bool:
-    """Whether the two differ in nothing but the numbers in their rows."""
+    """Whether the two differ only in the numbers of their rows."""
     return type(a) is type(b) and all(_alike(f, getattr(a, f.name), getattr(b, f.name)) for f in _arguments(a))
 
 
@@ -27,7 +27,7 @@ def joined(requests: Sequence[Request[R]]) -> Request[R]:
 
 
 def split(result: Any, counts: Sequence[int]) -> list[Any]:
-    """What belongs to each of the requests. Copies: a view of one run's rows would keep those of all in memory."""
+    """Each request's part of a result, copied: a view of one run's rows would keep the rows of all in memory."""
     if isinstance(result, Tensor):
         return [part.clone() for part in torch.split(result, list(counts))]
     of_all = {name: split(value, counts) for name, value in (result if isinstance(result, dict) else vars(result)).items()}
@@ -35,7 +35,7 @@ def split(result: Any, counts: Sequence[int]) -> list[Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two arguments that are the same for all clients are equal: functions, numbers, tensors."""
+    """Whether two arguments without rows for clients are equal: functions, numbers, tensors."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, Shared) and isinstance(b, Shared):
@@ -44,7 +44,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _arguments(request: Request[Any]) -> list[Field[Any]]:
-    """All but the plan."""
+    """All fields but the plan."""
     return [f for f in fields(request) if f.name != "plan"]
 
 
@@ -64,12 +64,12 @@ def _alike_given(a: Any, b: Any) -> bool:
 
 
 def _row(value: Tensor) -> torch.Size:
-    """The shape of a client's part of what is given: [P] is one row for all."""
+    """The shape of one client's row of an argument; [P] is one row for all."""
     return value.shape if value.dim() == 1 else value.shape[1:]
 
 
 def _shape(value: Any, own: int) -> Any:
-    """Type and shape of what has a row for each client, but for the first dimensions, so many; None of what is not there."""
+    """Types and shapes of tensors without their first `own` dimensions; None for None."""
     if value is None:
         return None
     if isinstance(value, Tensor):
