@@ -18,6 +18,8 @@ from support.postgres import Server
 
 from pflbench.store import database as db
 
+pytest.register_assert_rewrite("pflbench.contract.suite")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _commands_are_made_once() -> Iterator[None]:

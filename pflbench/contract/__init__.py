@@ -1,6 +1,6 @@
-"""What every method and every model must keep, built in or not: the contract suites, small federations, a template to begin with.
+"""The contract suites for methods and models, small federations for tests, and a template of a method.
 
-Needs pytest, which is no dependency of pflbench: the suites import it, and what runs them.
+They need pytest, which is no dependency of pflbench.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pflbench.errors import UserError
 from pflbench.spec import OwnModel
 
 HERE = Path(__file__).parent
-# Neither the settings of the project in whose folder this runs, nor a cache left there.
+# Ignore the pytest settings of the current folder, and leave no cache in it.
 _ALONE = ("-c", os.devnull, "--rootdir", str(HERE), "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short")
 
 
 class _On:
-    """A pytest plug-in that says what a suite is about."""
+    """A pytest plug-in that passes the tested method or model to a suite."""
 
     def __init__(self, parameter: str, subject: Any, called: str) -> None:
         self.parameter, self.subject, self.called = parameter, subject, called
@@ -30,7 +30,7 @@ class _On:
 
 
 def keeps_the_contract(name: str) -> bool:
-    """Whether a method passes the whole suite, in this process, where what is plugged in is known; pytest prints what fails.
+    """Whether a method passes the suite. It runs in this process, which knows the plug-ins; pytest prints failures.
 
     A missing pytest is a UserError.
     """
@@ -41,7 +41,7 @@ def keeps_the_contract(name: str) -> bool:
 def model_keeps_the_contract(
     name: str, own: OwnModel | None, shape: tuple[int, ...], classes: int, vocabulary: int | None
 ) -> bool:
-    """The same of a model, as `models.find` gives it, for samples of a shape."""
+    """Whether a model, as `models.find` gives it, passes the suite for samples of a shape."""
     _require_pytest()
     from pflbench.contract.model_suite import ModelSubject
 

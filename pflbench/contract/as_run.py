@@ -1,4 +1,4 @@
-"""Federations as runs have them, on made-up data, and all that their rounds give: for the checks of a device."""
+"""Federations as runs have them, on made-up data, and all numbers of their rounds, for the checks of a device."""
 
 from __future__ import annotations
 
@@ -31,25 +31,27 @@ Floats = Literal["float64", "float32"]
 WITH_EVERY_MODEL = ("fedavg", "fedala")  # the methods that a model is checked with
 # Clients make unequal numbers of steps, and each round has a learning rate of its own.
 CLIENTS: dict[str, Any] = {"n": small.unequal(10), "batch_size": 10, "lr": 0.02, "lr_schedule": "cosine"}
-# A step of ResNet-18 takes a CPU half a second: 20, 19 and 2 clients make one. At a higher rate its float32 is nobody's.
+# A step of ResNet-18 takes half a second on a CPU: steps here are of 20, 19 and 2 clients. At a higher rate float32 diverges.
 FEWER_STEPS: dict[str, Any] = {**CLIENTS, "n": (12, *(21,) * 17, 33, 34), "lr": 0.001}
 IMAGES = {"cnn, 1 channel": (1, 28, 28), "cnn, 3 channels": (3, 32, 32), "resnet18": (3, 32, 32)}
 CLASSES, WORDS = 10, 500
-FEW = {"finetune_cap": "2", "max_init_epochs": "2"}  # of hyperparameters: passes that no check needs more of
+FEW = {"finetune_cap": "2", "max_init_epochs": "2"}  # hyperparameters that limit epochs: two are enough for a check
 
 RIGHT = "right predictions"
 Numbers = dict[str, Tensor]  # in float64 on the CPU
 
 
 def federations(what: str, way: Way, floats: Floats, device: torch.device) -> dict[str, Federation]:
-    """By method. what: a model, in a run's federations on one executor; or a method, on the smallest model with BatchNorm."""
+    """Federations by method. what: a model, trained as in a run, by several methods on one executor; or a method, on the
+    smallest model with BatchNorm.
+    """
     if what not in small.SHAPES and what not in IMAGES:
         return {what: federation("batchnorm", way, device, dtype=floats, **CLIENTS)}
     of = run(what, way, floats, device)
     flat = of.initial_model()
-    made = of.executor(flat)
+    executor = of.executor(flat)
     names = WITH_EVERY_MODEL[:1] if what.startswith("resnet") else WITH_EVERY_MODEL
-    return {name: of.clients(flat, made) for name in names}
+    return {name: of.clients(flat, executor) for name in names}
 
 
 def run(what: str, way: Way, floats: Floats, device: torch.device) -> Prepared:
@@ -86,7 +88,7 @@ def _setting(what: str, n: tuple[int, ...]) -> FederationData:
 
 
 def federation(model: str, way: str, device: torch.device, **settings: Any) -> Federation:
-    """As contract.small makes it, whose own model has BatchNorm."""
+    """A federation of contract.small, without a change of PyTorch's random state."""
     with torch.random.fork_rng(devices=[]):
         return small.federation(model, way, device=str(device), **settings)
 
@@ -97,26 +99,26 @@ def method(name: str) -> Method:
 
 
 def played(method: Method, fed: Federation, count: int) -> Numbers:
-    """All that so many rounds give."""
+    """All numbers of `count` rounds."""
     *_, last = rounds(method, fed, count)
     return last
 
 
 def rounds(method: Method, fed: Federation, count: int) -> Iterator[Numbers]:
-    """After each round, all that there is so far: losses, right predictions, the state now and BatchNorm's buffers."""
-    state, found = method.init(fed.at(0)), {}
+    """After each round: losses and right predictions of all rounds so far, the state and BatchNorm's buffers."""
+    state, numbers = method.init(fed.at(0)), {}
     for t in range(1, count + 1):
         now = CommunicationRound(method, fed, t)
         before, state = state, now.receive(state)
         scores, _ = now.evaluate(before, state)
         state = now.update(state)
         for which, tested in scores.items():
-            found[f"round {t}: test loss {which}"] = torch.from_numpy(tested.loss)
+            numbers[f"round {t}: test loss {which}"] = torch.from_numpy(tested.loss)
             if fed.dtype == torch.float64:  # else rounding decides whether a prediction is right
-                found[f"round {t}: {RIGHT} {which}"] = torch.from_numpy(tested.correct)
+                numbers[f"round {t}: {RIGHT} {which}"] = torch.from_numpy(tested.correct)
         for which, loss in now.training.ledger.train_loss.items():
-            found[f"round {t}: training loss {which}"] = torch.tensor(loss)
-        yield {name: value.double() for name, value in found.items()} | tensors_of(state, fed)
+            numbers[f"round {t}: training loss {which}"] = torch.tensor(loss)
+        yield {name: value.double() for name, value in numbers.items()} | tensors_of(state, fed)
 
 
 def tensors_of(state: Any, fed: Federation) -> Numbers:
@@ -127,7 +129,7 @@ def tensors_of(state: Any, fed: Federation) -> Numbers:
 
 @contextmanager
 def closed(*feds: Federation) -> Iterator[Executor]:
-    """The first one's executor; those of all are closed at the end."""
+    """The executor of the first federation; closes the executors of all at the end."""
     executors = [fed.executor for fed in feds]
     try:
         yield executors[0]

@@ -1,6 +1,6 @@
-"""The checks of `doctor --gpu`: in whichever way, a device must give the numbers of the loop executor on a CPU in float64.
+"""The checks of `doctor --gpu`: each way to train on a device must give the numbers of the loop executor on a CPU in float64.
 
-They are made on federations as runs have them, with made-up data.
+The checks use federations as runs have them, with made-up data.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ ESTIMATE = "estimate of memory"
 MODELS = ("mlp", "cnn, 1 channel", "cnn, 3 channels", "resnet18", "fasttext")
 WAYS: tuple[Way, ...] = get_args(Way)[1:]
 
-# Differences are norms, by the norm of what is right. float32 is 4e-6 off at most on a CPU, in all methods and models here but
-# ResNet-18: its BatchNorm over ten samples of one pixel multiplies what rounding leaves, and it is 5e-4 off. Factors of
-# TF32, with 10 bits of fraction, make it 8e-5 to 2e-3, which the products alone show as well.
+# Differences are norms, relative to the norm of the right numbers. On a CPU float32 is off by 4e-6 at most, for all methods and
+# models here but ResNet-18: its BatchNorm over ten samples of one pixel amplifies rounding, to 5e-4. TF32, with 10 bits of
+# fraction, is off by 8e-5 to 2e-3, which the products alone show as well.
 EXACT = 1e-9
 SINGLE, DEEP = 5e-5, 1e-2
-# Of products alone: 6e-7 is what float32 has on a CPU, 3e-4 what TF32 makes of it. The fast convolutions of a GPU are in between.
+# Products alone: float32 on a CPU is off by 6e-7, TF32 by 3e-4. The fast convolutions of a GPU are in between.
 PRODUCT = {"float64": 1e-12, "float32": 3e-5}
 TF32_OFF = 5e-3
 
-LARGE = "resnet18"  # of MODELS that with the most parameters
-MANY = (10,) * 48  # samples of clients, for which memory is too little
-SCARCE = 0.8  # of what they take
+LARGE = "resnet18"  # the one of MODELS with the most parameters
+MANY = (10,) * 48  # samples of clients in the check "out of memory"
+SCARCE = 0.8  # of the memory that they take is available
 
 
 @dataclass(frozen=True)
 class Check:
-    """what: a model, a method (on a small model), or one of the words above.
+    """what: a model, a method (on a small model), or one of the names above.
 
-    way: how clients are computed; "" where that does not matter; "deterministic": captured, twice, with --deterministic.
+    way: how clients are computed; "" if that does not matter; "deterministic": captured, twice, with --deterministic.
     """
 
     what: str
@@ -85,7 +85,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """off: by how much the numbers differ, and how much is allowed; None where there are none. why: of what did not pass."""
+    """off: the difference of the numbers, and how much is allowed; None without numbers. why: the reason, if it did not pass."""
 
     status: Literal["passed", "failed", "not supported"]
     off: float | None = None
@@ -99,7 +99,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Pace:
-    """Steps per second of FedAvg with the CNN in float32, all 20 clients' counted: computed together, and one after another."""
+    """Steps per second of FedAvg with the CNN in float32, summed over 20 clients computed together, and one after another."""
 
     together: float
     alone: float
@@ -108,20 +108,20 @@ class Pace:
 def whole() -> list[Check]:
     """The checks of `doctor --gpu`."""
     both: tuple[Floats, ...] = ("float64", "float32")
-    found = [*(Check(PRODUCTS, "", floats) for floats in both), Check(TF32, "", "float32"), Check(RESUME, "", "float64")]
+    checks = [*(Check(PRODUCTS, "", floats) for floats in both), Check(TF32, "", "float32"), Check(RESUME, "", "float64")]
     for model in MODELS:
-        found += [Check(model, way, floats) for way in WAYS[:3] for floats in both]
-        found.append(Check(model, "deterministic", "float32"))
-    found += [Check(name, "captured", "float64") for name in methods.METHODS]
-    found += [Check(what, way, "float64") for what in (PACKING, MEMORY) for way in ("batched", "captured")]
-    return [*found, Check(ESTIMATE, "captured", "float32")]
+        checks += [Check(model, way, floats) for way in WAYS[:3] for floats in both]
+        checks.append(Check(model, "deterministic", "float32"))
+    checks += [Check(name, "captured", "float64") for name in methods.METHODS]
+    checks += [Check(what, way, "float64") for what in (PACKING, MEMORY) for way in ("batched", "captured")]
+    return [*checks, Check(ESTIMATE, "captured", "float32")]
 
 
 def check(wanted: Iterable[Check], device: torch.device) -> Iterator[tuple[Check, CheckResult]]:
-    """Makes checks, those of captured steps last: a capture that fails may leave a GPU that other work fails on."""
+    """Makes checks, those of captured steps last: after a failed capture other work on a GPU may fail."""
     try:
-        for one in sorted(wanted, key=lambda one: ("", *WAYS).index(one.way)):
-            yield one, _found(one, device)
+        for each in sorted(wanted, key=lambda each: ("", *WAYS).index(each.way)):
+            yield each, _result(each, device)
     finally:
         _reference.cache_clear()
 
@@ -137,13 +137,13 @@ def _steps_per_second(way: Way, device: torch.device) -> float:
         return int(fed.batches(fed.all_trainable()).steps().sum()) / seconds
 
 
-def _found(one: Check, device: torch.device) -> CheckResult:
-    made = {PRODUCTS: _products, TF32: _tf32, RESUME: _resume, PACKING: _packing, MEMORY: _memory, ESTIMATE: _estimate}
+def _result(one: Check, device: torch.device) -> CheckResult:
+    functions = {PRODUCTS: _products, TF32: _tf32, RESUME: _resume, PACKING: _packing, MEMORY: _memory, ESTIMATE: _estimate}
     try:
-        return made.get(one.what, _training)(one, device)
+        return functions.get(one.what, _training)(one, device)
     except UserError as error:
         return CheckResult("not supported", why=error.message)
-    except Exception as error:  # whatever a device does: that is what is asked for
+    except Exception as error:  # any error of a device is a failed check
         return CheckResult("failed", why=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
     finally:
         gc.collect()
@@ -157,7 +157,7 @@ def _products(one: Check, device: torch.device) -> CheckResult:
 
 
 def _tf32(one: Check, device: torch.device) -> CheckResult:
-    """It must be what it says, and float32 must be itself again afterwards."""
+    """TF32 must be as exact as TF32, and float32 must be exact again afterwards."""
     off = _off_in("tf32", one.floats, device)
     if off <= PRODUCT[one.floats]:
         return CheckResult("not supported", why="products are those of float32: this GPU has no TF32")
@@ -166,7 +166,7 @@ def _tf32(one: Check, device: torch.device) -> CheckResult:
 
 
 def _off_in(arithmetic: str, floats: Floats, device: torch.device) -> float:
-    """How far products of matrices and convolutions, in groups as well, and their gradients are from those in float64."""
+    """How far matrix products and convolutions, also in groups, and their gradients are from those in float64."""
     with exact_arithmetic(CPU):
         expected = _multiplied(torch.device("cpu"), torch.float64)
     with exact_arithmetic(device, arithmetic):
@@ -210,14 +210,14 @@ def _reference(what: str) -> Numbers:
 
 
 def _trained(what: str, way: Way, floats: Floats, device: torch.device) -> tuple[Numbers, list[str]]:
-    """What a model's or a method's rounds give; and why steps were not captured, where they should have been."""
+    """All numbers of a model's or a method's rounds; and why steps were not captured that should have been."""
     numbers: Numbers = {}
     with exact_arithmetic(device, floats, deterministic=way == "deterministic"):
         feds = federations(what, way, floats, device)
         with closed(*feds.values()) as executor:
             for name, fed in feds.items():
                 numbers |= {f"{name}: {value}": number for value, number in played(method(name), fed, 2).items()}
-            return numbers, _refused(executor) if way in ("captured", "deterministic") else []
+            return numbers, _refused(executor, way)
 
 
 def _packing(one: Check, device: torch.device) -> CheckResult:
@@ -237,7 +237,7 @@ def _packing(one: Check, device: torch.device) -> CheckResult:
         for fed, own in zip(feds, pack.executors, strict=True):
             fed.executor = own
         together = dict(pack.together([work(fed) for fed in feds]))
-        refused = _refused(inner) if one.way == "captured" else []
+        refused = _refused(inner, one.way)
     found, expected = ({f"seed {seed}: {k}": v for seed in (0, 1) for k, v in of[seed].items()} for of in (together, apart))
     return _compared(found, expected, _allowed(one.floats), refused)
 
@@ -259,9 +259,9 @@ def _resume(one: Check, device: torch.device) -> CheckResult:
 
 
 def _memory(one: Check, device: torch.device) -> CheckResult:
-    """More clients at a time than there is memory for: fewer at a time, and the same numbers, by steps that are captured anew.
+    """With too little memory fewer clients are computed at a time, by newly captured steps, with the same numbers.
 
-    Memory becomes too little after a round, when all is captured; or is so from the beginning.
+    Memory is limited after a round, when all steps are captured; then from the beginning.
     """
     if device.type == "cpu" or not hasattr(devices.of(device), "set_per_process_memory_fraction"):
         return CheckResult("not supported", why="PyTorch cannot limit its memory")
@@ -269,10 +269,10 @@ def _memory(one: Check, device: torch.device) -> CheckResult:
     with exact_arithmetic(CPU):
         expected = played(fedavg, federation("cnn", "loop", CPU, **many), 2)
 
-    def said(fed: Federation, numbers: Numbers) -> CheckResult:
+    def judged(fed: Federation, numbers: Numbers) -> CheckResult:
         if not fed.executor.shortages():
             return CheckResult("not supported", why="its memory could not be made scarce")
-        if one.way == "captured" and (refused := _refused(fed.executor)):
+        if refused := _refused(fed.executor, one.way):
             return CheckResult("failed", why=refused[0])
         return _compared(numbers, expected, _allowed(one.floats))
 
@@ -282,22 +282,22 @@ def _memory(one: Check, device: torch.device) -> CheckResult:
             play = rounds(fedavg, fed, 2)
             next(play)
             peak = devices.of(device).max_memory_allocated(device)
-            # What a round takes: two copies of all models, and one more where clients train.
+            # A round takes two copies of all models, and one more for training.
             more = int(2.5 * fed.size * fed.flat.size * fed.dtype.itemsize)
             memory.release(device)
             with _limited(device, devices.of(device).memory_reserved(device) + more):
-                found = said(fed, next(play))
-        if found.status != "passed":
-            return found
+                first = judged(fed, next(play))
+        if first.status != "passed":
+            return first
         del play
         gc.collect()
         again = federation("cnn", one.way, device, dtype=one.floats, **many)
         with closed(again), _limited(device, int(SCARCE * peak)):
-            return said(again, played(fedavg, again, 2))
+            return judged(again, played(fedavg, again, 2))
 
 
 def _estimate(one: Check, device: torch.device) -> CheckResult:
-    """What a run takes, beside what it was thought to need: by that it is decided how many clients are computed at a time."""
+    """A run's memory must be within its estimate, by which the number of clients computed at a time is chosen."""
     if device.type == "cpu":
         return CheckResult("not supported", why="a CPU keeps no captured steps")
     of = run(LARGE, one.way, one.floats, device)
@@ -313,14 +313,14 @@ def _estimate(one: Check, device: torch.device) -> CheckResult:
 
 
 def _forget_peak(device: torch.device) -> None:
-    """Makes the peak of memory begin anew, without what earlier work has left in PyTorch's cache."""
+    """Begins a new measurement of the peak of memory, with PyTorch's cache empty."""
     memory.release(device)
     devices.reset_peak(device)
 
 
 @contextmanager
 def _limited(device: torch.device, most: int) -> Iterator[None]:
-    """Inside, all tensors of this process can have no more than so many bytes of the device: more is torch.OutOfMemoryError."""
+    """Inside, this process can allocate at most so many bytes on the device; more is a torch.OutOfMemoryError."""
     gpu = devices.of(device)
     before = gpu.get_per_process_memory_fraction(device) if hasattr(gpu, "get_per_process_memory_fraction") else 1.0
     gpu.empty_cache()
@@ -331,8 +331,10 @@ def _limited(device: torch.device, most: int) -> Iterator[None]:
         gpu.set_per_process_memory_fraction(before, device)
 
 
-def _refused(executor: Executor) -> list[str]:
+def _refused(executor: Executor, way: Way) -> list[str]:
     """Why steps were not captured that should have been."""
+    if way not in ("captured", "deterministic"):
+        return []
     steps = executor.record()["steps"]
     return [why for why in steps["apart"] if why != MIXED] or ([] if steps["programs"] else ["no step was captured"])
 
@@ -360,7 +362,7 @@ def _judged(off: float, allowed: float, where: str = "") -> CheckResult:
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
-    """The norm of the difference, by that of what is expected; infinite where there are no numbers."""
+    """The norm of the difference, relative to the norm of the expected; infinite for non-finite values or other shapes."""
     if found.shape != expected.shape or not bool(found.isfinite().all()):
         return float("inf")
     size = float(expected.norm())

@@ -1,4 +1,4 @@
-"""What every model must keep so that all methods, on all executors, train it rightly. No model is exempt by name.
+"""The contract suite for models: with it all methods, on all executors, train a model correctly. No model is exempt by name.
 
 `pflbench models test` runs this on one model, made for the samples of one dataset.
 """
@@ -40,7 +40,7 @@ class ModelSubject:
     vocabulary: int | None
 
     def made(self, seed: int = 0) -> Backbone:
-        """In float64."""
+        """The model in float64."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return build(self.name, self.shape, self.classes, self.vocabulary, self.own).double()
@@ -50,14 +50,14 @@ class ModelSubject:
         return x if self.vocabulary is not None else x.double()
 
     def federation(self, engine: str = "loop") -> Federation:
-        """Few clients, in float64."""
+        """A federation of few clients, in float64."""
         return federation(
             lambda *_: self.made(), engine, n=CLIENTS, shape=self.shape, classes=self.classes, vocabulary=self.vocabulary, lr=0.01
         )
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """A little away from initial values, where parameters that are 0 would hide what is below them."""
+    """Moves parameters away from initial values of 0, which would block gradients to layers below."""
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -66,7 +66,7 @@ def moved(model: nn.Module) -> nn.Module:
 
 
 def trained(name: str, fed: Federation, **hyperparameters: Any) -> Iterator[tuple[str, Tensor]]:
-    """What a round leaves: the state, BatchNorm's and other buffers, the clients' tests."""
+    """The results of a round: the state, BatchNorm's and other buffers, the clients' tests."""
     method = methods.make(
         MethodSpec(name=name, hyperparameters={"start_round": 2, **hyperparameters} if name == "fedala" else {})
     )
@@ -144,7 +144,7 @@ class ModelContract:
 
 
 def together(method: str, subject: ModelSubject, engine: str, **hyperparameters: Any) -> dict[str, Tensor]:
-    """As `trained`; skips the test where PyTorch has no way for all clients at once, which `run` then says as well."""
+    """As `trained`; skips the test if `vmap` does not support the model, which `run` reports as well."""
     try:
         return dict(trained(method, subject.federation(engine), **hyperparameters))
     except RuntimeError as error:

@@ -1,7 +1,6 @@
-"""A capture for any device: it writes down the operations of a step and makes them again, as a CUDA graph does on a GPU.
+"""A capture for any device: it records the operations of a step and repeats them, as a CUDA graph does on a GPU.
 
-What a graph would not see, it does not see either: Python that decides by numbers of this step. What a graph cannot hold, such as
-reading a number back to the host, it refuses.
+Like a graph it does not see Python code that branches on a step's numbers, and refuses to read a number back to the host.
 """
 
 from __future__ import annotations
@@ -57,5 +56,5 @@ def _now(value: Any, made: dict[int, Tensor]) -> Any:
 
 
 def _leaves(result: Any) -> list[Any]:
-    """What an operation returns: a tensor, or several."""
+    """The tensors among an operation's results."""
     return [leaf for part in result for leaf in _leaves(part)] if isinstance(result, list | tuple) else [result]

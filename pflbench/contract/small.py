@@ -1,4 +1,4 @@
-"""Small federations on made-up data, for tests that hold for any model and any method."""
+"""Small federations on made-up data, for tests of any model and any method."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def federation(
 ) -> Federation:
     """Clients with n training samples each; batches of 5, so that some clients have a partial batch.
 
-    model: a name, or what makes one of a sample's shape, the number of classes and the vocabulary. engine: one of EXECUTORS;
+    model: a name, or a function of a sample's shape, the number of classes and the vocabulary. engine: one of EXECUTORS;
     tests: test samples of each client, by default half as many; device: as PyTorch names it; shape: of a sample, by default the
     model's in SHAPES; vocabulary: of tokens, which samples then are; convolution: as BatchedExecutor takes it; train: as in
     TrainSpec.

@@ -1,4 +1,4 @@
-"""What every method must keep, whatever it is. No method is exempt by name.
+"""The contract suite: tests that every method must pass. No method is exempt by name.
 
 A method's own test says `@pytest.mark.parametrize("name", ["my-method"])` over `class TestContract(Contract): ...`.
 """
@@ -26,7 +26,7 @@ from pflbench.run.places import Folder
 from pflbench.run.testing import HEADLINE, evaluate
 from pflbench.spec import MethodSpec
 
-FEW = (12, 4, 9, 7)  # samples of each client: where all that counts is that two trainings are the same
+FEW = (12, 4, 9, 7)  # samples of each client in tests that only compare two trainings
 AGREE = (
     ("model", "join_ratio", "engines"),
     [("mlp", 1.0, ("batched", "captured")), ("batchnorm", 0.75, ("batched in chunks", "captured"))],
@@ -213,9 +213,9 @@ class Contract:
             state = method.receive(now, before, S)
             together = now.scratch_copy()
             all_received = method.receive(together, before, everyone)
-            counted, seen = now.ledger.traffic.by_client(), set(now.ledger.artifacts)
+            counted, seen = now.ledger.traffic.copy(), set(now.ledger.artifacts)
             scores = evaluate(method, now, before, state, S)[HEADLINE]
-            assert (now.ledger.traffic.by_client() == counted).all(), "being tested is no traffic of the round"
+            assert (now.ledger.traffic == counted).all(), "being tested is no traffic of the round"
             assert set(now.ledger.artifacts) == seen, "nor is it observed"
             assert scores.clients.tolist() == everyone.tolist()
             outside = [i for i in everyone.tolist() if i not in S.tolist()]

@@ -56,13 +56,12 @@ def q2(
     n: tuple[int, ...] = (30, 10),
     lr: float = 0.1,
     epochs: int = 1,
-    join_ratio: float = 1.0,
 ) -> Federation:
     """The federation, w = 0 at first: a step takes client i from w to w + lr (c_i - w). name: one of EXECUTORS."""
     flat = Flat(Quadratic().double())
     x = np.concatenate([np.tile(c, (k, 1)) for c, k in zip(centres, n, strict=True)])
     samples = Samples(x, np.zeros(len(x), dtype=np.int64), torch.float64, torch.device("cpu"))
-    train = TrainSpec(rounds=4, local_epochs=epochs, batch_size=30, lr=lr, dtype="float64", join_ratio=join_ratio)
+    train = TrainSpec(rounds=4, local_epochs=epochs, batch_size=30, lr=lr, dtype="float64")
     owners = np.repeat(np.arange(len(n)), n)
     indices = [np.flatnonzero(owners == i) for i in range(len(n))]
     return Federation(flat, executor(name, flat, samples), train, indices, indices, seed=0)

@@ -20,13 +20,13 @@ class Plan:
 
     @classmethod
     def through(cls, orders: Iterable[np.ndarray], size: int) -> Plan:
-        """Each client's given samples once, in that order, so many at a time."""
+        """Each client's given samples once, in that order, in batches of a size."""
         order = tuple(orders)
         return cls(order, tuple(batch_sizes(len(mine), size, "never", 1) for mine in order))
 
     @classmethod
     def joined(cls, plans: Sequence[Plan]) -> Plan:
-        """Of the clients of several plans, one after another."""
+        """One plan for the clients of several plans, in their order."""
         return cls(tuple(order for plan in plans for order in plan.order), tuple(s for plan in plans for s in plan.sizes))
 
     def take(self, clients: Sequence[int]) -> Plan:
@@ -45,27 +45,27 @@ class Plan:
             start += size
 
     def positions(self) -> Plan:
-        """The same batches, numbered through: of samples that lie in the order in which the plan visits them."""
+        """The same batches of a dataset whose samples are stored in the order in which this plan visits them."""
         ends = np.cumsum([len(order) for order in self.order])
         return Plan(tuple(np.arange(end - len(order), end) for end, order in zip(ends, self.order, strict=True)), self.sizes)
 
     def shifted(self, by: int) -> Plan:
-        """The same batches of samples that lie so much further back."""
+        """The same batches with an offset added to all indices."""
         return Plan(tuple(order + by for order in self.order), self.sizes)
 
     def of_size(self, size: int) -> Plan:
-        """The same samples in the same order, so many at a time."""
+        """The same samples in the same order, in batches of another size."""
         return Plan.through(self.order, size)
 
     def once(self, batch_size: int) -> tuple[Plan, Plan]:
-        """Every sample of each client once, and this plan's batches as positions among those."""
-        found = [np.unique(order, return_inverse=True) for order in self.order]
-        starts = np.cumsum([0, *(len(samples) for samples, _ in found)])
-        positions = tuple(start + at for start, (_, at) in zip(starts, found, strict=False))
-        return Plan.through((samples for samples, _ in found), batch_size), Plan(positions, self.sizes)
+        """A plan with every sample of each client once, and this plan's batches as positions in that one."""
+        unique = [np.unique(order, return_inverse=True) for order in self.order]
+        starts = np.cumsum([0, *(len(samples) for samples, _ in unique)])
+        positions = tuple(start + at for start, (_, at) in zip(starts, unique, strict=False))
+        return Plan.through((samples for samples, _ in unique), batch_size), Plan(positions, self.sizes)
 
     def padded(self) -> tuple[np.ndarray, np.ndarray]:
-        """Indices [C, steps, batch] and sizes [C, steps]: where there is nothing, 0 and the client's own first sample."""
+        """Indices [C, steps, batch], padded with the client's own first sample, and sizes [C, steps], padded with 0."""
         width = max((int(s.max(initial=0)) for s in self.sizes), default=0)
         length = int(self.steps().max(initial=0))
         index = np.zeros((len(self), length, width), dtype=np.int64)

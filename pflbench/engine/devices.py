@@ -1,6 +1,6 @@
-"""What is asked of a device, whichever it is: its name, when its work is done, how much of its memory was in use.
+"""Devices of any kind: name, synchronisation, peak memory, threads.
 
-Beside the executors' own tricks (streams, graphs) and engine.memory, this is the place that knows devices by their kind.
+Only this module, engine.memory and captured steps (engine.batched.program) distinguish kinds of devices.
 """
 
 from __future__ import annotations
@@ -24,54 +24,53 @@ warnings.filterwarnings("ignore", message="CUDA initialization: The NVIDIA drive
 
 
 def of(device: torch.device) -> Any:
-    """PyTorch's module for devices of this kind, as torch.cuda: streams, graphs, memory. A CPU's has none of these."""
+    """PyTorch's module for devices of this kind, such as torch.cuda."""
     return torch.get_device_module(device)
 
 
 def accelerator() -> str | None:
-    """The kind of GPU that PyTorch sees here, as "cuda"; None without one, or of a kind that has no float64."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None or found.type == "mps" else found.type
+    """The kind of GPU that PyTorch sees, such as "cuda"; None without a GPU, or for a kind without float64."""
+    current = torch.accelerator.current_accelerator(check_available=True)
+    return None if current is None or current.type == "mps" else current.type
 
 
 def outdated_driver() -> str:
-    """That the NVIDIA driver is older than PyTorch's CUDA, so that no GPU can be used, with both versions; "" if it is not."""
+    """A message with both versions if the NVIDIA driver is too old for PyTorch's CUDA, so that no GPU can be used; else ""."""
     if torch.version.cuda is None or accelerator() is not None:
         return ""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
-        if told := re.search(r"driver on your system is too old \(found version (\d+)\)", str(error)):
-            major, minor = divmod(int(told[1]) // 10, 100)
+        if match := re.search(r"driver on your system is too old \(found version (\d+)\)", str(error)):
+            major, minor = divmod(int(match[1]) // 10, 100)
             return f"the NVIDIA driver supports CUDA up to {major}.{minor}, and this PyTorch needs CUDA {torch.version.cuda}"
     return ""
 
 
 def name(device: torch.device) -> str:
-    """As its maker calls it."""
-    found: str = environment.processor() if device.type == "cpu" else of(device).get_device_name(device)
-    return found
+    """The product's name."""
+    return environment.processor() if device.type == "cpu" else str(of(device).get_device_name(device))
 
 
 def software(device: torch.device) -> dict[str, str | None]:
-    """For the record of a run: the version of what drives the device, beyond PyTorch."""
+    """For the record of a run: versions of the software below PyTorch."""
     return {"cuda": torch.version.cuda} if device.type == "cuda" else {}
 
 
 def synchronise(device: torch.device) -> None:
-    """Waits until everything that was asked of the device so far is done. A CPU is never behind."""
+    """Waits until the device has done all its work. A CPU has no queue."""
     if device.type != "cpu":
         of(device).synchronize(device)
 
 
 def seconds(device: torch.device) -> float:
-    """On a clock of its own, once everything that was asked of the device so far is done."""
+    """The time in seconds from an arbitrary start, once the device has done all its work."""
     synchronise(device)
     return time.perf_counter()
 
 
 def reset_peak(device: torch.device) -> None:
-    """Makes the peak of memory begin anew."""
+    """Begins a new measurement of the peak of memory."""
     if device.type == "cpu":
         environment.reset_peak_memory()
     else:
@@ -79,26 +78,24 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> int:
-    """Bytes, the most since `reset_peak`: of a CPU this process's, of a GPU what PyTorch has taken, graphs' own included."""
-    found: int = environment.peak_resident_memory() if device.type == "cpu" else of(device).max_memory_reserved(device)
-    return found
+    """Most bytes in use since `reset_peak`: on a CPU by this process, on a GPU by PyTorch, with the memory of graphs."""
+    return environment.peak_resident_memory() if device.type == "cpu" else int(of(device).max_memory_reserved(device))
 
 
 def begin_thread() -> None:
-    """To be called at the start of a thread that computes: with `one_thread` for as long as it lives."""
+    """To be called at the start of a thread that computes: as `one_thread`, for all of the thread's life."""
     torch.set_num_threads(1)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread to each operation on a CPU, in the calling thread.
+    """Inside, PyTorch's operations on a CPU use one thread, in the calling thread.
 
-    What an operation adds up is then added up in the same order, whatever else the machine does. PyTorch keeps the number of
-    threads for each of the program's own threads, and a new one begins with that of the machine until its first large operation:
-    how many threads a product has there, and so its last digits, would depend on what came before. One is also the number that
-    does not depend on the cores at hand. Clients side by side are what keeps several cores busy.
+    Sums are then added up in the same order each time, on any number of cores. PyTorch keeps the number of threads for each
+    thread of a program, and a new one begins with the machine's number until its first large operation: the number of threads of
+    a product, and so its last digits, would depend on earlier operations. Several cores are kept busy by clients side by side.
 
-    Of several that overlap, the last to end gives back what there was before the first.
+    Contexts may overlap: the last to end restores the number from before the first.
     """
     depth = getattr(_here, "depth", 0)
     if depth == 0:

@@ -1,4 +1,4 @@
-"""Tests of clients' models, on their own data or on samples that nobody holds. The functions are methods of `Federation`."""
+"""Tests of models, on clients' data or on samples that no client has. The functions are methods of `Federation`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pflbench.engine.requests import Evaluate
 if TYPE_CHECKING:
     from pflbench.engine.federation import Federation
 
-EVALUATION_BATCH = 128  # larger ones leave the cache of a CPU core and are slower; a GPU gets those of all clients at once
+EVALUATION_BATCH = 128  # larger ones exceed the cache of a CPU core and are slower; a GPU gets the batches of all clients at once
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Scores:
 
     @classmethod
     def joined(cls, groups: Sequence[Scores]) -> Scores:
-        """Of several groups of clients, ascending."""
+        """The results of several groups of clients, by ascending client."""
         if len(groups) == 1:
             return groups[0]
         order = np.argsort(np.concatenate([group.clients for group in groups]))
         return cls(*(np.concatenate(values)[order] for values in zip(*(vars(group).values() for group in groups), strict=True)))
 
     def __bool__(self) -> bool:
-        """Whether there was anything to test on."""
+        """Whether any client had test data."""
         return len(self.clients) > 0
 
     @property
@@ -58,18 +58,16 @@ def evaluate(fed: Federation, models: Tensor, S: Tensor, which: str = "model") -
     """
     clients = np.array([c for c in S.tolist() if len(fed.test_indices[c])], dtype=np.int64)
     plan = Plan.through((fed.test_indices[c] for c in clients), EVALUATION_BATCH)
-    found = fed.executor.do(_request(fed, plan, models, torch.from_numpy(clients).to(fed.device), which))
+    at = torch.from_numpy(clients).to(fed.device)
+    buffers, shared_by = fed.buffers_of(which)[at], None
+    if models.dim() == 1 and not fed.flat.buffers:
+        rows, buffers, shared_by = models[None], buffers[:1], torch.tensor([len(clients)])
+    else:  # with buffers, which every client has of its own, one model for all is a model for each
+        rows = models.expand(len(clients), -1) if models.dim() == 1 else take(models, at)
+    found = fed.executor.do(Evaluate(plan, rows, buffers, shared_by))
     correct, loss = torch.stack([found.correct.to(torch.float64), found.loss]).cpu().numpy()
     total = np.array([len(mine) for mine in plan.order], dtype=np.int64)
     return Scores(clients, correct.astype(np.int64), total, loss)
-
-
-def _request(fed: Federation, plan: Plan, models: Tensor, clients: Tensor, which: str) -> Evaluate:
-    """models: [P] (one for all) or [N, P]. With buffers, which every client has of its own, one for all is a model for each."""
-    buffers = fed.buffers_of(which)[clients]
-    if models.dim() == 1 and not fed.flat.buffers:
-        return Evaluate(plan, models[None], buffers[:1], torch.tensor([len(clients)]))
-    return Evaluate(plan, take(models, clients) if models.dim() > 1 else models.expand(len(clients), -1), buffers)
 
 
 def evaluate_central(fed: Federation, model: Tensor, samples: np.ndarray, which: str = "model") -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The federation as a method sees it: N clients with data, one model layout, and the verbs of a round."""
+"""The federation as a method sees it: N clients with data, one model layout, and the operations of a round."""
 
 from __future__ import annotations
 
@@ -19,37 +19,27 @@ from pflbench.errors import Diverged
 from pflbench.spec import TrainSpec
 
 COUNTERS = ("params_up", "params_down", "scalars_up", "scalars_down")
-
-
-class Traffic:
-    """What went over the network in a round, by client [N]; parameters and other scalars are counted apart (methods.md 1.18)."""
-
-    def __init__(self, clients: int) -> None:
-        self.params_up, self.params_down, self.scalars_up, self.scalars_down = np.zeros((len(COUNTERS), clients), dtype=np.int64)
-
-    def by_client(self) -> npt.NDArray[np.int64]:
-        """[N, 4], in the order of COUNTERS."""
-        return np.stack([getattr(self, name) for name in COUNTERS], axis=1)
+PARAMS_UP, PARAMS_DOWN, SCALARS_UP, SCALARS_DOWN = range(len(COUNTERS))
 
 
 @dataclass
 class Ledger:
-    """What one round cost and showed, written down where it happens."""
+    """What one round has cost and shown."""
 
-    traffic: Traffic
+    traffic: npt.NDArray[np.int64]  # [N, 4]: what each client sent and received, in the order of COUNTERS (methods.md 1.18)
     train_loss: dict[str, float] = field(default_factory=dict)  # by model
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
     def follow(self, client: int, S: Tensor, before: Tensor, after: Tensor) -> None:
-        """Keeps a client's model before and after local training, [2, P], if it takes part; of several parts, the whole way."""
+        """Keeps a client's model before and after local training, [2, P], if it is in S; over all parts of the training."""
         for i in S.eq(client).nonzero().flatten().tolist():
             name = f"trajectory_{client}"
             start = torch.from_numpy(self.artifacts[name])[0] if name in self.artifacts else before[i].cpu()
             self.observe(name, torch.stack([start, after[i].cpu()]))
 
     def note(self, name: str, text: str) -> None:
-        """Tells whoever runs this what the numbers alone do not say. A run says the first note of each name, and keeps it."""
+        """A warning for the user. A run prints and keeps the first note of each name."""
         self.notes.setdefault(name, text)
 
     def observe(self, name: str, value: Tensor | np.ndarray) -> None:
@@ -64,9 +54,9 @@ Initialise = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class Federation:
     """N clients; `S` is everywhere a cohort, client ids in ascending order [c] (int64, on the device).
 
-    Matrices have one row per client: [N, P] for all, [c, P] for a cohort. Nothing here changes between rounds except `buffers`:
-    BatchNorm's, which belong to a client and one of its models and travel only if the protocol says so (methods.md 4.3), and what
-    optimizers keep, which never travels (2.3).
+    Matrices have one row per client: [N, P] for all, [c, P] for a cohort. Only `buffers` change between rounds: those of
+    BatchNorm, which belong to a client and one of its models and travel only if the protocol says so (methods.md 4.3), and the
+    states of optimizers, which never travel (2.3).
     """
 
     def __init__(
@@ -91,8 +81,8 @@ class Federation:
         self.t = 0
         self.receiving = False
         self.observing = False
-        self.followed: int | None = None  # the client whose models are kept
-        self.ledger = Ledger(Traffic(len(train_indices)))
+        self.followed: int | None = None  # the client whose models `Ledger.follow` keeps
+        self.ledger = self._new_ledger()
         self.uploads: list[Tensor] = []
         self._initialise: Initialise | None = None
         self._initial = flat.row().to(self.device, self.dtype)
@@ -106,7 +96,7 @@ class Federation:
 
     @property
     def lr(self) -> float | Tensor:
-        """The rate of local training in this round (methods.md 2.3). A tensor [] where rounds differ: no constant of a step."""
+        """The rate of local training in this round (methods.md 2.3). A tensor [] under a schedule: not a constant of a step."""
         if self.receiving or self.protocol.lr_schedule == "constant":
             return self.protocol.lr
         return torch.full((), self.protocol.lr_of(self.t), dtype=self.dtype, device=self.device)
@@ -114,21 +104,24 @@ class Federation:
     def at(self, t: int, receiving: bool = False) -> Federation:
         """The same federation in round t, with a new ledger. receiving: at its reception, which comes before local training."""
         now = copy.copy(self)
-        now.t, now.ledger, now.receiving = t, Ledger(Traffic(self.size)), receiving
+        now.t, now.ledger, now.receiving = t, self._new_ledger(), receiving
         return now
 
     def scratch_copy(self) -> Federation:
-        """The same federation in the same round, in which nothing is counted or kept: BatchNorm buffers are a copy, too."""
+        """A copy of the federation in the same round, whose ledger and BatchNorm buffers are its own."""
         now = self.at(self.t, self.receiving)
         now.observing, now.followed = False, None
         now.buffers = {model: rows.clone() for model, rows in self.buffers.items()}
         return now
 
     def initialising(self, by: Initialise) -> Federation:
-        """The same federation in the same round, in which `load` does what is given, and `uploads` keeps what is collected."""
+        """The same federation in the same round, whose `load` calls `by`, and whose `uploads` keeps what is collected."""
         now = copy.copy(self)
         now._initialise, now.uploads = by, []
         return now
+
+    def _new_ledger(self) -> Ledger:
+        return Ledger(np.zeros((self.size, len(COUNTERS)), dtype=np.int64))
 
     def initial(self) -> Tensor:
         """Theta^0, [P]: the same on server and clients."""
@@ -152,29 +145,29 @@ class Federation:
         return torch.from_numpy(rng.cohort(self.seed, t, self.candidates(), size)).to(self.device)
 
     def rows(self, models: Tensor, S: Tensor) -> Tensor:
-        """The models of S, [c, P], of one for all [P] or of one for each [N, P]."""
+        """The models of S, [c, P]. models: one for all [P], or one for each client [N, P]."""
         return models.expand(len(S), -1) if models.dim() == 1 else models[S]
 
     def observe(self, name: str, value: Tensor) -> None:
-        """Keeps an array that is large or dear in the rounds that were chosen for that (`run --save-artifacts-every`)."""
+        """Keeps a large array, in the rounds that the user chose for that (`run --save-artifacts-every`)."""
         if self.observing:
             self.ledger.observe(name, value)
 
     # -- communication ------------------------------------------------------------------------------------------------
 
     def send(self, w: Tensor, S: Tensor, *, models: int = 1, scalars: int = 0) -> Tensor:
-        """Server -> clients, counted: one row [P] to all of the cohort, or rows. models: how many rows each client gets."""
+        """Server -> clients, counted: one row [P] to all of the cohort, or rows. models: number of rows that each client gets."""
         clients = S.cpu().numpy()
-        self.ledger.traffic.params_down[clients] += models * w.shape[-1]
-        self.ledger.traffic.scalars_down[clients] += scalars
+        self.ledger.traffic[clients, PARAMS_DOWN] += models * w.shape[-1]
+        self.ledger.traffic[clients, SCALARS_DOWN] += scalars
         return w
 
     def load(self, received: Tensor, S: Tensor, *, others: Tensor | None = None, rest: Tensor | None = None) -> Tensor:
-        """Local model <- received model: the one place where local initialisation (ALA) can step in.
+        """Local model <- received model: the one place where local initialisation (ALA) can be plugged in.
 
-        received: one row for all [P'] or a row for each of the cohort [c, P']. Returns what each client starts from: one row
-        for all [P'], or [N, P'], with the rows of `others` outside the cohort. rest: where only a part of the model travels,
-        the columns above it of each client's own, [c, P - P'].
+        received: one row for all [P'] or a row for each of the cohort [c, P']. Returns the models that clients start from: one
+        row for all [P'], or [N, P'], with the rows of `others` outside the cohort. rest: where only a part of the model
+        travels, the columns above it of each client's own model, [c, P - P'].
         """
         if self._initialise is not None:
             return self._initialise(received, S, rest)
@@ -187,8 +180,8 @@ class Federation:
         """Clients -> server: rows [c, ...], counted; raises Diverged for a non-finite upload, which is never averaged."""
         self.require_finite(rows, S, "upload")
         clients = S.cpu().numpy()
-        self.ledger.traffic.params_up[clients] += rows.shape[-1]
-        self.ledger.traffic.scalars_up[clients] += scalars
+        self.ledger.traffic[clients, PARAMS_UP] += rows.shape[-1]
+        self.ledger.traffic[clients, SCALARS_UP] += scalars
         if self._initialise is not None:
             self.uploads.append(rows)
         return rows
@@ -214,9 +207,9 @@ class Federation:
         drop_last: str | None = None,
         parts: int = 1,
     ) -> Plan:
-        """Mini-batches of E epochs over each client's own (or the given) samples; they depend on seed, purpose, round, client.
+        """Mini-batches of E epochs over each client's own (or the given) samples, by seed, purpose, round and client.
 
-        parts: batches this many times as large, for an inner loop that splits each.
+        parts: batches are this many times as large, for an inner loop that splits each.
         """
         orders, sizes = [], []
         for i, client in enumerate(S.tolist()):
@@ -247,18 +240,18 @@ class Federation:
     evaluate_central = evaluation.evaluate_central
     losses = evaluation.losses
 
-    # -- what clients keep beside their models --------------------------------------------------------------------------
+    # -- buffers and optimizer states --------------------------------------------------------------------------
 
     def buffers_of(self, model: str) -> Tensor:
-        """Everyone's, [N, B], of one of a client's models; to be changed in place."""
+        """All clients' BatchNorm buffers of one of their models, [N, B]; to be changed in place."""
         if model not in self.buffers:
             self.buffers[model] = self._initial_buffers.expand(self.size, -1).clone()
         return self.buffers[model]
 
     def lasting_moments(self, model: str, columns: slice) -> dict[str, Tensor]:
-        """Everyone's state of the optimizer, [N, ...], of columns of one of a client's models; to be changed in place.
+        """All clients' optimizer states, [N, ...], for columns of one of their models; to be changed in place.
 
-        Nothing where it begins anew in every round, nor at reception: what is trained there is only initialised.
+        Empty where the optimizer begins anew in every round, and at reception, which is no local training.
         """
         if self.optimizer is None or self.receiving or self.protocol.optimizer_state == "fresh":
             return {}
@@ -281,12 +274,12 @@ class Federation:
                 rows = self.buffers_of(model)
                 rows[:] = self.mean(rows[S], S)
                 clients = S.cpu().numpy()
-                self.ledger.traffic.scalars_up[clients] += rows.shape[1]
-                self.ledger.traffic.scalars_down[clients] += rows.shape[1]
+                self.ledger.traffic[clients, SCALARS_UP] += rows.shape[1]
+                self.ledger.traffic[clients, SCALARS_DOWN] += rows.shape[1]
 
     def require_finite(self, rows: Tensor, S: Tensor, where: str) -> None:
         """Raises Diverged, naming the first client of S whose row has a value that is not finite."""
-        # A sum has what is not finite in any of its terms, at a tenth of the cost of looking at each.
+        # A sum is not finite if any of its terms is not, and costs a tenth of checking each.
         finite = rows.flatten(1).sum(dim=1).isfinite()
         if not bool(finite.all()):
             client = int(S[~finite][0])

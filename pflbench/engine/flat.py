@@ -1,4 +1,4 @@
-"""A module's parameters as one row of P numbers, its buffers as another: the layout, and the way there and back."""
+"""A module's parameters as one row of P numbers, its buffers as another: the layout and both conversions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _view(rows: Tensor, entry: Span) -> Tensor:
 
 
 class Flat:
-    """The layout of one module. Parameters keep their registration order, bottom layer first.
+    """The layout of one module. Parameters are in the order of their registration, bottom layer first.
 
     The module names its `head` (last linear layer) and `blocks` (ALA's ranges, top first: methods.md 1.14, Table 5).
     """
@@ -59,17 +59,17 @@ class Flat:
 
     @property
     def has_features(self) -> bool:
-        """Whether the module says what its head's input is (methods.md 0.3)."""
+        """Whether the module has a method `features`, the input of its head (methods.md 0.3)."""
         return hasattr(self.module, "features")
 
     def head_alone(self) -> Flat:
-        """The layout of the head by itself: its row is the part `head` of this one."""
+        """The layout of the head as a module of its own: its row is the columns `head` of this layout."""
         return Flat(self.module.get_submodule(str(self.module.head)))
 
     def row(self) -> Tensor:
         """The module's parameters, [P]."""
         parameters = [p.detach().reshape(-1) for p in self.module.parameters()]
-        if parameters[0].is_meta:  # there `cat` is made of Python, and imports PyTorch's compiler: seconds
+        if parameters[0].is_meta:  # `cat` on "meta" imports PyTorch's compiler, which takes seconds
             return parameters[0].new_empty(sum(map(len, parameters)))
         return torch.cat(parameters)
 
@@ -79,7 +79,7 @@ class Flat:
         return torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
 
     def views(self, rows: Tensor, columns: slice = slice(None)) -> dict[str, Tensor]:
-        """Rows [..., P] as named tensors [..., *shape] that share their memory; only those that lie in `columns`."""
+        """Rows [..., P] as named tensors [..., *shape] that share their memory; only those within `columns`."""
         return {e.name: _view(rows, e) for e in self.within(columns)}
 
     def buffer_views(self, rows: Tensor) -> dict[str, Tensor]:
@@ -113,13 +113,13 @@ class Flat:
 
 
 def side_by_side(spans: Iterable[Span]) -> list[list[Span]]:
-    """Those that have no other tensor between them, together."""
-    found: list[list[Span]] = []
+    """Groups of spans without gaps, in their order."""
+    groups: list[list[Span]] = []
     for span in spans:
-        if not found or found[-1][-1].stop != span.start:
-            found.append([])
-        found[-1].append(span)
-    return found
+        if not groups or groups[-1][-1].stop != span.start:
+            groups.append([])
+        groups[-1].append(span)
+    return groups
 
 
 def sgd_step(w: Tensor, g: Tensor, rate: float | Tensor, out: Tensor | None = None) -> Tensor:
@@ -128,7 +128,7 @@ def sgd_step(w: Tensor, g: Tensor, rate: float | Tensor, out: Tensor | None = No
 
 
 def take(everyone: Tensor, S: Tensor) -> Tensor:
-    """The rows of S, ascending positions: [c, ...]. Where these are all, nothing is copied: matrices of models are large."""
+    """The rows of S, ascending positions: [c, ...]. If S is all clients, nothing is copied: matrices of models are large."""
     return everyone if len(S) == len(everyone) else everyone[S]
 
 

@@ -1,4 +1,4 @@
-"""A client's local work: SGD, steps of a method's own, and inner loops. The functions are methods of `Federation`."""
+"""Local training: SGD, a method's own steps, and inner loops. The functions are methods of `Federation`."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ def fit(
 ) -> Trained:
     """SGD, or the protocol's optimizer, from rows [c, P] along a plan, by default E epochs, with the losses [c].
 
-    penalty(w, **given) returns the gradient of a penalty and its value; objective and references: engine.requests.Sgd. model:
-    which of the clients' models this is; each has its own BatchNorm buffers and batch order; save_statistics_to:
-    the model whose buffers the new ones become, by default its own.
-    moments: the optimizer's state to go on from, of an earlier part of the same training.
+    penalty(w, **given) returns the gradient of a penalty and its value; objective and references: see engine.requests.Sgd.
+    model: which of the clients' models is trained; each has its own BatchNorm buffers and batch order. save_statistics_to: the
+    model whose buffers are overwritten by the new ones, by default the same. moments: the optimizer's state after an earlier
+    part of the same training.
     Raises Diverged if a client ends with a non-finite parameter.
     """
     plan = fed.batches(S, epochs, purpose=_purpose(model)) if plan is None else plan
     lasting = fed.lasting_moments(save_statistics_to or model, columns)
     if not moments and fed.optimizer is not None:
         moments = {name: value[S] for name, value in lasting.items()} or fed.optimizer.begin(rows[:, columns])
-    asked = Sgd(
+    request = Sgd(
         plan, rows, fed.buffers_of(model)[S], fed.lr, columns, penalty, given, objective, references, fed.optimizer, moments
     )
-    done = _of_head_alone(fed, asked) if _head_suffices(fed, asked) else fed.executor.do(asked)
+    done = _of_head_alone(fed, request) if _head_suffices(fed, request) else fed.executor.do(request)
     fed.require_finite(done.models, S, "local training")
     fed.buffers_of(save_statistics_to or model)[S] = done.buffers
     for name, value in lasting.items():
@@ -97,9 +97,9 @@ def train_by(
 ) -> dict[str, Tensor]:
     """Local training by a step of the method's own: carry <- step(grad, **carry, **given, **per_step) for every batch.
 
-    rows [c, P] are the models to begin with; carry: tensors [c, ...], the trained model first; the rest: engine.requests.Scan.
-    models: the clients' models whose gradients the step takes, `grad(w, of=k)` being that of models[k]. Returns the new carry.
-    Raises Diverged for a non-finite value in it, UserError where the protocol asks for another optimizer than plain SGD.
+    rows [c, P] are the models to begin with; carry: tensors [c, ...], the trained model first; other arguments: see
+    engine.requests.Scan. models: the clients' models that the step differentiates: `grad(w, of=k)` is the gradient of models[k].
+    Returns the new carry. Raises Diverged for a non-finite value in it, UserError if the protocol has another optimizer than SGD.
     """
     if fed.optimizer is not None:
         raise UserError(
@@ -119,7 +119,7 @@ def train_by(
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """Whose models an inner loop changes, along which batches; made by `inner_loop`."""
+    """The clients, batches and models of an inner loop; made by `inner_loop`."""
 
     executor: Executor
     clients: Tensor
@@ -129,7 +129,7 @@ class InnerLoop:
     columns: slice
 
     def take(self, positions: Tensor) -> InnerLoop:
-        """That of some of its clients, by position [k] (on the host)."""
+        """The inner loop of some of its clients, by position [k] (on the host)."""
         at = positions.to(self.clients.device)
         return replace(
             self,
@@ -141,15 +141,12 @@ class InnerLoop:
 
 
 @contextmanager
-def inner_loop(
-    fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL, model: str = "model"
-) -> Iterator[InnerLoop]:
-    """Where inner loops (`scan`) go: models `base` [c, P], of which only `columns` change, along the plan's batches.
+def inner_loop(fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL) -> Iterator[InnerLoop]:
+    """Context for inner loops (`scan`) on models `base` [c, P], of which only `columns` change, along the plan's batches.
 
-    Where that is the head alone, the layers below it run once for all inner loops inside. BatchNorm's new buffers are thrown
-    away.
+    If only the head changes, the layers below it run once for all inner loops inside. BatchNorm's new buffers are discarded.
     """
-    buffers = fed.buffers_of(model)[S]
+    buffers = fed.buffers_of("model")[S]
     if columns != fed.flat.head or not fed.flat.has_features or not plan.steps().any():
         yield InnerLoop(fed.executor, S, plan, base, buffers.unsqueeze(1), columns)
         return
@@ -173,18 +170,18 @@ def scan(
 
     carry: tensors [c, ...]. Raises Diverged for a non-finite loss, gradient or carry.
     """
-    # One that clips may make a valid number of an infinite gradient: so the size of the largest is carried along, [c, 1].
+    # A step that clips may hide an infinite gradient: so the largest absolute value of all gradients is carried along, [c, 1].
     watched = {**carry, LARGEST: loop.base.new_zeros(len(loop.base), 1)}
     own = partial(_watching, step=step)
-    asked = Scan(loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, objective=objective)
-    done = loop.executor.do(asked)
+    request = Scan(loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, objective=objective)
+    done = loop.executor.do(request)
     for value in (done.loss.unsqueeze(-1), *done.carry.values()):
         fed.require_finite(value, loop.clients, "an inner loop")
     return done
 
 
 def _watching(grad: Grad, *, step: Step, largest_gradient: Tensor, **rest: Tensor) -> dict[str, Tensor]:
-    """A step that notes the size of the gradients it takes."""
+    """A step that also keeps the largest absolute value of its gradients."""
     largest = largest_gradient
 
     def noted(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
@@ -196,31 +193,31 @@ def _watching(grad: Grad, *, step: Step, largest_gradient: Tensor, **rest: Tenso
     return {**step(noted, **rest), LARGEST: largest}
 
 
-def _head_suffices(fed: Federation, asked: Sgd) -> bool:
-    """Whether nothing below the head changes: then the layers there run once for every sample, not in every epoch.
+def _head_suffices(fed: Federation, request: Sgd) -> bool:
+    """Whether only the head is trained, so that the layers below it need to run once for every sample, not in every epoch.
 
-    Not with BatchNorm: there a sample's features depend on its batch, and the running statistics move in every epoch.
+    With BatchNorm they must: a sample's features depend on its batch, and running statistics change in every epoch.
     """
-    plain = asked.penalty is None and asked.objective is None and asked.columns == fed.flat.head
-    return plain and fed.flat.has_features and not fed.flat.has_batch_norm and bool(asked.plan.steps().any())
+    plain = request.penalty is None and request.objective is None and request.columns == fed.flat.head
+    return plain and fed.flat.has_features and not fed.flat.has_batch_norm and bool(request.plan.steps().any())
 
 
-def _of_head_alone(fed: Federation, asked: Sgd) -> Trained:
-    """What the executor gives for the columns of the head."""
-    samples, positions = asked.plan.once(FEATURES_AT_ONCE)
-    alone = fed.executor.do(ExtractFeatures(samples, asked.models, asked.buffers)).executor
+def _of_head_alone(fed: Federation, request: Sgd) -> Trained:
+    """Trains the columns of the head on features that are computed once."""
+    samples, positions = request.plan.once(FEATURES_AT_ONCE)
+    alone = fed.executor.do(ExtractFeatures(samples, request.models, request.buffers)).executor
     try:
-        head = asked.models[:, fed.flat.head]
-        done = alone.do(replace(asked, plan=positions, models=head, buffers=asked.buffers[:, :0], columns=ALL))
+        head = request.models[:, fed.flat.head]
+        done = alone.do(replace(request, plan=positions, models=head, buffers=request.buffers[:, :0], columns=ALL))
     finally:
         alone.close()
-    trained = asked.models.clone()
+    trained = request.models.clone()
     trained[:, fed.flat.head] = done.models
-    return replace(done, models=trained, buffers=asked.buffers)
+    return replace(done, models=trained, buffers=request.buffers)
 
 
 def _purpose(model: str) -> str:
-    """Of each model's batches: they come in another order."""
+    """The random stream of a model's batches: each model has its own order."""
     return "batches" if model == "model" else f"batches/{model}"
 
 

@@ -1,4 +1,4 @@
-"""The loop executor: one client after another with plain autograd; on a CPU, clients side by side on the cores."""
+"""The loop executor: one client after another with plain autograd; on a CPU, one client on each core."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from pflbench.engine.requests import (
     HeadOnFeatures,
     Loss,
     Objective,
-    Output,
     Scan,
     Scanned,
     Sgd,
@@ -43,8 +42,8 @@ FEATURES_AT_ONCE = 128
 class Worker:
     """One model whose parameters are views of one row: loading a client is one copy, a step updates the row in place.
 
-    On a CPU convolutions run a fifth faster channels-last, which no view of a row is: their kernels are tensors of their own
-    there, copied to the row (`pull`) and from it (`push`). They are small.
+    On a CPU convolutions are a fifth faster with channels-last kernels, which views of a row cannot be: kernels are then tensors
+    of their own, copied to the row (`pull`) and from it (`push`). They are small.
     """
 
     def __init__(self, flat: Flat, samples: Samples, loss: Loss) -> None:
@@ -62,7 +61,7 @@ class Worker:
                 self.kernels.append((view, self.parameters[name].data))
             else:
                 self.parameters[name].data = view
-        # On a GPU sparse gradients would be added up in another order every time, and cost a synchronisation per step.
+        # On a GPU sparse gradients would be summed in another order every time, and cost a synchronisation per step.
         compact = self.module if samples.device.type == "cpu" else nn.Module()
         self.embeddings = [m for m in compact.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
 
@@ -76,12 +75,12 @@ class Worker:
             self.module.get_buffer(name).copy_(value)
 
     def push(self) -> None:
-        """After a change of the row."""
+        """Copies kernels from the row, after a change of the row."""
         for in_row, kernel in self.kernels:
             kernel.copy_(in_row)
 
     def pull(self) -> Tensor:
-        """The row, after a change of the parameters."""
+        """Copies kernels to the row, after a change of the parameters; returns the row."""
         for in_row, kernel in self.kernels:
             in_row.copy_(kernel)
         return self.row
@@ -98,7 +97,7 @@ class Worker:
         return [p for name, p in self.parameters.items() if name in inside]
 
     def train(self, *, compact: bool) -> None:
-        """Training mode. compact: gradients of embeddings are sparse, the rows of the batch's tokens: enough for `descend`."""
+        """Training mode. compact: gradients of embeddings are sparse, the rows of the batch's tokens: enough for plain SGD."""
         self.module.train()
         for embedding in self.embeddings:
             embedding.sparse = compact
@@ -111,7 +110,7 @@ class Worker:
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self.samples.batch(index)
         if self.kernels:
-            # Not x.contiguous(...): with one channel its strides would say nothing, and what follows would take the slow format.
+            # Not x.contiguous(...): with one channel strides are ambiguous, and later layers would take the slow format.
             x = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last).copy_(x)
         return x, y
 
@@ -122,20 +121,14 @@ class Worker:
         x, y = self.batch(index)
         compared = [output(reference.module, x) for reference in self.references] if objective else []
         with torch.enable_grad():
-            loss = self.value(x, y, objective, compared)
+            if objective is None:
+                loss = self.loss(self.module(x), y)
+            else:
+                loss = objective(self.loss, y, output(self.module, x), *compared)
             return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
 
-    def descend(self, parameters: list[Tensor], grads: tuple[Tensor, ...], lr: float) -> None:
-        """A step of SGD."""
-        torch._foreach_add_(parameters, list(grads), alpha=-lr)
-
-    def value(self, x: Tensor, y: Tensor, objective: Objective | None, compared: list[Output]) -> Tensor:
-        if objective is None:
-            return self.loss(self.module(x), y)
-        return objective(self.loss, y, output(self.module, x), *compared)
-
     def refer(self, rows: Sequence[Tensor], buffers: Tensor) -> None:
-        """Loads the frozen models of an objective. In training mode their buffers do not matter, and are not kept."""
+        """Loads the frozen models of an objective. They run in training mode; their buffers are thrown away."""
         while len(self.references) < len(rows):
             self.references.append(Worker(self.flat, self.samples, self.loss))
         del self.references[len(rows) :]
@@ -176,37 +169,30 @@ class LoopExecutor(BaseExecutor):
                 self._workers.put(worker)
 
         order = np.argsort([-int(s.sum()) for s in plan.sizes], kind="stable").tolist()
-        if self._pool is None:
-            with devices.one_thread():
-                for position in order:
-                    run(position)
+        if self._pool is not None:
+            list(self._pool.map(run, order))  # should one fail, those that have not begun are cancelled
             return
-        futures = [self._pool.submit(run, position) for position in order]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
+        with devices.one_thread():
+            for position in order:
+                run(position)
 
-    def _sgd(self, asked: Sgd) -> Trained:
-        rows, buffers, plan, columns, penalty = asked.models, asked.buffers, asked.plan, asked.columns, asked.penalty
-        optimizer, lr = asked.optimizer, float(asked.lr)
+    def _sgd(self, request: Sgd) -> Trained:
+        rows, buffers, plan, columns, penalty = request.models, request.buffers, request.plan, request.columns, request.penalty
+        optimizer, lr = request.optimizer, float(request.lr)
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
         buffers_out = buffers.clone()
-        moments_out = {name: value.clone() for name, value in asked.moments.items()}
+        moments_out = {name: value.clone() for name, value in request.moments.items()}
         loss_out = torch.zeros(len(plan), dtype=rows.dtype, device=self.device)
 
         def task(worker: Worker, i: int) -> None:
             worker.load(rows[i], buffers[i])
-            worker.train(compact=asked.objective is None and optimizer is None)
-            worker.refer([r[i] for r in asked.references], buffers[i])
+            worker.train(compact=request.objective is None and optimizer is None)
+            worker.refer([r[i] for r in request.references], buffers[i])
             parameters = worker.select(columns)
-            arguments = unwrap(pick(asked.given, i))
+            arguments = unwrap(pick(request.given, i))
             total = loss_out[i]
             for index in worker.batches(plan, i):
-                loss, grads = worker.gradients(index, parameters, asked.objective)
+                loss, grads = worker.gradients(index, parameters, request.objective)
                 if penalty is not None:
                     correction, value = penalty(worker.pull(), **arguments)
                     loss = loss + value
@@ -216,7 +202,7 @@ class LoopExecutor(BaseExecutor):
                     optimizer.torch_step(worker.pull()[columns], g, lr, {name: value[i] for name, value in moments_out.items()})
                     worker.push()
                 else:
-                    worker.descend(parameters, grads, lr)
+                    torch._foreach_add_(parameters, list(grads), alpha=-lr)
                     if penalty is not None:
                         worker.pull()[columns].sub_(correction[columns], alpha=lr)
                         worker.push()
@@ -228,8 +214,8 @@ class LoopExecutor(BaseExecutor):
         self._each(plan, task)
         return Trained(rows_out, buffers_out, loss_out, moments_out)
 
-    def _scan(self, asked: Scan) -> Scanned:
-        base, carry, buffers, plan, columns = asked.frozen, asked.carry, asked.buffers, asked.plan, asked.columns
+    def _scan(self, request: Scan) -> Scanned:
+        base, carry, buffers, plan, columns = request.frozen, request.carry, request.buffers, request.plan, request.columns
         carry_out = {k: v.clone() for k, v in carry.items()}
         buffers_out = buffers.clone()
         dtype = next(iter(carry.values())).dtype
@@ -240,7 +226,7 @@ class LoopExecutor(BaseExecutor):
             worker.train(compact=False)
             worker.refer((), buffers[i, 0])
             parameters = worker.select(columns)
-            arguments = unwrap(pick(asked.given, i))
+            arguments = unwrap(pick(request.given, i))
             mine = {k: v[i] for k, v in carry.items()}
             loaded = 0
             pieces: tuple[Tensor, ...] = ()  # of the batch under way
@@ -254,15 +240,15 @@ class LoopExecutor(BaseExecutor):
                     loaded = of
                 worker.row[columns].copy_(w)
                 worker.push()
-                loss, grads = worker.gradients(pieces[part], parameters, asked.objective)
+                loss, grads = worker.gradients(pieces[part], parameters, request.objective)
                 losses.append(loss)
                 return torch.cat([g.reshape(-1) for g in grads])
 
             for j, index in enumerate(worker.batches(plan, i)):
-                pieces = index.tensor_split(asked.parts)
+                pieces = index.tensor_split(request.parts)
                 losses.clear()
-                now = {k: v[i, j] for k, v in asked.per_step.items()}
-                mine = asked.step(grad, **mine, **arguments, **now)
+                now = {k: v[i, j] for k, v in request.per_step.items()}
+                mine = request.step(grad, **mine, **arguments, **now)
                 loss_out[0, i] += losses[0]
                 loss_out[1, i] = losses[0]
             loss_out[0, i] /= max(len(plan.sizes[i]), 1)
@@ -273,14 +259,14 @@ class LoopExecutor(BaseExecutor):
         self._each(plan, task)
         return Scanned(carry_out, buffers_out, loss_out[0], loss_out[1])
 
-    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
-        plan = asked.plan
-        # Where samples do not see one another, larger batches are faster.
+    def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
+        plan = request.plan
+        # Without BatchNorm samples do not see one another, and larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(FEATURES_AT_ONCE)
         features: list[list[Tensor]] = [[] for _ in plan.order]
 
         def task(worker: Worker, i: int) -> None:
-            worker.load(asked.models[i], asked.buffers[i])
+            worker.load(request.models[i], request.buffers[i])
             worker.module.train()
             below: Any = worker.module.features
             features[i] = [below(worker.batch(index)[0]) for index in worker.batches(batches, i)]
@@ -289,8 +275,8 @@ class LoopExecutor(BaseExecutor):
         samples = self.samples.replaced(torch.cat(list(chain(*features))), np.concatenate(plan.order))
         return HeadOnFeatures(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
-    def _evaluate(self, asked: Evaluate) -> Evaluated:
-        plan, model_of = asked.plan, asked.model_of
+    def _evaluate(self, request: Evaluate) -> Evaluated:
+        plan, model_of = request.plan, request.model_of
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
         loaded: dict[Worker, int] = {}
@@ -298,7 +284,7 @@ class LoopExecutor(BaseExecutor):
         def task(worker: Worker, i: int) -> None:
             model = int(model_of[i])
             if loaded.get(worker) != model:
-                worker.load(asked.models[model], asked.buffers[model])
+                worker.load(request.models[model], request.buffers[model])
                 worker.module.eval()
                 loaded[worker] = model
             for index in worker.batches(plan, i):

@@ -1,4 +1,4 @@
-"""What of a device's memory is free, and how it is told that it was not enough."""
+"""How much of a device's memory is free, and which errors mean that it was not enough."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from pflbench.engine import devices
 
 CGROUP = Path("/sys/fs/cgroup")
-# In the messages of CUDA (tensors, graphs), cuBLAS, cuSOLVER and cuDNN.
+# In error messages of CUDA (tensors, graphs), cuBLAS, cuSOLVER and cuDNN.
 OUT_OF_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED")
 
 
 def free(device: torch.device) -> int | None:
-    """Bytes that new tensors can have there. None where the system does not say (a CPU that does not run Linux)."""
+    """Bytes that new tensors can take. None if unknown (a CPU without Linux)."""
     if device.type != "cpu":
-        # What is left in the cache after that belongs to tensors, or to the graphs that there are: no other tensor gets it.
+        # What PyTorch still keeps after that belongs to tensors or graphs: new tensors cannot have it.
         release(device)
         return int(devices.of(device).mem_get_info(device)[0])
     known = [size for size in (_from_meminfo("MemAvailable"), _of_container()) if size is not None]
@@ -26,23 +26,24 @@ def free(device: torch.device) -> int | None:
 
 
 def release(device: torch.device) -> None:
-    """Gives back what PyTorch keeps of a GPU's memory for later tensors. It refuses where a capture has failed, before 2.13."""
+    """Empties PyTorch's cache of GPU memory. Before version 2.13 PyTorch refuses that once a capture has failed."""
     if device.type != "cpu":
         with suppress(RuntimeError):
             devices.of(device).empty_cache()
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether a GPU's memory was not enough: in PyTorch's words, or in those of a library or the driver beneath it."""
-    told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
-    return told or isinstance(error, torch.OutOfMemoryError)
+    """Whether an error of PyTorch, of a library below it or of the driver means that a GPU's memory was not enough."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
 
 
 def room(device: torch.device, *, fixed: bool = False) -> int | None:
-    """Bytes by which to choose how many clients are computed at a time. None where the system does not say.
+    """Bytes that the number of clients computed at a time is chosen for. None if unknown.
 
     On a CPU half of what the machine has or the container may have, not what is free just now: the number of clients decides the
-    last digits of a result, and the same command has to give the same. fixed: so on a GPU, too.
+    last digits of a result, and the same command must give the same result. fixed: half of all memory on a GPU, too.
     """
     if device.type != "cpu":
         return int(devices.of(device).mem_get_info(device)[1]) // 2 if fixed else free(device)
@@ -52,11 +53,11 @@ def room(device: torch.device, *, fixed: bool = False) -> int | None:
 
 @dataclass(frozen=True)
 class Shortage:
-    """Memory did not suffice for so many clients at a time."""
+    """Memory was not enough for this number of clients at a time."""
 
     work: str  # "training" or "evaluation"
     clients: int
-    then: int  # half as many: what they, and all later ones, were done with
+    then: int  # half as many, the number from then on
 
 
 def _limit() -> int | None:
@@ -74,7 +75,7 @@ def _from_meminfo(entry: str) -> int | None:
 
 
 def _of_container() -> int | None:
-    """What the limit of this process's group leaves; None without a limit. The cache of files gives way."""
+    """Bytes left of the limit of this process's cgroup, whose page cache counts as free; None without a limit."""
     with suppress(OSError, ValueError):
         limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         lines = (CGROUP / "memory.stat").read_text().splitlines()

@@ -1,8 +1,8 @@
-"""What an executor is asked for, as data, and what it gives back. Rows are in the order of the plan's clients."""
+"""Requests to an executor and their results, as data. Rows are in the order of the plan's clients."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Shared:
-    """A matrix that all clients are given whole, as all clients' models in APPLE: not a row for each."""
+    """A matrix that every client gets whole, such as all core models in APPLE; it is not split by clients."""
 
     value: Tensor
 
@@ -30,7 +30,7 @@ class Shared:
 Argument = Tensor | Shared | float | int | bool
 
 StepArguments = Mapping[str, Argument]
-"""What a pure function is passed by name: a tensor [C, ...] is a row for each client, [P] one row for all."""
+"""Named arguments of a pure function: a tensor [C, ...] has a row for each client, [P] is one row for all."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """loss(output, labels), the mean over the batch; cross-entropy unless a test has a task of its own."""
@@ -41,14 +41,14 @@ Penalty = Callable[..., tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Output:
-    """What a model says of a batch: logits [b, K] and the input of its head [b, h] (methods.md 0.3)."""
+    """A model's outputs for a batch: logits [b, K] and the input of its head [b, h] (methods.md 0.3)."""
 
     logits: Tensor
     features: Tensor
 
 
 Objective = Callable[..., Tensor]
-"""objective(loss, labels, own, *references) -> what is minimised, for one client's batch; pure.
+"""objective(loss, labels, own, *references) -> the value to minimise, for one client's batch; pure.
 
 loss is the executor's (cross-entropy), own the `Output` of the trained model, references those of frozen models.
 """
@@ -57,7 +57,8 @@ loss is the executor's (cross-entropy), own the `Output` of the trained model, r
 class Grad(Protocol):
     """Gradient of the objective on the current batch at w: takes and returns the inner loop's columns, [..., columns].
 
-    part: of the batch, where the inner loop splits it. of: which of the client's models w is, for its BatchNorm buffers.
+    part: number of the batch's part, where the inner loop splits batches. of: number of the client's model that w belongs to,
+    whose BatchNorm buffers are used.
     """
 
     def __call__(self, w: Tensor, part: int = 0, of: int = 0) -> Tensor: ...
@@ -69,9 +70,9 @@ Step = Callable[..., dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Trained:
-    """Of C clients."""
+    """The result of training C clients."""
 
-    models: Tensor  # [C, P], their models
+    models: Tensor  # [C, P]
     buffers: Tensor  # [C, B], BatchNorm's
     loss: Tensor  # [C], mean over the steps; 0 for a client without steps
     moments: dict[str, Tensor] = field(default_factory=dict)  # [C, ...], the optimizer's state
@@ -79,7 +80,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Scanned:
-    """Of C clients."""
+    """The result of an inner loop of C clients."""
 
     carry: dict[str, Tensor]  # [C, ...], what the last step returned
     buffers: Tensor  # [C, models, B], BatchNorm's
@@ -91,21 +92,21 @@ class Scanned:
 class HeadOnFeatures:
     """The model's head by itself, on features in place of the samples."""
 
-    executor: Executor  # of which a client's row is the part `Flat.head` of its model; whoever asked for it closes it
+    executor: Executor  # its rows are the columns `Flat.head` of the clients' models; the caller closes it
     plan: Plan  # the same batches, of features
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Of C clients, in evaluation mode."""
+    """The result of testing C clients, in evaluation mode."""
 
-    correct: Tensor  # [C], predictions (int64)
+    correct: Tensor  # [C], number of right predictions (int64)
     loss: Tensor  # [C], summed over the samples (float64)
 
 
 # Marks fields that have one row per client, so that packed runs can concatenate them (engine.packed).
-# A row for each model of an `Evaluate` counts as a row for each client: those of several runs come one after another.
-# A field without any of these is the same for all clients.
+# The models of an `Evaluate` are marked as well: those of several runs are concatenated in the same way.
+# A field without a mark is the same for all clients.
 PER_CLIENT = {"rows": "client"}  # tensors [C, ...], one or several
 PER_STEP = {"rows": "step"}  # tensors [C, steps, ...]
 GIVEN = {"rows": "given"}  # as `StepArguments` says
@@ -115,7 +116,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, eq=False)
 class Request(Generic[R]):
-    """What an executor is asked for: work of C clients; the answer is an R. No tensor of it is changed."""
+    """A request for work of C clients; its result is an R. Executors change none of its tensors."""
 
     plan: Plan  # the clients' samples, step by step
 
@@ -126,11 +127,11 @@ class Sgd(Request[Trained]):
 
     models: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models to begin with
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
-    lr: float | Tensor  # a tensor []: one that changes from round to round, for which a captured step is not made anew
-    columns: slice = field(default_factory=lambda: ALL)  # those of the parameters that are trained
-    penalty: Penalty | None = None  # the penalty, if there is one
-    given: StepArguments = field(default_factory=dict, metadata=GIVEN)  # what `penalty` is passed by name
-    objective: Objective | None = None  # what is minimised, if not the loss
+    lr: float | Tensor  # a tensor [] where it changes from round to round: a captured step is then not captured anew
+    columns: slice = field(default_factory=lambda: ALL)  # of the parameters to train
+    penalty: Penalty | None = None
+    given: StepArguments = field(default_factory=dict, metadata=GIVEN)  # arguments of `penalty`
+    objective: Objective | None = None  # None: the loss
     # Each [C, P]: frozen models that the objective compares with, in training mode on the same batch.
     references: Sequence[Tensor] = field(default=(), metadata=PER_CLIENT)
     optimizer: Optimizer | None = None  # None: plain SGD
@@ -142,24 +143,24 @@ class Scan(Request[Scanned]):
     """Any other inner loop: carry <- step(grad, **carry, **given, **per_step at this step) for every batch of the plan."""
 
     step: Step
-    frozen: Tensor = field(metadata=PER_CLIENT)  # [C, P], what the models are outside `columns`
-    carry: Mapping[str, Tensor] = field(metadata=PER_CLIENT)  # [C, ...], what the first step is passed by name
-    given: StepArguments = field(metadata=GIVEN)  # what every step is passed by name
+    frozen: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models' values outside `columns`
+    carry: Mapping[str, Tensor] = field(metadata=PER_CLIENT)  # [C, ...], carry of the first step
+    given: StepArguments = field(metadata=GIVEN)  # arguments of every step
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, models, B], BatchNorm's of each of the client's models
-    columns: slice = field(default_factory=lambda: ALL)  # those of the parameters that a gradient is of
-    per_step: Mapping[str, Tensor] = field(default_factory=dict, metadata=PER_STEP)  # [C, steps, ...], each step's own inputs
-    parts: int = 1  # nearly equal ones into which every batch is split
-    objective: Objective | None = None  # what gradients are of, if not of the loss
+    columns: slice = field(default_factory=lambda: ALL)  # of the parameters to differentiate by
+    per_step: Mapping[str, Tensor] = field(default_factory=dict, metadata=PER_STEP)  # [C, steps, ...], arguments of single steps
+    parts: int = 1  # number of nearly equal parts into which every batch is split
+    objective: Objective | None = None  # to differentiate; None: the loss
 
 
 @dataclass(frozen=True, eq=False)
 class ExtractFeatures(Request[HeadOnFeatures]):
     """The model's head alone, on the features that the models give to the plan's batches in training mode.
 
-    For inner loops that change nothing below the head: the layers there run once, not once per epoch.
+    For inner loops that change the head alone: the layers below it run once, not once per epoch.
     """
 
-    models: Tensor = field(metadata=PER_CLIENT)  # [C, P], the models
+    models: Tensor = field(metadata=PER_CLIENT)  # [C, P]
     buffers: Tensor = field(metadata=PER_CLIENT)  # [C, B], BatchNorm's
 
 
@@ -170,102 +171,90 @@ class Evaluate(Request[Evaluated]):
     Clients that share a model follow one another. A model is its row and its buffers.
     """
 
-    models: Tensor = field(metadata=PER_CLIENT)  # [M, P], the models
+    models: Tensor = field(metadata=PER_CLIENT)  # [M, P]
     buffers: Tensor = field(metadata=PER_CLIENT)  # [M, B], BatchNorm's
-    shared_by: Tensor | None = field(default=None, metadata=PER_CLIENT)  # [M] (int64, on the CPU), clients; None: one to each
+    shared_by: Tensor | None = field(
+        default=None, metadata=PER_CLIENT
+    )  # [M] number of clients of each model (int64, on the CPU); None: 1
 
     @property
     def model_of(self) -> np.ndarray:
-        """Which of the models each of the plan's clients is tested with, [C]."""
+        """The number of the model that each of the plan's clients is tested with, [C]."""
         return np.repeat(np.arange(len(self.models)), 1 if self.shared_by is None else self.shared_by.numpy())
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """All executors compute the same numbers from the same requests (float64: 1e-10)."""
 
     name: str
     device: torch.device
 
+    @abstractmethod
     def do(self, request: Request[R]) -> R:
-        """What is asked for."""
+        """The answer to a request."""
 
-    def begin_round(self, t: int) -> None:
-        """Says which round is under way: of runs that are made together, those behind go first."""
+    def begin_round(self, t: int) -> None:  # noqa: B027  # most executors need not know
+        """Tells the executor which round begins: of runs that train together, those behind go first."""
 
     def clock(self) -> float:
-        """Seconds that the run has taken, counted from anywhere, once all that was asked for is done."""
-
-    def record(self) -> dict[str, Any]:
-        """For the record of a run, as JSON types: how it is executed, where there is something to tell.
-
-        chunk: clients computed at a time. steps: how steps are made. pack: with how many runs, as far as it has come.
-        """
-
-    def shortages(self) -> Sequence[Shortage]:
-        """When memory did not suffice so far."""
-
-    def remember(self, shortages: Sequence[Shortage]) -> None:
-        """Goes on from these, of the same run in another process."""
-
-    def close(self) -> None:
-        """Gives back what the executor holds."""
-
-
-class BaseExecutor(Executor):
-    """An executor that computes what it is asked for at once, and by itself has little to tell."""
-
-    def do(self, request: Request[R]) -> R:
-        ways: dict[type, Callable[[Any], Any]]
-        ways = {Sgd: self._sgd, Scan: self._scan, ExtractFeatures: self._head, Evaluate: self._evaluate}
-        result: R = ways[type(request)](request)
-        return result
-
-    @abstractmethod
-    def _sgd(self, asked: Sgd) -> Trained: ...
-
-    @abstractmethod
-    def _scan(self, asked: Scan) -> Scanned: ...
-
-    @abstractmethod
-    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures: ...
-
-    @abstractmethod
-    def _evaluate(self, asked: Evaluate) -> Evaluated: ...
-
-    def begin_round(self, t: int) -> None:
-        """Changes nothing: all is made in the order in which it is asked for."""
-
-    def clock(self) -> float:
+        """Seconds that the run has taken, counted from anywhere, once all its requests are done."""
         return devices.seconds(self.device)
 
     def record(self) -> dict[str, Any]:
+        """How the run is executed, as JSON types for its record.
+
+        chunk: clients computed at a time. steps: how steps are captured. pack: the number of runs that train together.
+        """
         return {}
 
     def shortages(self) -> Sequence[Shortage]:
+        """All shortages of memory so far."""
         return ()
 
-    def remember(self, shortages: Sequence[Shortage]) -> None:
-        """Changes nothing: an executor whose memory does not suffice has no other way."""
+    def remember(self, shortages: Sequence[Shortage]) -> None:  # noqa: B027  # most executors cannot compute fewer clients
+        """Takes over the shortages of the same run in an earlier process."""
 
-    def close(self) -> None:
-        """Gives back nothing: nothing is held."""
+    def close(self) -> None:  # noqa: B027  # most executors hold nothing
+        """Releases threads and memory."""
+
+
+class BaseExecutor(Executor):
+    """An executor that computes each request at once, by a function for each kind."""
+
+    def do(self, request: Request[R]) -> R:
+        kinds: dict[type, Callable[[Any], Any]]
+        kinds = {Sgd: self._sgd, Scan: self._scan, ExtractFeatures: self._head, Evaluate: self._evaluate}
+        result: R = kinds[type(request)](request)
+        return result
+
+    @abstractmethod
+    def _sgd(self, request: Sgd) -> Trained: ...
+
+    @abstractmethod
+    def _scan(self, request: Scan) -> Scanned: ...
+
+    @abstractmethod
+    def _head(self, request: ExtractFeatures) -> HeadOnFeatures: ...
+
+    @abstractmethod
+    def _evaluate(self, request: Evaluate) -> Evaluated: ...
 
 
 def pick(given: StepArguments, which: int | slice | Tensor) -> StepArguments:
-    """The part of `given` that belongs to some of the cohort's clients."""
+    """The arguments of some of the cohort's clients, by position."""
     return {k: v[which] if isinstance(v, Tensor) and v.dim() > 1 else v for k, v in given.items()}
 
 
 def unwrap(given: StepArguments) -> dict[str, Tensor | float | int | bool]:
-    """As the pure function sees it."""
+    """The arguments as the pure function gets them."""
     return {k: v.value if isinstance(v, Shared) else v for k, v in given.items()}
 
 
-def frozen(function: Any) -> Hashable:
-    """What a function is known by: itself, and its arguments where it is a partial one. They may turn out to have no hash."""
+def function_key(function: Any) -> Hashable:
+    """Equal for functions that do the same: the function, and its arguments if it is a `partial`. Those may have no hash."""
     if isinstance(function, partial):
         named = tuple(sorted((name, _value(value)) for name, value in function.keywords.items()))
-        return frozen(function.func), tuple(map(_value, function.args)), named
+        return function_key(function.func), tuple(map(_value, function.args)), named
     found: Hashable = function
     return found
 
@@ -275,7 +264,7 @@ def _value(value: Any) -> Any:
 
 
 def output(module: nn.Module, x: Tensor) -> Output:
-    """The module's logits and features; where it does not say what its head's input is, the logits stand for both."""
+    """The module's logits and features; without a method `features`, the logits are used for both."""
     if not hasattr(module, "features"):
         logits: Tensor = module(x)
         return Output(logits, logits)

@@ -1,6 +1,6 @@
-"""Random streams, drawn from (root seed, purpose, numbers such as round and client) and never from the method.
+"""Random streams, which depend on the seed, a purpose and numbers such as round and client, and never on the method.
 
-So all methods see the same cohorts and batches, and a resumed run draws what an uninterrupted one draws.
+So all methods have the same cohorts and batches, and a resumed run draws the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations

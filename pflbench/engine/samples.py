@@ -1,4 +1,4 @@
-"""The whole data set on the device, as it was stored; a batch is one gather and one scale."""
+"""The whole dataset on the device, in the type in which it is stored; a batch is one gather and one scale."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ class Samples:
         self.y = torch.from_numpy(np.asarray(y, dtype=np.int64)).to(device)
         self.dtype = dtype
         self.device = device
-        self._half = torch.tensor(127.5, dtype=dtype, device=device)  # as a tensor it also says what bytes become
+        self._half = torch.tensor(
+            127.5, dtype=dtype, device=device
+        )  # as a tensor it also decides the type that bytes are converted to
 
     def replaced(self, features: Tensor, index: np.ndarray) -> Samples:
-        """Features in place of the inputs of some samples, with their labels."""
+        """A dataset of features in place of the inputs of some samples, with their labels."""
         new = copy.copy(self)
         new.x, new.y = features, self.y[torch.from_numpy(index).to(self.device)]
         return new
 
     def room(self, like: Tensor, count: int) -> Samples:
-        """Room for so many features like this one, and their labels, in place of the inputs."""
+        """An empty dataset with room for `count` features of the shape of `like`, and their labels."""
         new = copy.copy(self)
         new.x, new.y = like.new_zeros(count, *like.shape), self.y.new_zeros(count)
         return new

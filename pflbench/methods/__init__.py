@@ -1,8 +1,8 @@
-"""The table of contents of all methods, and the way from a name and `--set` values to a method.
+"""The list of all methods, and how a name and `--set` values become a method.
 
-A new method is one file in this folder and one line here: what is shown of it, in tables, figures and lists, is what its class
-says (`cards`). The order is that of the rows of tables; further colours are given out by it. Those of the user are found by
-`plugins.methods`. No method is imported before it is asked for.
+A new method is one file in this folder and one line here: tables, figures and lists show the attributes of its class (`cards`).
+The order is that of the rows of tables, and gives further methods their colours. `plugins.methods` finds the user's methods. A
+method is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PRESETS = ("fedala2022", "heurfedamp2021")
 
 @dataclass(frozen=True)
 class Hyper:
-    """One hyperparameter: its type in words, its default (the FedALA paper's value), what it is, the paper's search range."""
+    """One hyperparameter: its type in words, default (the FedALA paper's value), description, and the paper's search range."""
 
     name: str
     type: str
@@ -61,13 +61,13 @@ class Hyper:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The values that are words, those of a shell's completion; none where any number will do."""
+        """The values that are words, for a shell's completion; empty if all values are numbers."""
         kinds = self.type.split(" | ")
         return ("true", "false") if "bool" in kinds else tuple(kind for kind in kinds if kind not in ("int", "float", "str"))
 
 
 def names(with_ala: bool = False) -> list[str]:
-    """All methods, built-in ones first; with_ala: and then all that may go with ALA, as "fedrep+ala"."""
+    """All methods, built-in ones first; with_ala: then all that ALA can be plugged into, such as "fedrep+ala"."""
     others = {method.name: method for method in plugins.found()}
     plain = list(dict.fromkeys([*METHODS, *others]))
     refused = [name for name in plain if with_ala and (card(name) if name in METHODS else plugins.card(others[name])).ala_refused]
@@ -75,14 +75,14 @@ def names(with_ala: bool = False) -> list[str]:
 
 
 def card(name: str) -> Card:
-    """What a built-in method says of itself, "ditto+ala" with ALA plugged in; blank for others. No method is imported."""
+    """The attributes of a built-in method, or of one with ALA ("ditto+ala"); blank for others. No method is imported."""
     base = name.removesuffix(SUFFIX)
     own = cards.read(METHODS[base]) if base in METHODS else Card()
     return own if base == name else own.plus(cards.read("pflbench.methods.ala:ALA"))
 
 
 def load(name: str) -> type[Method]:
-    """The method's class, of "x+ala" that of x; an unknown name or a refused combination is a UserError."""
+    """The method's class, for "x+ala" the class of x; an unknown name or a refused combination is a UserError."""
     base = name.removesuffix(SUFFIX)
     plugin = plugins.find(base)
     if plugin is None and base not in METHODS:
@@ -99,13 +99,13 @@ def load(name: str) -> type[Method]:
 
 
 def record(name: str) -> dict[str, str]:
-    """Where a method's code comes from, to be stored with a run; empty for built-in ones, which the commit describes."""
+    """Where a plug-in's code comes from, for the record of a run; empty for built-in methods, which the commit identifies."""
     plugin = plugins.find(name.removesuffix(SUFFIX))
     return plugins.record(plugin) if plugin is not None else {}
 
 
 def hyperparameters(name: str) -> tuple[Hyper, ...]:
-    """The method's hyperparameters in the order of its definition; of "x+ala" those of x and then those of ALA."""
+    """The method's hyperparameters in the order of its class; for "x+ala" those of x, then those of ALA."""
     decided = _decided(name)
     fields = {n: f for cls in _classes(name) for n, f in cls.__pydantic_fields__.items() if n not in decided}
     return tuple(Hyper(n, _in_words(f.annotation), f.default, f.description or "", _search(f)) for n, f in fields.items())
@@ -123,13 +123,13 @@ def make(spec: MethodSpec) -> Method:
             raise UserError(f"{spec.name}.{name} is {decided[name]} and cannot be set: ALA takes its place there.")
         if name not in valid:
             raise unknown(f"hyperparameter of {spec.name}", name, valid)
-    made = [_valid(spec.name, cls, {**given, **decided}) for cls in _classes(spec.name)]
-    if len(made) == 1:
-        method: Method = made[0]
-        return method
-    from pflbench.methods.plus import PlusALA
+    method, *ala = (_valid(spec.name, cls, {**given, **decided}) for cls in _classes(spec.name))
+    if ala:
+        from pflbench.methods.plus import PlusALA
 
-    return PlusALA(*made)
+        return PlusALA(method, *ala)
+    plain: Method = method
+    return plain
 
 
 def spec(name: str, overrides: Mapping[str, Value], preset: str | None = None) -> MethodSpec:
@@ -147,7 +147,7 @@ def spec(name: str, overrides: Mapping[str, Value], preset: str | None = None) -
 
 
 def _classes(name: str) -> tuple[Any, ...]:
-    """What a name is made of: the method, and ALA where it is plugged in."""
+    """The classes of a name: the method's, and ALA's if it is plugged in."""
     cls = load(name)
     if not name.endswith(SUFFIX):
         return (cls,)
@@ -162,7 +162,7 @@ def _classes(name: str) -> tuple[Any, ...]:
 
 
 def _decided(name: str) -> Mapping[str, Value]:
-    """Hyperparameters that plugging in ALA decides."""
+    """Hyperparameters whose values ALA fixes when it is plugged in."""
     return load(name).ala_decides if name.endswith(SUFFIX) else {}
 
 

@@ -1,4 +1,4 @@
-"""ALA, adaptive local aggregation (Zhang et al., AAAI 2023, eqs 2-7; methods.md 1.14): the module that FedALA is built on."""
+"""ALA, adaptive local aggregation (Zhang et al., AAAI 2023, eqs 2-7; methods.md 1.14), which FedALA is built on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WINDOW = 10  # epochs whose losses must agree before the initial stage ends
 
 @dataclass(frozen=True)
 class AlaState:
-    """What a client keeps of ALA from round to round."""
+    """The clients' state of ALA, which lasts from round to round."""
 
     W: Tensor  # [N, m] one weight per parameter of the top p blocks
     started: Tensor  # [N] bool, the initial stage is over
@@ -162,7 +162,7 @@ class ALA:
     def _observe(
         self, fed: Federation, A: Tensor, W: Tensor, whole: Tensor, local: Tensor, mixed: Tensor, subset: Sequence[np.ndarray]
     ) -> None:
-        """What the figures of ALA are made of; NaN for clients without ALA this round.
+        """Arrays for the figures of ALA; NaN for clients without ALA in this round.
 
         ala_weights [N, m]; ala_blocks [p, 3]: block (0 is the model's top) and its first and last + 1 column in the weights.
         ala_losses [N, 2]: on the subset, with the received and with the initialised model. ala_objective [N, 2]: eq. 8's terms,
@@ -173,12 +173,12 @@ class ALA:
         rest, up = whole[:, mixed.shape[1] :], self.columns(fed, slice(0, mixed.shape[1]))
         after, trained = (torch.cat([part, rest], dim=1) for part in (mixed, local))
         own = [fed.train_indices[client] for client in A.tolist()]
-        seen = {
+        arrays = {
             "ala_weights": W,
             "ala_losses": torch.stack([fed.losses(whole, A, subset), fed.losses(after, A, subset)], dim=1),
             "ala_objective": torch.stack([fed.losses(trained, A, own), fed.losses(after, A, own)], dim=1),
         }
-        for name, value in seen.items():
+        for name, value in arrays.items():
             fed.observe(name, value.new_full((fed.size, value.shape[1]), torch.nan).index_copy(0, A, value))
         inside = [(k, block) for k, block in enumerate(fed.flat.blocks) if up.start <= block.start < up.stop]
         blocks = [(k, block.start - up.start, block.stop - up.start) for k, block in inside]

@@ -1,4 +1,4 @@
-"""How FedAMP, HeurFedAMP (methods.md 1.9) and FedFomo compare models and mix them: in float64, some columns at a time."""
+"""Distances, cosines and mixtures of models for FedAMP, HeurFedAMP (methods.md 1.9) and FedFomo, in float64."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-AT_ONCE, ON_A_GPU = 1 << 16, 1 << 22  # numbers of all models together: what stays in a core's cache, or fills a GPU
-FEWEST = 512  # columns: with many clients it is the pairs that fill the cache
+AT_ONCE, ON_A_GPU = 1 << 16, 1 << 22  # numbers of all models in one block of columns: within a core's cache, or filling a GPU
+FEWEST = 512  # columns of a block: with many clients, pairs fill the cache
 
 
 def squared_distances(w: Tensor) -> Tensor:
@@ -59,6 +59,6 @@ def mixed(own: Tensor, w: Tensor, others: Tensor) -> Tensor:
 
 
 def _columns(*of: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same columns of each of some matrices [..., P], block by block."""
+    """Corresponding blocks of columns of several matrices [..., P]."""
     width = max(FEWEST, (AT_ONCE if of[0].device.type == "cpu" else ON_A_GPU) // max(map(len, of)))
     return zip(*(torch.split(x, width, 1) for x in of), strict=True)

@@ -1,4 +1,4 @@
-"""What a method is: state in, state out. A run, without clocks, checkpoints and the database (`run.training`, `run.round`):
+"""The interface of methods: state in, state out. A run without clocks, checkpoints and database (`run.training`, `run.round`):
 
 s = method.init(fed)
 for t in range(1, rounds + 1):
@@ -34,7 +34,7 @@ def method(cls: type) -> Any:
 
 
 def hyper(default: Any, help: str, *, search: tuple[Any, ...] = (), **limits: Any) -> Any:
-    """A hyperparameter: its default, what it is, the paper's search range, and limits (gt, ge, lt, le)."""
+    """A hyperparameter: default, description, the paper's search range, and limits (gt, ge, lt, le)."""
     return Field(default, description=help, json_schema_extra={"search": list(search)}, **limits)
 
 
@@ -42,35 +42,35 @@ Aggregation = Literal["weighted", "uniform"]
 
 
 def aggregated(default: Aggregation) -> Any:
-    """The hyperparameter `aggregation` of methods for which both means are in use, for `fed.mean`."""
+    """The hyperparameter `aggregation`, for `fed.mean`, of methods that are published with both means."""
     return hyper(default, "mean over the cohort by sample count, or uniform")
 
 
 class Method(ABC):
     """A federated method.
 
-    The state is a frozen dataclass of tensors (or of such dataclasses) with everything the method carries from round to round;
-    it is the checkpoint.
+    The state is a frozen dataclass of tensors, or of such dataclasses, with everything that lasts from round to round; it is
+    the checkpoint.
     """
 
-    name: ClassVar[str]  # of a plug-in, under which it is run; without one it is the file's
+    name: ClassVar[str]  # of a plug-in, for the command line; by default the name of its file
     title: ClassVar[str]
     authors: ClassVar[str]
     venue: ClassVar[str]
-    algorithm: ClassVar[str]  # where it is defined, e.g. "Algorithm 1"
+    algorithm: ClassVar[str]  # where the paper defines it, e.g. "Algorithm 1"
     category: ClassVar[str]
     version: ClassVar[int] = 1  # raise it whenever a change alters results: it is part of a run's key
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # preset -> hyperparameters that it switches (methods.md 0.6)
-    # What a preset would switch, but must be asked for by name, since clients then adapt on labelled test data.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # preset -> hyperparameters that it changes (methods.md 0.6)
+    # The same for values that the user must set explicitly, since clients then adapt on labelled test data.
     presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    tested_model: ClassVar[str] = "model"  # which of a client's models is evaluated: its BatchNorm buffers are used
-    shared_models: ClassVar[tuple[str, ...]] = ("model",)  # which of them travel, should BatchNorm buffers do so (4.3)
+    tested_model: ClassVar[str] = "model"  # the client's model that is evaluated, whose BatchNorm buffers are used
+    shared_models: ClassVar[tuple[str, ...]] = ("model",)  # the models whose BatchNorm buffers travel, if any do (4.3)
 
     depends_on_cohort: ClassVar[bool] = False  # what a client receives depends on who else is in the cohort
-    # Plugging in ALA (methods.md 1.15): hyperparameters that it decides, or why it does not go with the method.
+    # Plugging in ALA (methods.md 1.15): hyperparameters whose values it fixes, or why it cannot be plugged in.
     ala_decides: ClassVar[Mapping[str, Value]] = {}
     ala_refused: ClassVar[str] = ""
-    optimizer_refused: ClassVar[str] = ""  # why local training can be by no other optimizer than SGD (methods.md 2.3)
+    optimizer_refused: ClassVar[str] = ""  # why local training needs SGD (methods.md 2.3)
 
     @abstractmethod
     def init(self, fed: Federation) -> Any:
@@ -78,7 +78,7 @@ class Method(ABC):
 
     @abstractmethod
     def receive(self, fed: Federation, s: Any, S: Tensor) -> Any:
-        """Server -> clients of cohort S: download and local initialisation. E1 evaluates what `deployed` says after this."""
+        """Server -> clients of cohort S: download and local initialisation. E1 evaluates `deployed` of the state after this."""
 
     @abstractmethod
     def update(self, fed: Federation, s: Any, S: Tensor) -> Any:
@@ -86,10 +86,10 @@ class Method(ABC):
 
     @abstractmethod
     def deployed(self, s: Any) -> Tensor:
-        """The models that clients would use now: [N, P], or [P] where all use the same."""
+        """The models that clients would use now: [N, P], or [P] if all use the same."""
 
     def check(self, train: TrainSpec) -> Iterator[str]:
-        """Warnings about this method under a protocol, before anything runs. Raises UserError for what is impossible."""
+        """Warnings about this method under a protocol, before a run begins. Raises UserError for an impossible combination."""
         yield from ()
 
     def shared(self, fed: Federation) -> slice:
@@ -97,16 +97,16 @@ class Method(ABC):
         return slice(0, fed.flat.size)
 
     def uses_test_labels(self) -> bool:
-        """Whether clients adapt on labelled test data: such a run is marked in every table."""
+        """Whether clients adapt on labelled test data: tables mark such runs."""
         return False
 
     def canonical_values(self, spec: RunSpec) -> Mapping[str, Value]:
-        """Hyperparameters whose number means under this specification what a word means, with that word: so both have one key.
+        """Hyperparameters whose number means the same as a word under this specification, with that word: both have one key.
 
-        It is asked only where every client has training data.
+        Called only if every client has training data.
         """
         return {}
 
     def series(self, s: Any) -> dict[str, tuple[Tensor, str]]:
-        """Further models to evaluate beside the headline: name -> (models as in `deployed`, which)."""
+        """Further models to evaluate: name -> (models as in `deployed`, the model whose BatchNorm buffers are used)."""
         return {}

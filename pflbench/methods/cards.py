@@ -1,4 +1,4 @@
-"""A method's card: what its class says of it, read from the source, since importing a method would import torch."""
+"""A method's card: the attributes of its class, read from the source, since importing a method would import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pflbench.spec import Value
 
 SUFFIX = "+ala"
 
-# Most of a file is the bodies of its functions, and most of the time goes into parsing them.
+# Function bodies are left out: parsing them would take most of the time.
 _FUNCTION = re.compile(r"^( *)def .*(?:\n(?:\1[ )].*)?)*", re.MULTILINE)
 
 
@@ -35,7 +35,7 @@ class Card:
     hyperparameters: Mapping[str, Value] = field(default_factory=dict)
 
     def plus(self, ala: Card) -> Card:
-        """The same with ALA plugged in, where ALA has a card of its own."""
+        """The card of the method with ALA plugged in. ala: ALA's own card."""
         switched = {name: {**self.presets.get(name, {}), **of} for name, of in ala.presets.items()}
         values = {**self.hyperparameters, **ala.hyperparameters, **self.ala_decides}
         title = self.title and f"{self.title}+ALA"
@@ -46,35 +46,35 @@ _FACTS = tuple(field.name for field in fields(Card) if field.name != "hyperparam
 
 
 def of(cls: type) -> Card:
-    """The card of a class that is there, without its hyperparameters."""
+    """The card of an imported class, without hyperparameters."""
     return Card(**{name: getattr(cls, name) for name in _FACTS})
 
 
 @cache
 def read(place: str) -> Card:
-    """The card of the class at "package.module:Class"; blank where there is no such class. No method is imported."""
-    said: dict[str, Any] = {}
+    """The card of the class at "package.module:Class"; blank if there is no such class. No method is imported."""
+    facts: dict[str, Any] = {}
     values: dict[str, Value] = {}
     for cls in reversed(_lineage(*place.split(":"))):
         for name, value in _attributes(cls):
             if _is_hyper(value):
                 values[name] = _literal(value)
             elif name in _FACTS:
-                said[name] = _literal(value)
-    return Card(**said, hyperparameters=values)
+                facts[name] = _literal(value)
+    return Card(**facts, hyperparameters=values)
 
 
 def _lineage(module: str, name: str) -> list[ast.ClassDef]:
-    """A class and those that it inherits from, the nearest first; of other packages none."""
+    """A class and its base classes of pflbench, the nearest first."""
     if not module.startswith("pflbench."):
         return []
     classes, elsewhere = _parsed(module)
     if name not in classes:
         return _lineage(elsewhere[name], name) if name in elsewhere else []
-    found = [classes[name]]
+    lineage = [classes[name]]
     for base in classes[name].bases:
-        found += _lineage(module, ast.unparse(base))
-    return list(dict.fromkeys(reversed(found)))[::-1]  # what several inherit from comes after all of them
+        lineage += _lineage(module, ast.unparse(base))
+    return list(dict.fromkeys(reversed(lineage)))[::-1]  # a common base class comes after all that inherit from it
 
 
 @cache
@@ -82,18 +82,18 @@ def _parsed(module: str) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
     """A module's classes by name, and the modules from which it imports other names."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"{module} is named as the place of a method, and is not there")
+        raise ModuleNotFoundError(f"there is no module {module}, which is listed as that of a method")
     text = Path(spec.origin).read_text(encoding="utf-8")
     try:
         body = ast.parse(_FUNCTION.sub(r"\1def _(): ...\n", text)).body
-    except SyntaxError:  # a string with lines like those of a function
+    except SyntaxError:  # a string contained lines that look like a function
         body = ast.parse(text).body
     elsewhere = {name.name: str(node.module) for node in body if isinstance(node, ast.ImportFrom) for name in node.names}
     return {node.name: node for node in body if isinstance(node, ast.ClassDef)}, elsewhere
 
 
 def _attributes(cls: ast.ClassDef) -> list[tuple[str, ast.expr]]:
-    """The names that a class body gives values to."""
+    """The names and values that are assigned in a class body."""
     single = [(s.target, s.value) for s in cls.body if isinstance(s, ast.AnnAssign) and s.value is not None]
     several = [(target, s.value) for s in cls.body if isinstance(s, ast.Assign) for target in s.targets]
     return [(ast.unparse(target), value) for target, value in [*single, *several]]
@@ -104,7 +104,7 @@ def _is_hyper(value: ast.expr) -> bool:
 
 
 class _FirstArgument(ast.NodeTransformer):
-    """Puts the first argument in the place of a call: the default of a `hyper`."""
+    """Replaces a call by its first argument: the default of a `hyper`."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         return node.args[0] if node.args else ast.Constant("")
@@ -113,5 +113,5 @@ class _FirstArgument(ast.NodeTransformer):
 def _literal(value: ast.expr) -> Any:
     try:
         return ast.literal_eval(_FirstArgument().visit(value))
-    except ValueError:  # made of something else: the class alone knows it
+    except ValueError:  # no literal: only the class itself has the value
         return ""

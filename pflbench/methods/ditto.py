@@ -16,7 +16,7 @@ from pflbench.methods.fedprox import proximal
 @dataclass(frozen=True)
 class DittoState:
     w: Tensor  # [P] the global model
-    start: Tensor  # what clients have after reception: [P], all the same, or [N, P]
+    start: Tensor  # the models after reception: [P], the same for all, or [N, P]
     v: Tensor  # [N, P] the personal models
 
 

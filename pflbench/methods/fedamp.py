@@ -25,12 +25,12 @@ ROUNDING = 1e-9  # of weights that sum to 1
 class AMPState:
     w: Tensor  # [N, P] the personal models, as they were uploaded last
     u: Tensor  # [N, P] the cloud models, as they were downloaded last
-    start: Tensor  # [N, P] what local training starts from: w, or after reception the cloud model
+    start: Tensor  # [N, P] the models that local training starts from: w, or after reception the cloud models
 
 
 @method
 class MessagePassing(Method):
-    """What FedAMP and HeurFedAMP have in common: everything but the attention."""
+    """The base class of FedAMP and HeurFedAMP, which differ in their attention."""
 
     authors = "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang"
     venue = "AAAI 2021"
@@ -99,7 +99,7 @@ class MessagePassing(Method):
         return fed.send(mixed(w_S, w_S, self.observed(fed, S, w_S)), S)
 
     def observed(self, fed: Federation, S: Tensor, w_S: Tensor) -> Tensor:
-        """The attention, noted: min xi_ii, the share of clients that attend to no other, and xi [N, N], NaN outside S."""
+        """The attention. Keeps for figures: min xi_ii, the share of clients that attend to no other, xi [N, N], NaN outside S."""
         others = self.attention(w_S, fed.t)
         own = 1 - others.sum(dim=1)
         fed.ledger.observe("attention_self_min", own.min())

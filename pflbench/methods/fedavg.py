@@ -14,8 +14,8 @@ from pflbench.methods.base import Method, method
 @dataclass(frozen=True)
 class FedAvgState:
     w: Tensor  # [P] the global model
-    # What clients have after reception: [P], all the same, or [N, P] where ALA is plugged in. Without ALA it is w: this field
-    # and `fed.load` are here for the plug-in alone.
+    # The models after reception: [P], the same for all, or [N, P] with ALA. Without ALA it is w: this field and `fed.load` are
+    # only there so that ALA can be plugged in.
     start: Tensor
 
 

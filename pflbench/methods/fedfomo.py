@@ -20,22 +20,22 @@ from pflbench.methods.attention import distances
 from pflbench.methods.base import Method, hyper, method
 from pflbench.spec import RunSpec, Value
 
-PAIRS = 4096  # of a client and a model, whose losses are found at once
+PAIRS = 4096  # of a client and a model, whose losses are computed at once
 
 Number = Annotated[int, Field(ge=1)] | Literal["all"]
 
 
 @dataclass(frozen=True)
 class FedFomoState:
-    theta: Tensor  # [N, P] the clients' models after their last local training: what the server has of them
-    start: Tensor  # [N, P] o_i, the models from which that training started; after reception those that it will start from
-    raw: Tensor  # [N, N] what each client found the models worth that it received last, 0 for the others
+    theta: Tensor  # [N, P] the clients' models after their last local training, as the server has them
+    start: Tensor  # [N, P] o_i, the models that this training started from; after reception, those that it will start from
+    raw: Tensor  # [N, N] the weights that each client gave the models that it received last, before clipping; 0 for others
     P: Tensor  # [N, N] affinity: the sum of what clients have reported so far
     uploaded: Tensor  # [N] bool, the server has a model of this client
 
 
 def fomo_weights(raw: Tensor, own: Tensor) -> Tensor:
-    """max(raw, 0) with rows that sum to 1, [c, N]; where no model is worth anything, the client's own (own [c, N] bool)."""
+    """max(raw, 0) with rows that sum to 1, [c, N]; a row without a positive value takes the own model (own [c, N] bool)."""
     positive = raw.clamp(min=0)
     total = positive.sum(dim=1, keepdim=True)
     return torch.where(total == 0, own.to(raw), positive / total)
@@ -97,12 +97,12 @@ class FedFomo(Method):
         return samples[:cut], samples[cut:]
 
     def received(self, s: FedFomoState) -> int:
-        """How many models each client downloads: M, or as many as there are."""
-        there_are = int(s.uploaded.sum())
-        return there_are if self.M == "all" else min(self.M, there_are)
+        """How many models each client downloads: M, but no more than have been uploaded."""
+        uploaded = int(s.uploaded.sum())
+        return uploaded if self.M == "all" else min(self.M, uploaded)
 
     def candidates(self, s: FedFomoState, S: Tensor) -> Tensor:
-        """Which models each client downloads, [c, N] bool: those with the largest P_ij, ties to the lower index."""
+        """The models that each client downloads, [c, N] bool: those with the largest P_ij, ties by the lower index."""
         affinity = s.P[S].masked_fill(~s.uploaded, -torch.inf)
         first = affinity.sort(dim=1, descending=True, stable=True).indices[:, : self.received(s)]
         return torch.zeros_like(affinity, dtype=torch.bool).scatter(1, first, True)

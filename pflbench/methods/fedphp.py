@@ -22,7 +22,7 @@ Kernel = Literal["fixed", "adaptive"]
 @dataclass(frozen=True)
 class FedPHPState:
     w: Tensor  # [P] the global model
-    start: Tensor  # what clients train from: [P], all the same, or [N, P]; fedala2022: theta_i until the next reception
+    start: Tensor  # the models that training starts from: [P] or [N, P]; fedala2022: theta_i until the next reception
     p: Tensor  # [N, P] the inherited private models; fedala2022: none, [N, 0]
     z: Tensor  # [N] participations
 

@@ -66,7 +66,7 @@ class FedAvgC(FedAvg):
         return fed.sgd(s.theta[S], S, plan=fed.batches(S), model="finetuned", save_statistics_to="model", **self.penalty(s))
 
     def penalty(self, s: FineTunedState) -> dict[str, Any]:
-        """What the local objective adds to the cross-entropy, in fine-tuning and in local training."""
+        """Arguments of `fed.sgd` for a penalty, in fine-tuning and in local training."""
         return {}
 
     def deployed(self, s: FineTunedState) -> Tensor:
@@ -75,7 +75,7 @@ class FedAvgC(FedAvg):
     def series(self, s: FineTunedState) -> dict[str, tuple[Tensor, str]]:
         return {"global": (s.w, "model")}
 
-    # BatchNorm's buffers of the copy are kept apart: a client that is only tested must not carry them into its training.
+    # The copy has BatchNorm buffers of its own: a client that is only tested must not use them in its training.
 
     def _for_epochs(self, fed: Federation, s: FineTunedState, S: Tensor) -> Tensor:
         plan = fed.batches(S, self.finetune_epochs, purpose="batches/finetuned")
@@ -117,7 +117,7 @@ class FedProxC(FedAvgC, FedProx):
 
 
 def _first_model(fed: Federation) -> str:
-    """The buffers that fine-tuning begins with. It begins local training: "reset" means initial ones, which nobody writes to."""
+    """The buffers that fine-tuning begins with: with bn_buffers="reset" the initial ones, which no training changes."""
     return "initial" if fed.protocol.bn_buffers == "reset" else "model"
 
 

@@ -36,7 +36,7 @@ class Strategy:
 @dataclass(frozen=True)
 class PartialFedState:
     w: Tensor  # [P] the global model
-    start: Tensor  # what clients have after reception: [P], all the same, or [N, P]
+    start: Tensor  # the models after reception: [P], the same for all, or [N, P]
     theta: Tensor  # [N, P] the local models
     strategy: Strategy
     position: Tensor  # [N] where in the cycle of f_m + f_s batches the client's next round begins

@@ -24,8 +24,8 @@ Rate = Annotated[float, Field(ge=0)] | Literal["lr"]
 @dataclass(frozen=True)
 class PerFedAvgState:
     w: Tensor  # [P] the global model
-    start: Tensor  # what clients have after reception: [P], all the same, or [N, P]
-    adapted: Tensor  # [N, P] that after a step on a client's own data, to be tested only; of a client's last reception
+    start: Tensor  # the models after reception: [P], the same for all, or [N, P]
+    adapted: Tensor  # [N, P] start after a step on the client's own data, for tests only; as of the client's last reception
 
 
 def descend(grad: Grad, *, w: Tensor, rate: Tensor) -> dict[str, Tensor]:
@@ -51,7 +51,7 @@ class PerFedAvg(FedAvg):
     """MAML: the global model is trained to be good after one step of SGD on a client's own data.
 
     adapt_on=test2022 is how PFLlib evaluated in 2022, perhaps for the FedALA paper's tables. It learns from test labels, so
-    the preset fedala2022 leaves it out; it must be asked for by name.
+    the preset fedala2022 does not include it; the user must set it.
     """
 
     title = "Per-FedAvg"
@@ -131,6 +131,6 @@ class PerFedAvg(FedAvg):
 
 
 def _first(plan: Plan, steps: int) -> Plan:
-    """At most so many of each client's steps."""
+    """The first `steps` steps of each client."""
     sizes = tuple(s[:steps] for s in plan.sizes)
     return Plan(tuple(order[: s.sum()] for order, s in zip(plan.order, sizes, strict=True)), sizes)

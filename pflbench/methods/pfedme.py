@@ -21,7 +21,7 @@ from pflbench.spec import TrainSpec
 @dataclass(frozen=True)
 class PFedMeState:
     w: Tensor  # [P] the global model
-    start: Tensor  # what clients have after reception: [P], all the same, or [N, P]
+    start: Tensor  # the models after reception: [P], the same for all, or [N, P]
     personal: Tensor  # [N, P] theta_i (or w_i, see `evaluate`) as the client's last own round left it
 
 

@@ -61,22 +61,31 @@ class PlusALA(Method):
         return self.base.canonical_values(spec)
 
     def init(self, fed: Federation) -> PlusState:
-        begun = _Initialisation(self.ala, fed.everyone(fed.initial()[self.shared(fed)]), self.ala.first(fed, self.shared(fed)))
-        return PlusState(self.base.init(fed.initialising(begun.unchanged)), begun.local, begun.state)
+        shared = self.shared(fed)
+        local, ala = fed.everyone(fed.initial()[shared]), self.ala.first(fed, shared)
+        return PlusState(self.base.init(fed.initialising(lambda *_: local)), local, ala)
 
     def receive(self, fed: Federation, s: PlusState, S: Tensor) -> PlusState:
-        begun = _Initialisation(self.ala, s.local, s.ala)
+        local, ala, loaded = s.local, s.ala, False
+
+        def load(received: Tensor, S: Tensor, rest: Tensor | None) -> Tensor:
+            nonlocal local, ala, loaded
+            rows = fed.rows(received, S) if received.dim() == 1 else received
+            hat_S, ala = self.ala.initialise(fed, ala, S, rows, local[S], rest)
+            local, loaded = put(local, S, hat_S), True
+            return local
+
         A = fed.all_trainable() if self.ala.ala_all else S
-        base = self.base.receive(fed.initialising(begun.of(fed)), s.base, A)
-        if not begun.happened:
+        base = self.base.receive(fed.initialising(load), s.base, A)
+        if not loaded:
             raise UserError(
                 f"{self.base.title} does not take over a received model, so ALA has nothing to replace.",
                 "A method that does says so by calling fed.load(received, S) in `receive`.",
             )
-        return PlusState(base, begun.local, begun.state)
+        return PlusState(base, local, ala)
 
     def update(self, fed: Federation, s: PlusState, S: Tensor) -> PlusState:
-        listening = fed.initialising(_Initialisation(self.ala, s.local, s.ala).unchanged)
+        listening = fed.initialising(lambda *_: s.local)
         base = self.base.update(listening, s.base, S)
         return PlusState(base, put(s.local, S, listening.uploads[0]), s.ala.after_training(S))
 
@@ -85,24 +94,3 @@ class PlusALA(Method):
 
     def series(self, s: PlusState) -> dict[str, tuple[Tensor, str]]:
         return self.base.series(s.base)
-
-
-class _Initialisation:
-    """One round's `fed.load`, and what it leaves behind."""
-
-    def __init__(self, ala: ALA, local: Tensor, state: AlaState) -> None:
-        self.ala, self.local, self.state = ala, local, state
-        self.happened = False
-
-    def unchanged(self, received: Tensor, S: Tensor, rest: Tensor | None) -> Tensor:
-        return self.local
-
-    def of(self, fed: Federation) -> Any:
-        def load(received: Tensor, S: Tensor, rest: Tensor | None) -> Tensor:
-            self.happened = True
-            rows = fed.rows(received, S) if received.dim() == 1 else received
-            hat_S, self.state = self.ala.initialise(fed, self.state, S, rows, self.local[S], rest)
-            self.local = put(self.local, S, hat_S)
-            return self.local
-
-        return load

@@ -172,8 +172,8 @@ class Counter(BaseExecutor):
         self._through_frozen: set[int] = set()  # samples that have passed the frozen layers
         return self.work
 
-    def _sgd(self, asked: Sgd) -> Trained:
-        rows, plan, columns, references = asked.models, asked.plan, asked.columns, asked.references
+    def _sgd(self, request: Sgd) -> Trained:
+        rows, plan, columns, references = request.models, request.plan, request.columns, request.references
         self._read_beside(plan, columns, rows.itemsize)
         self._step(plan, columns)
         for batch in _batches(plan):
@@ -184,13 +184,13 @@ class Counter(BaseExecutor):
             self.work.bytes += len(references) * rows.itemsize * self._touched(batch, ALL)
         moved = rows.clone()
         moved[:, columns] += MOVE * torch.arange(1, len(rows) + 1).to(rows).unsqueeze(1)
-        return Trained(moved, asked.buffers.clone(), rows.new_zeros(len(plan)), dict(asked.moments))
+        return Trained(moved, request.buffers.clone(), rows.new_zeros(len(plan)), dict(request.moments))
 
-    def _scan(self, asked: Scan) -> Scanned:
-        carry, given, plan, columns = asked.carry, asked.given, asked.plan, asked.columns
+    def _scan(self, request: Scan) -> Scanned:
+        carry, given, plan, columns = request.carry, request.given, request.plan, request.columns
         none = next(iter(carry.values())).new_zeros(len(plan))
         if not plan.steps().any():
-            return Scanned(dict(carry), asked.buffers.clone(), none, none)
+            return Scanned(dict(carry), request.buffers.clone(), none, none)
         taken: list[int] = []
 
         def grad(w: Tensor, part: int = 0, of: int = 0) -> Tensor:
@@ -198,25 +198,25 @@ class Counter(BaseExecutor):
             return torch.zeros_like(w)
 
         # Which gradients a step takes does not depend on the data: one step, of all clients at once, stands for all.
-        inputs = {name: value[:, 0] for name, value in asked.per_step.items()}
+        inputs = {name: value[:, 0] for name, value in request.per_step.items()}
         with FlopCounterMode(display=False) as products:  # of the step's own, as with all core models in APPLE
-            after = asked.step(grad, **carry, **unwrap(given), **inputs)
+            after = request.step(grad, **carry, **unwrap(given), **inputs)
         self.work.flops += products.get_total_flops() / len(plan) * int(plan.steps().sum())
         self.work.bytes += sum(v.value.nbytes for v in given.values() if isinstance(v, Shared)) * int(plan.steps().max())
-        self._read_beside(plan, columns, asked.frozen.itemsize)
+        self._read_beside(plan, columns, request.frozen.itemsize)
         self._step(plan, columns, len(taken))
         for batch in _batches(plan):
-            pieces = np.array_split(batch, asked.parts)
+            pieces = np.array_split(batch, request.parts)
             for part in set(taken):
                 self._visit(pieces[part])
             for part in taken:
                 self._differentiate(pieces[part], columns)
             self.work.bytes += 2 * sum(self._carried(value, batch, columns) for value in carry.values())
-        return Scanned(dict(after), asked.buffers.clone(), none, none)
+        return Scanned(dict(after), request.buffers.clone(), none, none)
 
-    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
-        plan = asked.plan
-        self._read(plan.order, slice(0, self.flat.head.start), asked.models.itemsize)
+    def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
+        plan = request.plan
+        self._read(plan.order, slice(0, self.flat.head.start), request.models.itemsize)
         for order in plan.order:
             self._visit(order)
             self.work.flops += len(order) * self.costs.below_head
@@ -226,10 +226,10 @@ class Counter(BaseExecutor):
         alone.sample_bytes, alone.tables = 0, ()
         return HeadOnFeatures(alone, plan.positions())
 
-    def _evaluate(self, asked: Evaluate) -> Evaluated:
-        plan, model_of = asked.plan, asked.model_of
-        of_model = [[plan.order[client] for client in np.flatnonzero(model_of == m)] for m in range(len(asked.models))]
-        self._read([np.concatenate(orders) for orders in of_model if orders], ALL, asked.models.itemsize)
+    def _evaluate(self, request: Evaluate) -> Evaluated:
+        plan, model_of = request.plan, request.model_of
+        of_model = [[plan.order[client] for client in np.flatnonzero(model_of == m)] for m in range(len(request.models))]
+        self._read([np.concatenate(orders) for orders in of_model if orders], ALL, request.models.itemsize)
         for order in plan.order:
             self._visit(order)
             self.work.flops += len(order) * self.costs.forward

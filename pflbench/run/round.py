@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflbench.engine.evaluation import Scores
-from pflbench.engine.federation import COUNTERS, Federation
+from pflbench.engine.federation import Federation
 from pflbench.methods.base import Method
 from pflbench.run import testing as evaluation
 
@@ -61,13 +61,12 @@ class CommunicationRound:
     @property
     def traffic(self) -> NDArray[np.int64]:
         """What each client sent and received so far, [N, 4], in the order of COUNTERS."""
-        return self.reception.ledger.traffic.by_client() + self.training.ledger.traffic.by_client()
+        return self.reception.ledger.traffic + self.training.ledger.traffic
 
     def take_over(self, seconds: float, traffic: Sequence[Sequence[int]]) -> None:
         """Takes over the cost of a reception from a checkpoint."""
         self.seconds[RECEPTION] = seconds
-        for name, sent in zip(COUNTERS, np.array(traffic, dtype=np.int64).T, strict=True):
-            setattr(self.reception.ledger.traffic, name, sent)
+        self.reception.ledger.traffic[:] = traffic
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

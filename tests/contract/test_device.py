@@ -21,7 +21,6 @@ from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import bucket
-from pflbench.models import MODELS
 from pflbench.run import memory_estimate, prepared
 from pflbench.run.checkpoint import Checkpoints
 
@@ -109,10 +108,6 @@ def test_clients_are_as_unequal_as_those_of_runs():
     assert len(steps) == 20
     assert {bucket(count, 20) for count in at_work} == {bucket(count, 20) for count in range(1, 21)}
     assert any(bucket(count, 20) > count for count in at_work)
-
-
-def test_every_model_has_data():
-    assert set(MODELS) <= set(small.SHAPES)
 
 
 def test_the_pace_is_measured(monkeypatch):

@@ -61,14 +61,6 @@ def test_unshuffled_epochs_are_the_given_order() -> None:
     assert plan.sizes[0].tolist() == [5, 2, 5, 2]
 
 
-@pytest.mark.parametrize(("percent", "n", "m"), [(80, 7, 5), (50, 7, 3), (99.9, 7, 6), (100, 7, 7), (5, 7, 1)])
-@pytest.mark.parametrize("contiguous", [False, True])
-def test_a_subset_has_so_many_whole_samples(percent: float, n: int, m: int, contiguous: bool) -> None:
-    """max(1, int(s / 100 * n_i)): a fraction of a sample is none, but there is always one."""
-    (chosen,) = federation(n=(n,)).subset(federation(n=(n,)).all_trainable(), percent, contiguous)
-    assert len(set(chosen)) == len(chosen) == m
-
-
 @pytest.mark.parametrize("verb", ["fit", "train_by"])
 def test_a_plan_for_nobody_is_a_plan(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = federation()

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from pflbench import methods
+from pflbench.contract.as_run import method as make
 from pflbench.contract.recorded import Recorded
-from pflbench.contract.small import federation, tensors, train
+from pflbench.contract.small import federation, train
+from pflbench.contract.suite import assert_same
 from pflbench.engine.batched.batched_executor import LARGE, BatchedExecutor
 from pflbench.engine.batched.program import MIXED, bucket, capture
 from pflbench.engine.batched.program_cache import KINDS, Programs
 from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import Sgd, frozen
+from pflbench.engine.requests import Sgd, function_key
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
 
@@ -28,20 +29,11 @@ CPU = torch.device("cpu")
 SPREAD = (16, 8, 21, 14, 11, 5, 17)
 
 
-def make(name):
-    return methods.make(methods.spec(name, {"max_init_epochs": "2"} if name == "fedala" else {}))
-
-
 def captured(model="mlp", how=None, **settings):
     fed = federation(model, "batched", **{"n": SPREAD, **settings})
     fed.executor.close()
     fed.executor = BatchedExecutor(fed.flat, fed.executor.samples, capture=how or Recorded())
     return fed
-
-
-def assert_same(a, b, tolerance=1e-10):
-    for field, value in tensors(a).items():
-        torch.testing.assert_close(tensors(b)[field], value, rtol=0, atol=tolerance)
 
 
 # -- which numbers of clients there are programs for ----------------------------------------------------------------------
@@ -65,7 +57,7 @@ def test_there_are_few_sizes_and_none_is_much_too_large():
 def test_clients_that_have_finished_stay_as_they_are(name, model):
     settings = {"n": SPREAD, "drop_last": "never" if name == "ditto" else "auto"}
     fed = captured(model, **settings)
-    assert_same(train(make(name), federation(model, "batched", **settings), 1), train(make(name), fed, 1))
+    assert_same(train(make(name), federation(model, "batched", **settings), 1), train(make(name), fed, 1), 1e-10)
     assert fed.executor.programs.record()["programs"] > 0
     assert set(fed.executor.programs.apart) <= {MIXED}
 
@@ -158,7 +150,7 @@ def test_memory_that_runs_out_while_a_program_is_made_is_given_back(error, monke
 
     monkeypatch.setattr(Programs, "_take", take)
     monkeypatch.setattr("pflbench.engine.memory.release", release)
-    assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1))
+    assert_same(train(make("fedavg"), fed, 1), train(make("fedavg"), federation("mlp", "loop", n=SPREAD), 1), 1e-10)
     assert held == [[]], "nothing is left of the program for all when half as many are tried"
     assert [(s.clients, s.then) for s in fed.executor.chunks.shortages] == [(7, 3)]
 
@@ -249,7 +241,7 @@ class FailingAtFirst(Recorded):
 
 def test_a_step_whose_warm_up_fails_is_made_without_capture_and_said():
     fed = captured(how=FailingAtFirst())
-    assert_same(train(make("fedavg"), fed, 2), train(make("fedavg"), federation(n=SPREAD), 2))
+    assert_same(train(make("fedavg"), fed, 2), train(make("fedavg"), federation(n=SPREAD), 2), 1e-10)
     assert list(fed.executor.programs.apart) == ["not captured: RuntimeError: Failed to find C compiler."]
 
 
@@ -275,7 +267,7 @@ class Idle(Recorded):
 
 def test_a_program_that_gives_other_numbers_is_not_used():
     fed = captured(how=Idle())
-    assert_same(train(make("fedala"), federation(n=SPREAD), 2), train(make("fedala"), fed, 2))
+    assert_same(train(make("fedala"), federation(n=SPREAD), 2), train(make("fedala"), fed, 2), 1e-10)
     assert list(fed.executor.programs.apart) == ["not captured: the program gave other numbers"]
 
 
@@ -296,8 +288,8 @@ def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever()
 
 
 def test_functions_are_known_by_themselves_and_their_arguments():
-    assert frozen(partial(looks, strength=[1, 2])) == frozen(partial(looks, strength=[1, 2]))
-    assert frozen(partial(looks, strength=1)) != frozen(partial(looks, strength=2))
+    assert function_key(partial(looks, strength=[1, 2])) == function_key(partial(looks, strength=[1, 2]))
+    assert function_key(partial(looks, strength=1)) != function_key(partial(looks, strength=2))
 
 
 def test_steps_are_captured_on_a_gpu_alone():

@@ -11,8 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pflbench import methods
-from pflbench.contract.small import federation, tensors, train
+from pflbench.contract.small import federation
 from pflbench.engine.batched import batched_executor as executor
 from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.layers import (
@@ -168,14 +167,6 @@ def test_a_step_copies_no_images_and_normalises_once(model, layers):
     copied = [tuple(r.shape) for name, r in made.seen if name in ("clone", "copy_") and r.dim() > 3 and BATCH in r.shape]
     assert copied == []
     assert names.count("native_batch_norm") == names.count("native_batch_norm_backward") == layers
-
-
-def assert_same(name, a, b, rounds):
-    """A method trains the same in two federations."""
-    method = methods.make(methods.spec(name, {"max_init_epochs": "2"} if name == "fedala" else {}))
-    found, expected = (tensors(train(method, fed, rounds)) for fed in (b, a))
-    for field, value in expected.items():
-        torch.testing.assert_close(found[field], value, rtol=0, atol=1e-10)
 
 
 # -- large parameters -----------------------------------------------------------------------------------------------------

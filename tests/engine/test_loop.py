@@ -6,16 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector
 
 from pflbench.contract.small import federation, train
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop_executor import Worker
 from pflbench.methods.fedala import FedALA
-from pflbench.methods.fedavg import FedAvg
-from pflbench.methods.fedprox import FedProx
-
-PADDING = slice(0, 32)  # the first row of fastText's embedding
 
 
 @pytest.fixture
@@ -24,30 +19,6 @@ def texts():
     fed = federation("fasttext", "loop", local_epochs=2)
     yield fed
     fed.executor.close()
-
-
-@pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_embeddings_train_as_with_dense_gradients(texts, mu):
-    """One round beside plain modules and torch.optim.SGD, whose embeddings have dense gradients."""
-    state = train(FedProx(mu=mu) if mu else FedAvg(), texts, 1)
-    now = texts.at(1)
-    S = now.cohort(1)
-    plan, rows = now.batches(S), []
-    for i in range(len(S)):
-        module = copy.deepcopy(texts.flat.module).double().train()
-        anchor = [p.detach().clone() for p in module.parameters()]
-        optimiser = torch.optim.SGD(module.parameters(), lr=texts.protocol.lr)
-        for index in plan.batches(i):
-            x, y = texts.executor.samples.batch(torch.from_numpy(index))
-            optimiser.zero_grad()
-            distance = sum((p - a).pow(2).sum() for p, a in zip(module.parameters(), anchor, strict=True))
-            (F.cross_entropy(module(x), y) + mu / 2 * distance).backward()
-            optimiser.step()
-        rows.append(parameters_to_vector(module.parameters()).detach())
-    expected = texts.shares(S) @ torch.stack(rows)
-    torch.testing.assert_close(state.w, expected, rtol=0, atol=1e-12)
-    assert torch.equal(state.w[PADDING], torch.zeros(32, dtype=torch.float64))
-    assert (state.w - texts.initial()).abs().max() > 0.01
 
 
 def test_weight_learning_on_embeddings_after_training_with_sparse_gradients(texts):

@@ -12,8 +12,9 @@ import pytest
 import torch
 from support.cases import rest_slow
 
-from pflbench import methods
+from pflbench.contract.as_run import method as make
 from pflbench.contract.small import federation, tensors, train
+from pflbench.contract.suite import assert_same
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import _near
@@ -25,11 +26,6 @@ from pflbench.run.record import in_words
 
 CPU = torch.device("cpu")
 DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
-
-
-def make(name):
-    few = {"finetune_cap": "2", "max_init_epochs": "2"}
-    return methods.make(methods.spec(name, {h.name: few[h.name] for h in methods.hyperparameters(name) if h.name in few}))
 
 
 def batched(chunks=None, model="mlp", **how):
@@ -218,17 +214,23 @@ def test_what_a_failed_part_held_is_free_before_the_next():
 # -- the results do not depend on it ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", rest_slow([*METHODS, "fedrep+ala"], "fedavg", "fedala", "pfedme", "fedrep+ala"))
-def test_neither_fitting_nor_running_out_changes_a_method(name, monkeypatch):
-    fed, method = batched(), make(name)
+QUICK = [("fedavg", "mlp"), ("fedala", "mlp"), ("fedrep+ala", "mlp"), ("fedavg", "batchnorm"), ("pfedme", "batchnorm")]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), rest_slow(dict.fromkeys([*QUICK, *((name, "mlp") for name in METHODS), ("fedala", "batchnorm")]), *QUICK)
+)
+def test_neither_fitting_nor_running_out_changes_a_method(name, model, monkeypatch):
+    fed, method = batched(model=model), make(name)
     whole = train(method, fed, 1)
     tested = fed.evaluate(method.deployed(whole), fed.all_trainable(), method.tested_model)
 
     def same(chunks):
-        other = batched(chunks)
+        other = batched(chunks, model)
         state = train(method, other, 1)
-        for field, value in tensors(whole).items():
-            torch.testing.assert_close(tensors(state)[field], value, rtol=0, atol=1e-12)
+        assert_same(whole, state, 1e-12)
+        for which, rows in fed.buffers.items():
+            torch.testing.assert_close(other.buffers[which], rows, rtol=0, atol=1e-12)
         scores = other.evaluate(method.deployed(state), other.all_trainable(), method.tested_model)
         assert scores.correct.tolist() == tested.correct.tolist()
         assert scores.loss == pytest.approx(tested.loss, abs=1e-12)
@@ -256,17 +258,6 @@ def test_running_out_counts_no_loss_twice(monkeypatch):
     limit(monkeypatch, 2)
     torch.testing.assert_close(losses(), before, rtol=0, atol=1e-12)
     assert fed.executor.chunks.shortages
-
-
-@pytest.mark.parametrize("name", ["fedavg", "pfedme", "fedala"])
-def test_running_out_leaves_batch_norm_alone(name, monkeypatch):
-    a, b = batched(model="batchnorm"), batched(model="batchnorm")
-    train(make(name), a, 1)
-    limit(monkeypatch, 2)
-    train(make(name), b, 1)
-    assert b.executor.chunks.halvings("training") == 1
-    for which in a.buffers:
-        torch.testing.assert_close(b.buffers[which], a.buffers[which], rtol=0, atol=1e-12)
 
 
 def test_running_out_in_evaluation_shrinks_its_batches_too(monkeypatch):

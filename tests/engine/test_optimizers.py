@@ -91,7 +91,7 @@ def ditto_by_hand(twin: OptimTwin, strength: float) -> None:
             mine = twin.clients[client]
             twin.load(mine, twin.train(("personal", client), mine, personal, i, t, received, strength))
             trained.append(twin.train(("shared", client), received, shared, i, t))
-        twin.average(trained, S.tolist())
+        twin.average(S, trained)
 
 
 def cases() -> Iterator[Any]:

@@ -7,19 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.twins import close, near, rows, setup
+from support.cases import engines
+from support.twins import buffers, close, near, rows, setup
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import federation, train
 from pflbench.contract.toy import q2
 from pflbench.errors import UserError
-from pflbench.methods.apple import APPLE, APPLEState, mean_of_means
+from pflbench.methods.apple import APPLE, APPLEState
 from pflbench.methods.local import Local
 from pflbench.spec import TrainSpec
-
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 
 
 @engines
@@ -57,13 +56,6 @@ def test_lambda(scheduler, L, expected):
         assert APPLE(scheduler=scheduler, L=L).lambda_(fed.at(r + 1)) == pytest.approx(value, abs=1e-9)
 
 
-def test_eta_1_is_n_times_the_rate():
-    """Q2 from p_0 = (0.75, 0.25), one step: the core moves by N * eta * p_ii * (c - w)."""
-    fed = q2("loop").at(1)
-    near(APPLE().update(fed, APPLE().init(fed), fed.cohort(1)).cores, [[2 * 0.1 * 0.75, 0], [0, 2 * 0.1 * 0.25 * 2]])
-    near(APPLE(scale_lr=False).update(fed, APPLE().init(fed), fed.cohort(1)).cores, [[0.075, 0], [0, 0.05]])
-
-
 @engines
 @pytest.mark.parametrize(
     ("model", "options"),
@@ -84,10 +76,9 @@ def test_twin(model, engine, options):
     p = [nn.Parameter(start.clone()) for _ in range(N)]
     personal = [twin.fresh() for _ in range(N)]  # their modules also hold BatchNorm's buffers
     eta_1 = fed.protocol.lr * (N if method.scale_lr else 1)
-    for t in range(1, 4):
-        now, r, R_L = fed.at(t), t - 1, fed.protocol.rounds
+    for now, S in twin.rounds(3):
+        r, R_L = now.t - 1, fed.protocol.rounds
         lam = 0.001 ** (r / R_L) if method.scheduler == "exp" else (np.cos(np.pi * r / R_L) + 1) / 2
-        S = now.cohort(t)
         downloaded = [[q.detach().clone() for q in core.parameters()] for core in cores]
         for i, c in enumerate(S.tolist()):
             own, module = cores[c], personal[c].train()
@@ -128,7 +119,7 @@ def test_twin(model, engine, options):
     assert (state.p - start).abs().max() > 1e-3
     assert torch.pdist(state.cores).min() > 1e-3
     if model == "batchnorm":
-        close(fed.buffers["model"], torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in personal]))
+        close(fed.buffers["model"], buffers(personal))
 
 
 @engines
@@ -140,21 +131,6 @@ def test_who_takes_only_its_own_core_and_never_learns_is_on_its_own(engine):
     close(state.cores, expected)
     close(state.personal, expected)
     assert torch.equal(state.p, alone.p)
-
-
-def test_a_strong_penalty_keeps_relationships_at_p_0():
-    fed = federation()
-    p_0 = fed.n / fed.n.sum()
-    free, tied = (train(APPLE(mu=mu, L=1, eta_2=0.05), fed).p for mu in (0, 10))
-    assert (tied - p_0).norm() < (free - p_0).norm() / 2
-    close(train(APPLE(mu=10, L=0, eta_2=0.05), fed).p, free)
-
-
-def test_mean_of_means():
-    fed = federation("cnn")
-    x = torch.randn(fed.flat.size, generator=torch.Generator().manual_seed(1)).double()
-    expected = torch.stack([view.mean() for view in fed.flat.views(x).values()]).mean()
-    close(x @ mean_of_means(fed.flat), expected)
 
 
 @engines

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import cdist
-from support.attention import close, clouds, near
+from support.attention import clouds
+from support.twins import close, near
 
 from pflbench.methods.attention import AT_ONCE, cosines, distances, mixed, squared_distances
 from pflbench.methods.fedamp import FedAMP

@@ -6,10 +6,7 @@ import pytest
 from support.cases import rest_slow
 
 from pflbench import methods
-
-pytest.register_assert_rewrite("pflbench.contract.suite")
-
-from pflbench.contract.suite import AGREE, MORE, Contract  # noqa: E402
+from pflbench.contract.suite import AGREE, MORE, Contract
 
 
 @pytest.mark.parametrize("name", rest_slow(methods.names(with_ala=True), *methods.METHODS, "fedavg+ala"))

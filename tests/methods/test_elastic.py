@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.twins import close, setup
+from support.cases import engines
+from support.twins import buffers, close, setup, vector
 from torch import nn
-from torch.nn.utils import parameters_to_vector
 
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import federation, train
 from pflbench.contract.toy import executor
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
@@ -19,8 +19,6 @@ from pflbench.engine.samples import Samples
 from pflbench.methods.elastic import Elastic, ElasticState, elasticity, measure, squared_norm
 from pflbench.methods.fedavg import FedAvg
 from pflbench.spec import TrainSpec
-
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 
 
 class Scaling(nn.Module):
@@ -86,9 +84,7 @@ def test_twin(model, engine):
     tau, mu, eta_s = 0.3, 0.8, 1.2
     method = Elastic(tau=tau, mu=mu, eta_s=eta_s, holdout=0.4)
     state = train(method, fed)
-    for t in range(1, 4):
-        now = fed.at(t)
-        S = now.cohort(t)
+    for now, S in twin.rounds(3):
         B, D = zip(*(method.split(fed, c) for c in S.tolist()), strict=True)
         measuring = now.batches(S, 1, purpose="sensitivity", samples=B, drop_last="never")
         training, old = now.batches(S, samples=D), list(twin.server.parameters())
@@ -112,15 +108,9 @@ def test_twin(model, engine):
         with torch.no_grad():
             for q, d, o in zip(old, step, Omega, strict=True):
                 q -= eta_s * (1 + tau - o / o.max()) * d
-    close(state.theta, parameters_to_vector(twin.server.parameters()).detach())
+    close(state.theta, vector(twin.server))
     if model == "batchnorm":
-        expected = torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients])
-        close(fed.buffers["model"], expected)
-
-
-@engines
-def test_without_a_holdout_it_is_fedavg(engine):
-    close(train(Elastic(holdout=0), federation(engine=engine)).theta, train(FedAvg(), federation(engine=engine)).w)
+        close(fed.buffers["model"], buffers(twin.clients))
 
 
 @engines
@@ -131,11 +121,6 @@ def test_without_sensitivities_it_is_fedavg_on_what_remains_for_training(engine)
     fed.train_indices = [method.split(fed, client)[1] for client in range(fed.size)]
     fed.n = fed.n.new_tensor([len(D_k) for D_k in fed.train_indices])
     close(elastic.theta, train(FedAvg(), fed).w)
-
-
-def test_a_server_that_does_not_move():
-    fed = federation()
-    assert torch.equal(train(Elastic(eta_s=0), fed).theta, fed.initial())
 
 
 def test_elasticity_by_tensor():

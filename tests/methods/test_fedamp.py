@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from support.attention import close, clouds, near
-from support.twins import rows, setup
+from support.attention import clouds
+from support.cases import engines
+from support.twins import buffers, close, near, rows, setup, vector
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
 from pflbench import methods
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import federation, train
 from pflbench.contract.toy import q2, rounds
-from pflbench.engine.federation import Federation
 from pflbench.errors import UserError
 from pflbench.methods.fedamp import AMPState, FedAMP
-from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.heurfedamp import HeurFedAMP
-from pflbench.methods.local import Local
 from pflbench.spec import MethodSpec, TrainSpec
 
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 both = pytest.mark.parametrize("cls", [FedAMP, HeurFedAMP])
 UNIT = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
 
@@ -108,7 +104,7 @@ def attention_by_hand(method, vectors, i):
 def test_twin(method, model, engine):
     fed, twin = setup(model, engine)
     state = train(method, fed, 3)
-    w = [parameters_to_vector(m.parameters()).detach() for m in twin.clients]
+    w = [vector(m) for m in twin.clients]
     u, reach = [v.clone() for v in w], 0.0
     for t in (1, 2, 3):
         S, plan = fed.cohort(t).tolist(), fed.at(t).batches(fed.cohort(t))
@@ -129,21 +125,15 @@ def test_twin(method, model, engine):
                 optimiser.zero_grad()
                 (F.cross_entropy(module(x), y) + method.lam / (2 * method.alpha_k) * far.square().sum()).backward()
                 optimiser.step()
-            w[c] = parameters_to_vector(module.parameters()).detach().clone()
+            w[c] = vector(module)
     assert reach > 0.05, "the clouds differ from the clients' own models"
     close(state.w, torch.stack(w))
     close(state.w, rows(twin.clients))
     if model == "batchnorm":
-        close(fed.buffers["model"], torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients]))
+        close(fed.buffers["model"], buffers(twin.clients))
 
 
 # -- limits ---------------------------------------------------------------------------------------------------------------
-
-
-@engines
-@both
-def test_without_the_penalty_it_is_local_training(cls, engine):
-    close(train(cls(lam=0, start="own"), federation(engine=engine)).w, train(Local(), federation(engine=engine)).theta, 0)
 
 
 @engines
@@ -152,33 +142,6 @@ def test_models_far_apart_do_not_attend_to_one_another(engine):
     state = train(FedAMP(sigma=1e-6), fed)
     assert torch.equal(state.u, state.w)
     assert torch.equal(FedAMP(sigma=1e-6).attention(state.w, 1), torch.zeros(4, 4).double())
-
-
-@engines
-def test_heurfedamp_that_takes_all_alike_and_starts_from_the_cloud_is_fedavg(engine):
-    alike = {"n": (15, 15, 15), "engine": engine}
-    heuristic = train(HeurFedAMP(sigma=0, lam=0, start="cloud"), federation(**alike))
-    average = train(FedAvg(), federation(**alike)).w
-    close(heuristic.u, average.expand_as(heuristic.u))
-    alone = train(HeurFedAMP(xi_ii=1), federation(**alike))
-    assert torch.equal(alone.u, alone.w)
-
-
-@both
-@engines
-def test_round_one_is_pulled_to_the_initial_model(cls, engine):
-    fed, method = federation(engine=engine).at(1), cls()
-    received = method.receive(fed, method.init(fed), fed.cohort(1))
-    assert torch.equal(received.u, fed.everyone(fed.initial()))
-    assert not fed.ledger.artifacts
-
-
-@both
-def test_one_client(cls):
-    fed = federation(n=(20,))
-    state = train(cls(), fed)
-    assert torch.equal(state.u, state.w)
-    assert not torch.equal(state.w[0], fed.initial())
 
 
 @both
@@ -191,16 +154,6 @@ def test_identical_models_stay_where_they_are(cls, dtype):
         assert FedAMP().attention(w, 1)[0, 1] == 1000 / 0.1
     pair = torch.cat([w[:2], w[:1] + 5])
     torch.testing.assert_close(clouds(cls(), pair)[0], clouds(cls(), pair)[1], rtol=0, atol=0)
-
-
-def test_the_cohort_s_models_alone_make_its_clouds():
-    w = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    S = torch.tensor([0, 2, 3])
-    for method in (FedAMP(alpha_k=1, sigma=3), HeurFedAMP()):
-        fed = federation(join_ratio=0.75).at(2)
-        received = method.receive(fed, holding(w), S)
-        close(received.u[S], clouds(method, w[S]))
-        assert torch.equal(received.u[1], torch.zeros(3).double())
 
 
 # -- options --------------------------------------------------------------------------------------------------------------
@@ -233,23 +186,6 @@ def test_alpha_k_decays(engine):
         near(method.update(fed, received, S).w[0], [1 - 0.05 / alpha, 0.1 + 0.05 / alpha], 1e-12)
 
 
-def test_heurfedamp_starts_from_its_cloud():
-    """With FedAMP's alpha_k the pull alone leaves next to nothing but local training."""
-    own, cloud = (train(HeurFedAMP(**how), federation(), 4).w for how in ({"start": "own"}, {}))
-    local = train(Local(), federation(), 4).theta
-    assert (own - local).abs().max() < 2e-3 < 0.05 < (cloud - local).abs().max()
-
-
-def test_the_preset_of_the_authors_code():
-    authors = methods.spec("heurfedamp", {}, "heurfedamp2021")
-    assert authors.hyperparameters == {
-        **methods.spec("heurfedamp", {}).hyperparameters, "alpha_k": 1e4, "alpha_decay": 0.1, "sigma": 25.0,
-    }  # fmt: skip
-    method = methods.make(authors)
-    assert [round(method.step_size(t), 6) for t in (1, 30, 31, 60, 61)] == [1e4, 1e4, 1e3, 1e3, 100]
-    assert methods.spec("fedamp", {}, "heurfedamp2021") == methods.spec("fedamp", {})
-
-
 def test_a_pull_beyond_the_cloud_is_refused_or_warned_of():
     """A step leaves 1 - lr lam / alpha_k of the distance: at -1 and below it never ends."""
 
@@ -261,10 +197,7 @@ def test_a_pull_beyond_the_cloud_is_refused_or_warned_of():
     assert said(60, alpha_k=1, alpha_decay=0.1) == []
     with pytest.raises(UserError, match="lr \\* lam / alpha_k = 10 in round 61 cannot converge"):
         said(61, alpha_k=1, alpha_decay=0.1)
-
-
-def test_a_pull_is_that_of_the_rate_of_the_same_round():
-    """Rates and alpha_k that fall together pull no more than in the first round."""
+    # Rates and alpha_k that fall together pull no more than in the first round.
     falling = TrainSpec(rounds=25, lr=0.1, lr_schedule="step", lr_step_every=5, lr_gamma=0.1)
     assert list(HeurFedAMP(alpha_k=1, alpha_decay=0.1, alpha_every=10).check(falling)) == []
     with pytest.raises(UserError, match="lr \\* lam / alpha_k = 10 in round 5 cannot converge"):
@@ -278,6 +211,8 @@ def test_weights_that_are_no_convex_combination_are_noted(options):
     (text,) = fed.ledger.notes.values()
     assert text.startswith("from round 2 on clouds are no convex combinations")
     assert f"xi_ii is {1 - 1e4 * math.exp(-2.5):.3g}." in text
+    assert fed.ledger.artifacts["attention_zero_rows"] == 0.5
+    assert fed.ledger.artifacts["attention_self_min"] == pytest.approx(1 - 1e4 * math.exp(-2.5))
     for convex in (FedAMP(xi_clip=True), FedAMP(sigma=1e-6), HeurFedAMP(), HeurFedAMP(xi_ii=0)):
         fed = federation().at(2)
         convex.receive(fed, holding(pair), fed.cohort(2))
@@ -294,32 +229,12 @@ def test_a_join_ratio_below_one_must_be_asked_for(name):
         assert list(methods.make(MethodSpec(name=full)).check(TrainSpec(rounds=1, lr=0.1))) == []
 
 
-def test_the_preset_takes_the_previous_cloud():
-    assert methods.spec("fedamp", {}, "fedala2022").hyperparameters["self_term"] == "prev_cloud"
-    assert methods.spec("fedamp", {}).hyperparameters["self_term"] == "own"
-    assert methods.spec("heurfedamp", {}, "fedala2022") == methods.spec("heurfedamp", {})
+def test_the_previous_cloud_is_warned_of():
     how = TrainSpec(rounds=3, lr=0.1)
     (said,) = methods.make(methods.spec("fedamp", {}, "fedala2022")).check(how)
     assert "cannot be what made the paper's 88.70" in said
     for others in (methods.spec("fedamp", {}), methods.spec("fedamp+ala", {}, "fedala2022")):
         assert list(methods.make(others).check(how)) == []
-
-
-@pytest.mark.parametrize(
-    ("method", "scalars"),
-    [(FedAMP(), 0), (FedAMP(start="cloud"), 0), (HeurFedAMP(), 0), (FedAMP(self_term="prev_cloud"), 1)],
-    ids=["fedamp", "cloud", "heurfedamp", "prev_cloud"],
-)
-def test_communication(method, scalars):
-    """2 Sigma; where the client adds its own part of the cloud it is told xi_ii."""
-    fed = federation(join_ratio=0.5)
-    state = train(method, fed, 1)
-    for t in (1, 2):
-        now, S = fed.at(t), fed.cohort(t)
-        method.update(now, method.receive(now, state, S), S)
-        expected = np.zeros((fed.size, 4), dtype=np.int64)
-        expected[S.numpy()] = [fed.flat.size, fed.flat.size, 0, scalars if t > 1 else 0]
-        assert np.array_equal(now.ledger.traffic.by_client(), expected)
 
 
 @both
@@ -345,24 +260,7 @@ def test_what_is_observed(cls):
     assert seen["attention_zero_rows"] == 0
 
 
-def test_the_share_of_clients_that_attend_to_no_other():
-    fed = federation().at(2)
-    FedAMP().receive(fed, holding(torch.tensor([[0.0], [0.5], [50.0], [100.0]], dtype=torch.float64)), fed.cohort(2))
-    assert fed.ledger.artifacts["attention_zero_rows"] == 0.5
-    assert fed.ledger.artifacts["attention_self_min"] == pytest.approx(1 - 1e4 * math.exp(-2.5))
-
-
 # -- with ALA -------------------------------------------------------------------------------------------------------------
-
-
-@engines
-@pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
-def test_ala_that_does_not_learn_starts_from_the_cloud(name, engine):
-    plugged = train(methods.make(MethodSpec(name=f"{name}+ala", hyperparameters={"eta": 0})), federation(engine=engine))
-    alone = train(methods.make(MethodSpec(name=name, hyperparameters=methods.load(name).ala_decides)), federation(engine=engine))
-    close(plugged.base.w, alone.w)
-    close(plugged.base.start, alone.start)
-    assert (alone.start - alone.w).abs().max() > 1e-4
 
 
 @engines
@@ -381,16 +279,3 @@ def test_q2_with_ala(engine):
     close(received.base.start, torch.from_numpy(hat))
     close(method.deployed(received), torch.from_numpy(L))
     close(after.base.w, torch.from_numpy(hat - 0.1 * (hat - c + (hat - R))))
-
-
-def test_its_own_model_is_no_received_model(monkeypatch):
-    """Only where training starts from the cloud is there something for ALA to replace."""
-    calls = []
-    original = Federation.load
-    monkeypatch.setattr(Federation, "load", lambda self, *a, **k: calls.append(a[0]) or original(self, *a, **k))
-    train(FedAMP(), federation(), 2)
-    assert not calls
-    state = train(FedAMP(start="cloud"), federation(), 2)
-    assert len(calls) == 3
-    assert torch.equal(calls[-1], state.u)
-    assert torch.equal(replace(state, start=state.u).start, state.start)

@@ -7,24 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.twins import Twin, close, rows
+from support.cases import engines
+from support.twins import Twin, buffers, close, near, rows, vector
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
-from pflbench import methods
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import federation, train
 from pflbench.contract.toy import q2
 from pflbench.engine.federation import Federation
-from pflbench.errors import Diverged, UserError
+from pflbench.errors import Diverged
 from pflbench.methods.fedfomo import FedFomo, fomo_weights
-from pflbench.methods.local import Local
-from pflbench.spec import MethodSpec
-
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
-
-
-def near(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=tolerance)
 
 
 def is_own(c, N):
@@ -87,11 +79,11 @@ def test_weights():
 class FomoTwin(Twin):
     """Clients with modules of their own; the server keeps vectors."""
 
-    def loss(self, client, vector, samples):
+    def loss(self, client, model, samples):
         """Mean over batches of the batch's mean, of a model with this client's BatchNorm statistics."""
         module, B = self.clients[client], self.fed.protocol.batch_size
-        kept = parameters_to_vector(module.parameters()).detach().clone()
-        vector_to_parameters(vector.clone(), module.parameters())
+        kept = vector(module)
+        vector_to_parameters(model.clone(), module.parameters())
         module.eval()
         values = []
         with torch.no_grad():
@@ -109,7 +101,6 @@ def test_twin(M, join_ratio, model, engine):
     settings = {"n": (33, 8, 28, 14, 3), "join_ratio": join_ratio, "batch_size": 3}
     fed = federation(model, engine, **settings)
     twin = FomoTwin(fed)
-    twin.samples = twin.samples or federation(model, "batched", **settings).executor.samples
     state = train(FedFomo(M=M), fed, 4)
     N, initial = fed.size, fed.initial()
     server, P, o = {}, np.eye(N), [initial for _ in range(N)]
@@ -134,15 +125,15 @@ def test_twin(M, join_ratio, model, engine):
                 shares.append(max(weights.values()))
                 moved = o[c] + sum(w * (now[j] - o[c]) for j, w in weights.items())
                 vector_to_parameters(moved, twin.clients[c].parameters())
-            o[c] = parameters_to_vector(twin.clients[c].parameters()).detach().clone()
+            o[c] = vector(twin.clients[c])
             twin.sgd(twin.clients[c], plan, k)
-            server[c] = parameters_to_vector(twin.clients[c].parameters()).detach().clone()
+            server[c] = vector(twin.clients[c])
     assert shares, "somebody took from others"
     assert M == 1 or min(shares) < 0.99, "and from several"
     close(state.theta, rows(twin.clients))
     torch.testing.assert_close(state.P, torch.from_numpy(P), rtol=0, atol=1e-10)
     if model == "batchnorm":
-        close(fed.buffers["model"], torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients]))
+        close(fed.buffers["model"], buffers(twin.clients))
 
 
 # -- who downloads what ---------------------------------------------------------------------------------------------------
@@ -165,22 +156,6 @@ def test_the_models_with_the_largest_affinity_are_downloaded():
     assert chosen(FedFomo(M=3), P, [False, True, False, True]) == [[1, 3]] * 4
     assert chosen(FedFomo(), P, [False] * 4) == [[]] * 4
     assert chosen(FedFomo(M=9), P, everyone) == chosen(FedFomo(), P, everyone) == [[0, 1, 2, 3]] * 4
-
-
-@pytest.mark.parametrize("M", ["all", 2])
-def test_communication(M):
-    """(1 + M) Sigma; nothing comes down in round 1; what was reported goes up as scalars."""
-    fed, method = federation(join_ratio=0.75), FedFomo(M=M)
-    state, seen = method.init(fed), set()
-    for t in (1, 2, 3):
-        now, S = fed.at(t), fed.cohort(t)
-        state = method.update(now, method.receive(now, state, S), S)
-        down = len(seen) if M == "all" else min(M, len(seen))
-        expected = np.zeros((fed.size, 4), dtype=np.int64)
-        expected[S.numpy()] = [fed.flat.size, down * fed.flat.size, down, 0]
-        assert np.array_equal(now.ledger.traffic.by_client(), expected)
-        seen |= set(S.tolist())
-    assert state.uploaded.nonzero().flatten().tolist() == sorted(seen)
 
 
 @engines
@@ -217,42 +192,6 @@ def test_losses_of_models_that_clients_share(model, engine):
 # -- limits and edge cases ------------------------------------------------------------------------------------------------
 
 
-@engines
-def test_without_validation_it_is_local_training(engine):
-    alone = train(Local(), federation(engine=engine)).theta
-    close(train(FedFomo(val_ratio=0), federation(engine=engine)).theta, alone)
-    small = {"n": (4, 3, 2, 1), "engine": engine}
-    close(train(FedFomo(), federation(**small)).theta, train(Local(), federation(**small)).theta)
-
-
-@engines
-def test_a_client_that_only_gets_worse_models_keeps_its_own(engine, monkeypatch):
-    fed = federation(engine=engine)
-    after = [10.0]
-
-    def growing(self, models, S, samples, shared_by=None):
-        after[0] += 1
-        return torch.full((len(S),), after[0]).double()
-
-    monkeypatch.setattr(Federation, "losses", growing)
-    state = train(FedFomo(), fed)
-    assert torch.equal(state.start, state.theta)
-
-
-@engines
-def test_identical_models_are_worth_nothing(engine):
-    fed, method = federation("batchnorm", engine).at(2), FedFomo()
-    theta = fed.everyone(fed.initial())
-    theta[3] += 1e-3
-    state = replace(method.init(fed), theta=theta, uploaded=torch.ones(4, dtype=torch.bool))
-    received = method.receive(fed, state, fed.cohort(2))
-    assert torch.equal(received.raw[:, :3], torch.zeros(4, 3).double())
-    assert (received.raw[:, 3] != 0).all()
-    takers = received.raw[:, 3] > 0
-    close(received.start[takers], theta[3:].expand(int(takers.sum()), -1))
-    close(received.start[~takers], theta[~takers])
-
-
 def test_two_roundings_of_one_model_s_loss_are_no_gain(monkeypatch):
     """Divided by epsilon and normalised, the last digit would be a weight of 1."""
     fed, state = three(monkeypatch, {})
@@ -277,33 +216,6 @@ def test_the_split_is_the_end_of_the_stored_order():
         assert len(held_out) == validation
         assert np.concatenate([training, held_out]).tolist() == samples[:n].tolist()
     assert [len(part) for part in FedFomo(val_ratio=0.5).split(samples)] == [19, 18]
-
-
-def test_validation_samples_are_never_trained_on(monkeypatch):
-    seen = set()
-    original = Federation.batches
-
-    def spy(self, *arguments, **keywords):
-        plan = original(self, *arguments, **keywords)
-        seen.update(np.concatenate(plan.order).tolist())
-        return plan
-
-    monkeypatch.setattr(Federation, "batches", spy)
-    fed = federation()
-    train(FedFomo(), fed)
-    for mine in fed.train_indices:
-        training, held_out = FedFomo().split(mine)
-        assert not seen & set(held_out.tolist())
-        assert len(seen & set(training.tolist())) > len(training) / 2
-
-
-@engines
-def test_which_model_is_tested_changes_no_training(engine):
-    own, aggregated = (train(FedFomo(evaluate=which), federation(engine=engine)) for which in ("own", "aggregated"))
-    assert torch.equal(own.theta, aggregated.theta)
-    assert FedFomo().deployed(own) is own.theta
-    assert FedFomo(evaluate="aggregated").deployed(aggregated) is aggregated.start
-    assert (own.theta - own.start).abs().max() > 1e-3
 
 
 @engines
@@ -338,8 +250,3 @@ def test_weights_are_observed_in_the_chosen_rounds():
     assert weights[outside].isnan().all()
     close(weights[S].sum(1), torch.ones(len(S)).double())
     close(weights[S] @ state.theta, received.start[S])
-
-
-def test_ala_has_no_place_in_it():
-    with pytest.raises(UserError, match="clients download several models"):
-        methods.make(MethodSpec(name="fedfomo+ala"))

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from support.twins import ROUNDS, close, near, rows, setup
+from support.cases import engines
+from support.twins import ROUNDS, buffers, close, near, rows, setup
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
@@ -20,12 +21,8 @@ from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
-from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedrep import FedRep
-from pflbench.run.testing import HEADLINE, evaluate
 from pflbench.spec import MethodSpec, TrainSpec
-
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 
 
 class Base(nn.Module):
@@ -128,74 +125,19 @@ def copy_base(source, target):
 def test_twin(model, engine):
     fed, twin = setup(model, engine)
     state = train(FedRep(tau=3), fed, ROUNDS)
-    for t in range(1, ROUNDS + 1):
-        now = fed.at(t)
-        S = now.cohort(t)
+    for now, S in twin.rounds(ROUNDS):
         head_plan, base_plan = now.batches(S, 3, purpose="batches/head"), now.batches(S)
         for i, c in enumerate(S.tolist()):
             base, head = parts(twin.clients[c])
             copy_base(twin.server, twin.clients[c])
             alternate(twin, twin.clients[c], [(head, head_plan.batches(i)), (base, base_plan.batches(i))])
-        twin.average([twin.clients[c] for c in S.tolist()], S.tolist())
+        twin.average(S)
     close(state.phi, parameters_to_vector(parts(twin.server)[0]).detach())
     for c in fed.cohort(ROUNDS + 1).tolist():
         copy_base(twin.server, twin.clients[c])
     close(state.theta, rows(twin.clients))
     if model == "batchnorm":
-        expected = torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients])
-        close(fed.buffers["model"], expected)
-
-
-def test_who_is_tested_has_the_newest_representation_and_its_own_head():
-    fed, method = federation(join_ratio=0.5, n=(33, 8, 21, 14, 9, 11), evaluate="all"), FedRep()
-    state, now, S = method.update(fed.at(2), train(method, fed, 1), fed.cohort(2)), fed.at(3), fed.cohort(3)
-    received = method.receive(now, state, S)
-    base, everyone = method.shared(fed), torch.arange(fed.size)
-    newest = torch.cat([state.phi.expand(fed.size, -1), state.theta[:, base.stop :]], dim=1)
-    close(received.theta[S], newest[S])
-    outside = [c for c in range(fed.size) if c not in S.tolist()]
-    assert (received.theta[outside, base] - state.phi).abs().amax(dim=1).min() > 1e-3
-    assert evaluate(method, now, state, received, S)[HEADLINE].loss == pytest.approx(now.evaluate(newest, everyone).loss)
-
-
-@engines
-def test_without_head_epochs_it_is_fedavg_below_a_fixed_head(engine):
-    class Below(FedAvg):
-        def train(self, fed, s, S):
-            return fed.sgd(fed.rows(s.start, S), S, columns=slice(0, fed.flat.head.start))
-
-    method = FedRep()
-    object.__setattr__(method, "tau", 0)
-    fed = federation(engine=engine)
-    state = train(method, fed)
-    close(state.theta, train(Below(), federation(engine=engine)).w.expand(fed.size, -1))
-
-
-@engines
-def test_a_client_alone_trains_head_and_base_in_turns(engine):
-    fed = federation(engine=engine, n=(23,))
-    state = train(FedRep(), fed, 2)
-    assert torch.equal(state.theta[0, : len(state.phi)], state.phi)
-
-
-@engines
-def test_heads_are_trained_on_the_received_base_alone(engine):
-    """So the number of the base's epochs cannot matter for the heads of one round."""
-    head = federation().flat.head
-    states = []
-    for epochs in (1, 3):
-        fed = federation(engine=engine, local_epochs=epochs)
-        states.append(FedRep().update(fed.at(1), FedRep().init(fed), fed.cohort(1)))
-    assert torch.equal(states[0].theta[:, head], states[1].theta[:, head])
-    assert (states[0].theta[:, : head.start] - states[1].theta[:, : head.start]).abs().max() > 1e-3
-
-
-def test_the_two_phases_see_batches_in_different_orders():
-    now = federation().at(1)
-    S = now.cohort(1)
-    head, base = now.batches(S, 5, purpose="batches/head"), now.batches(S)
-    assert head.steps().tolist() == (5 * base.steps()).tolist()
-    assert not np.array_equal(head.order[0][: len(base.order[0])], base.order[0])
+        close(fed.buffers["model"], buffers(twin.clients))
 
 
 @pytest.mark.parametrize("engine", [*EXECUTORS[:2], *(pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS[2:])])
@@ -260,10 +202,7 @@ def test_with_ala(engine):
     """The scalar model in round 2, one weight step: the base is the only block that is mixed, the own head stays."""
     fed = scalar(engine)
     method = methods.make(MethodSpec(name="fedrep+ala", hyperparameters={"tau": 2, "s": 100, "max_init_epochs": 1}))
-    first = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
-    now = fed.at(2)
-    received = method.receive(now, first, now.cohort(2))
-    second = method.update(now, received, now.cohort(2))
+    _, (received, second) = rounds(method, fed, 2)
     uploads = []
     for i, (own, h, c) in enumerate(((1.22356, 1.38, 3.0), (0.89956, 0.62, -1.0))):
         difference = 1.14256 - own

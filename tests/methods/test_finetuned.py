@@ -5,19 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.cases import rest_slow
-from support.twins import close, near, rows, setup
+from support.cases import engines, rest_slow
+from support.twins import buffers, close, near, rows, setup, vector
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector
 
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import federation, train
 from pflbench.contract.toy import q2, rounds
+from pflbench.engine.federation import PARAMS_DOWN
 from pflbench.methods.fedavg import FedAvg
-from pflbench.methods.fedprox import FedProx
 from pflbench.methods.finetuned import FedAvgC, FedProxC
 from pflbench.run.testing import HEADLINE, evaluate
 
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 ROUNDS = 2
 
 
@@ -54,10 +52,6 @@ def epoch_of_sgd(twin, module, batches, anchor, mu):
         optimiser.step()
         losses.append(loss.item())
     return np.mean(losses)
-
-
-def buffers(modules):
-    return torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in modules])
 
 
 @engines
@@ -101,9 +95,9 @@ def test_twin(model, mu, options, engine):
             else:
                 twin.load(twin.clients[c], twin.server)
             twin.sgd(twin.clients[c], now.batches(S), i, twin.server if mu else None, mu)
-        twin.average([twin.clients[c] for c in S.tolist()], S.tolist())
+        twin.average(S)
         finetune(t + 1)
-    close(state.w, parameters_to_vector(twin.server.parameters()).detach())
+    close(state.w, vector(twin.server))
     close(method.deployed(state), rows(tuned))
     if model == "batchnorm":
         close(fed.buffers["model"], buffers(twin.clients))
@@ -129,20 +123,6 @@ def test_converging_after_so_many_epochs_is_fine_tuning_for_so_many(threshold, c
     assert fed.ledger.artifacts["finetune_epochs"].tolist() == [epochs] * fed.size
 
 
-@engines
-def test_without_fine_tuning_it_is_the_method_itself(engine):
-    for method, base in ((FedAvgC(finetune_epochs=0), FedAvg()), (FedProxC(finetune_epochs=0, mu=0.5), FedProx(mu=0.5))):
-        state, expected = train(method, federation(engine=engine)), train(base, federation(engine=engine))
-        close(state.w, expected.w)
-        close(state.theta, expected.w.expand_as(state.theta))
-
-
-@engines
-def test_without_its_term_fedprox_c_is_fedavg_c(engine):
-    few = {"finetune_epochs": 3}
-    close(train(FedProxC(mu=0, **few), federation(engine=engine)).w, train(FedAvgC(**few), federation(engine=engine)).w)
-
-
 @pytest.mark.parametrize("bn_buffers", ["local", "average", "reset"])
 def test_a_copy_for_the_test_alone_leaves_fedavg_s_training_as_it_is(bn_buffers):
     settings = {"join_ratio": 0.5, "bn_buffers": bn_buffers}
@@ -162,7 +142,7 @@ def test_who_is_only_tested_is_fine_tuned_but_carries_nothing_into_training():
     before = {which: rows.clone() for which, rows in fed.buffers.items()}
     tested = evaluate(method, now, state, received, S)
     assert all(torch.equal(fed.buffers[which], rows) for which, rows in before.items())
-    assert now.ledger.traffic.params_down.sum() == fed.flat.size * len(S)
+    assert now.ledger.traffic[:, PARAMS_DOWN].sum() == fed.flat.size * len(S)
     everyone = fed.all_trainable()
     tuned = method.receive(now, state, everyone)
     assert tested[HEADLINE].loss == pytest.approx(now.evaluate(tuned.theta, everyone, method.tested_model).loss)
@@ -182,10 +162,3 @@ def test_buffers_that_are_reset_then_see_fine_tuning_and_training():
     train(FedAvgC(finetune_epochs=3), local, 3)
     assert local.buffers["model"][:, counter].tolist() == [3 * (3 + 1) * 4] * 2
     assert local.buffers["finetuned"][:, counter].tolist() == [3 * (3 + 1) * 4 + 3 * 4] * 2
-
-
-def test_the_global_model_is_a_series():
-    state = train(FedAvgC(finetune_epochs=1), federation())
-    models, which = FedAvgC().series(state)["global"]
-    assert models is state.w
-    assert which == "model"

@@ -1,42 +1,95 @@
-"""Limiting cases in which a method must turn into another one, and the options of FedALA."""
+"""Limiting cases in which a method must turn into another one, presets, and the options of FedALA."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from support.cases import rest_slow
+from support.cases import engines, rest_slow
+from support.twins import close
 
 from pflbench import methods
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import federation, train
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.errors import UserError
-from pflbench.methods import METHODS
 from pflbench.methods.ditto import Ditto
+from pflbench.methods.elastic import Elastic
 from pflbench.methods.fedala import FedALA
+from pflbench.methods.fedamp import FedAMP
 from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.feddeper import FedDeper
+from pflbench.methods.fedfomo import FedFomo
+from pflbench.methods.fedphp import FedPHP
 from pflbench.methods.fedprox import FedProx
+from pflbench.methods.finetuned import FedAvgC, FedProxC
+from pflbench.methods.heurfedamp import HeurFedAMP
 from pflbench.methods.local import Local
+from pflbench.methods.partialfed import PartialFed
+from pflbench.methods.perfedavg import PerFedAvg
+from pflbench.methods.pfedme import PFedMe
 
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
-
-
-def close(a, b, tolerance=1e-12):
-    torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+ALIKE = {"n": (15, 15, 15)}
+ONE_BATCH = {"n": (5, 5, 5)}
+TOO_SMALL_TO_VALIDATE = {"n": (4, 3, 2, 1)}
+# A method and a field of its state; the method that it is then, and the field; settings of both, and of the other one alone.
+LIMITS = {
+    "FedProx without its term": (FedProx(mu=0), "w", FedAvg(), "w", {}, {}),
+    "FedProx with one batch a round": (FedProx(mu=0.5), "w", FedAvg(), "w", ONE_BATCH, {}),
+    "FedALA that does not learn": (FedALA(eta=0, p=2), "theta", FedAvg(), "w", {}, {}),
+    "FedAvg-C without fine-tuning": (FedAvgC(finetune_epochs=0), "theta", FedAvg(), "w", {}, {}),
+    "FedProx-C without fine-tuning": (FedProxC(finetune_epochs=0, mu=0.5), "theta", FedProx(mu=0.5), "w", {}, {}),
+    "FedProx-C without its term": (FedProxC(finetune_epochs=3, mu=0), "w", FedAvgC(finetune_epochs=3), "w", {}, {}),
+    "Per-FedAvg that does not move": (PerFedAvg(beta=0), "w", Local(), "initial", {}, {}),
+    # Then w - theta = eta_p g(w): SGD with the rate eta lambda eta_p, on the same batches.
+    "pFedMe with one inner step from w": (
+        PFedMe(K=1, c2=0, theta_reset="batch", lam=5, eta_p=0.8), "w", FedAvg(), "w", {"lr": 0.05}, {"lr": 0.2},
+    ),
+    "FedAMP without its penalty": (FedAMP(lam=0), "w", Local(), "theta", {}, {}),
+    "HeurFedAMP without its penalty": (HeurFedAMP(lam=0, start="own"), "w", Local(), "theta", {}, {}),
+    "HeurFedAMP that takes all alike": (HeurFedAMP(sigma=0, lam=0), "u", FedAvg(), "w", ALIKE, {}),
+    "FedPHP without its term": (FedPHP(lam=0), "w", FedAvg(), "w", {}, {}),
+    "FedPHP without its past": (FedPHP(lam=0, variant="fedala2022", mu=0), "start", FedAvg(), "w", {}, {}),
+    "FedFomo without validation": (FedFomo(val_ratio=0), "theta", Local(), "theta", {}, {}),
+    "FedFomo with tiny clients": (FedFomo(), "theta", Local(), "theta", TOO_SMALL_TO_VALIDATE, {}),
+    # Equal logits and hard="argmax" load every unit.
+    "PartialFed that loads everything": (
+        PartialFed(f_s=0, hard="argmax", reaggregate="round"), "w", FedAvg(), "w", {"join_ratio": 0.5}, {},
+    ),
+    "Elastic without a holdout": (Elastic(holdout=0), "theta", FedAvg(), "w", {}, {}),
+    "Elastic that does not move": (Elastic(eta_s=0), "theta", Local(), "initial", {}, {}),
+    "FedDeper without its penalty": (FedDeper(rho=0, aggregation="weighted"), "x", FedAvg(), "w", {"join_ratio": 0.5}, {}),
+    "FedDeper of equal clients": (FedDeper(rho=0), "x", FedAvg(), "w", ALIKE, {}),
+}  # fmt: skip
 
 
 @engines
-def test_fedprox_without_its_term_is_fedavg(engine):
-    close(train(FedProx(mu=0), federation(engine=engine)).w, train(FedAvg(), federation(engine=engine)).w, 0)
+@pytest.mark.parametrize("case", LIMITS)
+def test_a_limiting_case(engine, case):
+    method, field, other, of_other, settings, more = LIMITS[case]
+    found = getattr(train(method, federation(engine=engine, **settings)), field)
+    fed = federation(engine=engine, **{**settings, **more})
+    expected = fed.initial() if of_other == "initial" else getattr(train(other, fed), of_other)
+    close(found, expected.expand_as(found))
 
 
-@engines
-def test_fedprox_with_one_batch_per_round_is_fedavg(engine):
-    one = {"n": (5, 5, 5), "engine": engine}
-    close(train(FedProx(mu=0.5), federation(**one)).w, train(FedAvg(), federation(**one)).w, 0)
+PRESETS = {
+    ("pfedme", "fedala2022"): {"evaluate": "w"},
+    ("fedphp", "fedala2022"): {"variant": "fedala2022"},
+    ("fedphp+ala", "fedala2022"): {"variant": "fedala2022", "drop_last": True},
+    ("fedamp", "fedala2022"): {"self_term": "prev_cloud"},
+    ("heurfedamp", "fedala2022"): {},
+    ("fedamp", "heurfedamp2021"): {},
+    ("heurfedamp", "heurfedamp2021"): {"alpha_k": 1e4, "alpha_decay": 0.1, "sigma": 25.0},
+    ("per-fedavg", "fedala2022"): {},
+}
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_a_preset(name, preset):
+    """methods.md 0.6, 1.9."""
+    defaults = methods.spec(name, {}).hyperparameters
+    assert methods.spec(name, {}, preset).hyperparameters == {**defaults, **PRESETS[name, preset]}
 
 
 @engines
@@ -47,13 +100,6 @@ def test_ditto_without_its_term_is_local_training_beside_fedavg(engine):
     assert (state.v - train(Local(), federation(engine=engine)).theta).abs().max() > 1e-6
     tied = train(Ditto(lam=9.9, personal_epochs=1), federation(engine=engine))
     assert (tied.v - tied.w).norm() < (state.v - state.w).norm() / 2
-
-
-@engines
-def test_fedala_that_does_not_learn_its_weights_is_fedavg(engine):
-    still = train(FedALA(eta=0, p=2), federation(engine=engine))
-    close(still.w, train(FedAvg(), federation(engine=engine)).w)
-    close(still.theta, still.w.expand_as(still.theta))
 
 
 @engines
@@ -75,14 +121,6 @@ def test_lower_blocks_are_overwritten_and_weights_stay_within_bounds():
     assert 0 < (state.ala.W < 1).double().mean() < 1
     mixed = before.theta + (before.w - before.theta) * torch.nn.functional.pad(state.ala.W, (up, 0), value=1.0)
     close(state.theta, mixed)
-
-
-def test_without_adaptation_the_weights_stay_as_the_initial_stage_left_them():
-    fed, method = federation(), FedALA(adapt=False)
-    second = train(method, fed, 1)
-    fourth = train(method, fed, 2, second, start=2)
-    assert torch.equal(second.ala.W, fourth.ala.W)
-    assert not torch.equal(train(FedALA(), federation(), 1).ala.W, train(FedALA(), federation(), 3).ala.W)
 
 
 def init_epochs(method, fed, t=2):
@@ -191,20 +229,3 @@ def test_a_range_beyond_the_model_is_refused():
 def test_more_epochs_than_the_cap_allows_are_refused():
     with pytest.raises(UserError, match="min_epochs = 7 is more than max_init_epochs = 5"):
         FedALA(min_epochs=7, max_init_epochs=5).init(federation())
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_default_written_out_gives_the_same_run(name):
-    """Else the same run would have two keys, be trained twice and be counted as two."""
-    for h in methods.hyperparameters(name):
-        assert methods.spec(name, {h.name: str(h.default)}).model_dump_json() == methods.spec(name, {}).model_dump_json()
-
-
-def test_the_paper_s_hyperparameters():
-    values = {
-        FedProx: {"mu": 0.001},
-        Ditto: {"lam": 0.1, "personal_epochs": 2},
-        FedALA: {"eta": 1.0, "s": 80, "p": 1, "threshold": 0.01, "max_init_epochs": 100},
-    }
-    for cls, expected in values.items():
-        assert {k: v for k, v in dataclasses.asdict(cls()).items() if k in expected} == expected

@@ -12,6 +12,7 @@ from pflbench.methods.fedala import FedALA
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.fedprox import FedProx, proximal
 from pflbench.methods.local import Local
+from pflbench.methods.perfedavg import PerFedAvg
 
 pytestmark = pytest.mark.parametrize("name", EXECUTORS)
 
@@ -65,9 +66,13 @@ def test_ditto(name):
     near(second.w, [0.1425, 0.095])
 
 
-def test_ditto_uniform_mean(name):
-    ((_, first),) = rounds(Ditto(aggregation="uniform"), q2(name), 1)
-    near(first.w, [0.05, 0.1])
+@pytest.mark.parametrize(
+    ("method", "mean"),
+    [(Ditto(aggregation="uniform"), [0.05, 0.1]), (PerFedAvg(passes=1, aggregation="uniform"), [0.045, 0.09])],
+)
+def test_a_uniform_mean(name, method, mean):
+    ((_, first),) = rounds(method, q2(name), 1)
+    near(first.w, mean)
 
 
 def test_fedala(name):
@@ -85,21 +90,24 @@ def test_fedala(name):
     near(third[1].w, [0.20325, 0.2196478522])
 
 
-def test_fedala_counts_the_epochs_of_the_initial_stage(name):
-    fed, method = q2(name), FedALA(threshold=0.1, s=100)
-    state = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
+def second_reception(name, method):
+    """The federation in round 2, with what reception has written down."""
+    fed = q2(name)
+    ((_, state),) = rounds(method, fed, 1)
     now = fed.at(2)
     method.receive(now, state, now.cohort(2))
+    return now
+
+
+def test_fedala_counts_the_epochs_of_the_initial_stage(name):
+    now = second_reception(name, FedALA(threshold=0.1, s=100))
     assert now.ledger.artifacts["ala_init_epochs"].tolist() == [11, 11]
     assert now.ledger.notes == {}
 
 
 def test_an_initial_stage_that_ends_by_its_cap_is_noted(name):
     """Client 2's weight is clipped to 0, and its losses are then the same for ever; client 1's go on sinking."""
-    fed, method = q2(name), FedALA(threshold=1e-9, s=100, max_init_epochs=20)
-    state = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
-    now = fed.at(2)
-    method.receive(now, state, now.cohort(2))
+    now = second_reception(name, FedALA(threshold=1e-9, s=100, max_init_epochs=20))
     epochs = now.ledger.artifacts["ala_init_epochs"].tolist()
     assert epochs[0] == 20 > epochs[1]
     assert list(now.ledger.notes.values()) == [

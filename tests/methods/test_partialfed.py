@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from support.twins import close, near, rows, setup
+from support.cases import engines
+from support.twins import buffers, close, near, rows, setup, vector
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector
 
 from pflbench import methods, models
 from pflbench.contract.small import EXECUTORS, federation, train
@@ -24,7 +24,6 @@ from pflbench.methods.local import Local
 from pflbench.methods.partialfed import PartialFed, adam, gumbel, loads, step, unit_sizes
 from pflbench.spec import MethodSpec
 
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 NOISE = torch.tensor([[0.3, -0.2], [1.0, -0.5]], dtype=torch.float64)
 
 
@@ -80,11 +79,6 @@ def test_numbers_of_a_batch_for_the_model(one_step):
     assert mixed.tolist() == [1, 2]
     near(carry["theta"][0], [1 - 0.1 * 0.8, 2 - 0.1 * 1.5])
     assert all(not carry[name].any() for name in ("a", "m", "v", "k"))
-
-
-def test_where_both_models_agree_there_is_nothing_to_learn(one_step):
-    carry, _ = one_step(True, received=(0.0, 0.5))
-    assert not carry["a"].any()
 
 
 def test_temperature():
@@ -236,23 +230,14 @@ def test_twin(model, options, engine):
                     sgd.step()
             if per_epoch > method.f_m:
                 batches_seen[c] = 0
-        twin.average([twin.clients[c] for c in S.tolist()], S.tolist())
+        twin.average(S)
     torch.testing.assert_close(state.strategy.a, torch.stack(list(logits)).detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(state.theta, rows(twin.clients), rtol=0, atol=1e-10)
-    torch.testing.assert_close(state.w, parameters_to_vector(twin.server.parameters()).detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(state.w, vector(twin.server), rtol=0, atol=1e-10)
     assert state.strategy.a.abs().amax(dim=(1, 2)).min() > (0.1 if method.split == "cycle" else -1), "strategies were learned"
     if model == "batchnorm":
-        expected = torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients])
+        expected = buffers(twin.clients)
         torch.testing.assert_close(fed.buffers["model"], expected, rtol=0, atol=1e-10)
-
-
-@engines
-def test_loading_everything_once_a_round_is_fedavg(engine):
-    """Equal logits and hard="argmax" load every unit."""
-    method = PartialFed(f_s=0, hard="argmax", reaggregate="round")
-    state = train(method, federation(engine=engine, join_ratio=0.5))
-    close(state.w, train(FedAvg(), federation(engine=engine, join_ratio=0.5)).w)
-    assert not any(value.any() for value in vars(state.strategy).values())
 
 
 @engines
@@ -277,18 +262,6 @@ def test_keeping_everything_is_local_training(engine):
     fed, method = federation(engine=engine, join_ratio=0.5), PartialFed(f_s=0)
     state = method.receive(fed.at(1), decided(method.init(fed), load=False), fed.cohort(1))
     close(train(method, fed, 3, state).theta, train(Local(), federation(engine=engine, join_ratio=0.5)).theta)
-
-
-def test_loading_everything_before_every_batch_leaves_one_step_from_the_global_model():
-    fed, twin = setup("mlp", "loop")
-    S = fed.cohort(1)
-    theta = PartialFed(f_s=0, hard="argmax").update(fed.at(1), PartialFed().init(fed), S).theta
-    plan = fed.at(1).batches(S)
-    for i, c in enumerate(S.tolist()):
-        module = twin.fresh()
-        x, y = twin.data(list(plan.batches(i))[-1])
-        slopes = torch.autograd.grad(F.cross_entropy(module(x), y), list(module.parameters()))
-        close(theta[c], fed.initial() - fed.protocol.lr * torch.cat([g.reshape(-1) for g in slopes]))
 
 
 def test_gumbel_noise_is_that_of_client_and_round_and_finite(monkeypatch):
@@ -345,16 +318,3 @@ def test_q2_with_ala(keep, engine):
     close(received.base.start, torch.from_numpy(hat))
     begin = hat if keep else np.tile(Theta, (2, 1))
     close(after.base.theta, torch.from_numpy(begin - 0.1 * (begin - c)))
-
-
-@engines
-@pytest.mark.parametrize(
-    ("start", "expected"), [("own", [[0.19, 0], [0, 0.38]]), ("received", [[0.1675, 0.045], [0.0675, 0.245]])]
-)
-def test_where_a_round_starts(start, expected, engine):
-    """Q2, two rounds in which every unit is kept."""
-    fed, method = q2(engine), PartialFed(f_s=0, start=start)
-    state = decided(method.init(fed), load=False)
-    for t in (1, 2):
-        state = method.update(fed.at(t), method.receive(fed.at(t), state, fed.cohort(t)), fed.cohort(t))
-    near(state.theta, expected)

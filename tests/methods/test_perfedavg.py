@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from support.twins import close, near, rows, setup
+from support.cases import engines
+from support.twins import buffers, close, near, rows, setup, vector
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from pflbench import methods
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import federation, train
 from pflbench.contract.toy import executor, q2, rounds
 from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.perfedavg import PerFedAvg, first_order, hessian_free
 from pflbench.run.plan import RunOptions, preset_notes
-from pflbench.run.testing import HEADLINE, evaluate
 from pflbench.spec import MethodSpec
 
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 variants = pytest.mark.parametrize("hessian", ["fo", "hf"])
 
 
@@ -112,10 +109,6 @@ def meta_step(module, batches, alpha, beta, delta):
     move(module, total, beta)
 
 
-def buffers(modules):
-    return torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in modules])
-
-
 @engines
 @variants
 @pytest.mark.parametrize("model", ["mlp", "batchnorm"])
@@ -152,9 +145,9 @@ def test_twin(model, hessian, adapt_on, engine):
                 assert len(chunk) == min(parts * B, twin.n[c])
                 pieces = [twin.data(piece) for piece in np.array_split(chunk, parts)]
                 meta_step(twin.clients[c], pieces, alpha, beta, delta)
-        twin.average([twin.clients[c] for c in S.tolist()], S.tolist())
+        twin.average(S)
     adapt(3)
-    close(state.w, parameters_to_vector(twin.server.parameters()).detach())
+    close(state.w, vector(twin.server))
     close(method.deployed(state), rows(adapted))
     if model == "batchnorm":
         close(fed.buffers["model"], buffers(twin.clients))
@@ -201,66 +194,15 @@ def test_without_an_adaptation_rate_it_is_fedavg(engine, hessian):
     """In Q2 all samples of a client are equal, so D' is as good as a batch."""
     state = rounds(PerFedAvg(alpha=0, passes=1, hessian=hessian), q2(engine), 3)[-1][1]
     close(state.w, rounds(FedAvg(), q2(engine), 3)[-1][1].w)
-    close(train(PerFedAvg(beta=0, hessian=hessian), federation(engine=engine)).w, federation().initial())
 
 
 def test_the_rates_are_the_local_rate_unless_given():
     a, b, c = (train(PerFedAvg(**rates), federation()) for rates in ({}, {"alpha": 0.1, "beta": 0.1}, {"alpha": 0.2}))
-    close(
-        a.adapted,
-        b.adapted,
-    )
+    close(a.adapted, b.adapted)
     assert (a.w - c.w).abs().max() > 1e-3
 
 
-@engines
-def test_uniform_aggregation(engine):
-    ((_, state),) = rounds(PerFedAvg(passes=1, aggregation="uniform"), q2(engine), 1)
-    near(state.w, [0.045, 0.09])
-
-
-def test_the_adapted_models_are_discarded():
-    fed, method = federation("batchnorm", join_ratio=0.5), PerFedAvg()
-    state, S = train(method, fed, 2), fed.cohort(3)
-    model = fed.buffers["model"].clone()
-    a = method.update(fed.at(3), state, S)
-    fed.buffers["model"] = model
-    fed.buffers["adapted"] = fed.buffers["adapted"] + 1
-    b = method.update(fed.at(3), dataclasses.replace(state, adapted=state.adapted * 0), S)
-    assert torch.equal(a.w, b.w)
-
-
-def test_adaptation_is_one_step_on_b_of_the_client_s_train_samples():
-    fed = federation("logreg", n=(40, 3), lr=0.5).at(2)
-    method = PerFedAvg(alpha=0.25)
-    adapted = method.receive(fed, method.init(fed), fed.cohort(2)).adapted
-    plan = fed.batches(fed.cohort(2), 1, purpose="batches/adapted")
-    for c, size in ((0, 5), (1, 3)):
-        mine = plan.order[c][:size]
-        assert set(mine) <= set(fed.train_indices[c])
-        module = copy.deepcopy(fed.flat.module).double()
-        move(module, gradient(module, fed.executor.samples.batch(torch.from_numpy(mine))), 0.25)
-        close(adapted[c], parameters_to_vector(module.parameters()).detach())
-    assert not np.array_equal(plan.order[0], fed.batches(fed.cohort(2), 1).order[0]), "not the batch that training begins with"
-    assert not np.array_equal(plan.order[0], fed.at(3).batches(fed.cohort(2), 1, purpose="batches/adapted").order[0])
-
-
-def test_whoever_is_tested_is_adapted():
-    fed, method = federation(join_ratio=0.5, evaluate="all", lr=0.5), PerFedAvg()
-    state, S, now = train(method, fed, 2), fed.cohort(4), fed.at(4)
-    received = method.receive(now, state, S)
-    tested = evaluate(method, now, state, received, S)[HEADLINE]
-    plan = now.batches(fed.all_trainable(), 1, purpose="batches/adapted")
-    for c in range(fed.size):
-        module = copy.deepcopy(fed.flat.module).double()
-        vector_to_parameters(state.w.clone(), module.parameters())
-        move(module, gradient(module, fed.executor.samples.batch(torch.from_numpy(plan.order[c][:5]))), 0.5)
-        x, y = fed.executor.samples.batch(torch.from_numpy(fed.test_indices[c]))
-        assert tested.loss[c] == pytest.approx(F.cross_entropy(module(x), y, reduction="sum").item())
-
-
 def test_adapting_on_test_data_must_be_asked_for_by_name_and_is_marked():
-    assert methods.spec("per-fedavg", {}, "fedala2022") == methods.spec("per-fedavg", {})
     assert not methods.spec("per-fedavg", {}).test_labels
     assert preset_notes(RunOptions(methods=("per-fedavg",), preset="fedala2022")) == [
         "--preset fedala2022 leaves per-fedavg as it is: adapt_on=test2022 adapts on test labels. Ask for it: "

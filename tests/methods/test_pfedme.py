@@ -5,19 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.twins import ROUNDS, close, near, rows, setup
+from support.cases import engines
+from support.twins import ROUNDS, buffers, close, near, rows, setup, vector
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector
 
 from pflbench import methods
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import federation, train
 from pflbench.contract.toy import q2, rounds
 from pflbench.errors import UserError
-from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.pfedme import PFedMe
 from pflbench.spec import MethodSpec, TrainSpec
 
-engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
 Q2 = {"lam": 2, "K": 2, "eta_p": 0.1, "c2": 0}
 
 
@@ -62,11 +60,9 @@ def test_twin(model, reset, evaluate, engine):
     lam, K, eta_p, c2, beta = 3.0, 3, 0.05, 0.02, 0.7
     personal = [twin.fresh() for _ in twin.clients]
     state = train(PFedMe(lam=lam, K=K, eta_p=eta_p, c2=c2, beta=beta, theta_reset=reset, evaluate=evaluate), fed, ROUNDS)
-    for t in range(1, ROUNDS + 1):
-        now = fed.at(t)
-        S = now.cohort(t)
+    for now, S in twin.rounds(ROUNDS):
         plan = now.batches(S)
-        before, uploads = parameters_to_vector(twin.server.parameters()).detach(), []
+        before, uploads = vector(twin.server), []
         for i, c in enumerate(S.tolist()):
             w, theta = twin.fresh(), twin.clients[c]  # BatchNorm's buffers are those of the model that meets the data
             twin.load(w, twin.server)
@@ -90,14 +86,13 @@ def test_twin(model, reset, evaluate, engine):
                 outer.step()
             twin.load(personal[c], theta if evaluate == "theta" else w)
             uploads.append(w)
-        twin.average(uploads, S.tolist())
-        mean = parameters_to_vector(twin.server.parameters()).detach()
+        twin.average(S, uploads)
+        mean = vector(twin.server)
         torch.nn.utils.vector_to_parameters((1 - beta) * before + beta * mean, twin.server.parameters())
     close(state.personal, rows(personal))
-    close(state.w, parameters_to_vector(twin.server.parameters()).detach())
+    close(state.w, vector(twin.server))
     if model == "batchnorm":
-        expected = torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients])
-        close(fed.buffers["model"], expected)
+        close(fed.buffers["model"], buffers(twin.clients))
 
 
 @engines
@@ -107,13 +102,6 @@ def test_without_its_term_the_server_never_moves(engine):
     close(state.w, fed.initial())
     assert (state.personal - fed.initial()).norm(dim=1).min() > 1e-2
     close(train(PFedMe(lam=0, evaluate="w"), federation(engine=engine)).personal, fed.initial().expand(fed.size, -1))
-
-
-@engines
-def test_one_inner_step_from_w_for_every_batch_is_fedavg(engine):
-    """Then w - theta = eta_p g(w): SGD with the rate eta lambda eta_p, on the same batches."""
-    state = train(PFedMe(K=1, c2=0, theta_reset="batch", lam=5, eta_p=0.8), federation(engine=engine, lr=0.05))
-    close(state.w, train(FedAvg(), federation(engine=engine, lr=0.2)).w)
 
 
 @engines
@@ -133,31 +121,6 @@ def test_many_inner_steps_reach_the_proximal_point(engine):
     near(second.personal, (c + 3 * first.w) / 4)
 
 
-def test_theta_goes_on_through_the_batches_of_a_round():
-    a, b = (train(PFedMe(theta_reset=r), federation()).personal for r in ("round", "batch"))
-    assert (a - b).abs().max() > 1e-3
-
-
-def test_a_download_does_not_touch_the_personal_models():
-    fed, method = federation(), PFedMe()
-    updated = method.update(fed.at(2), train(method, fed, 1), fed.cohort(2))
-    received = method.receive(fed.at(3), updated, fed.cohort(3))
-    assert torch.equal(received.personal, updated.personal)
-    assert torch.equal(method.deployed(received), updated.personal)
-    assert (received.personal - received.start).abs().amax(dim=1).min() > 1e-3
-    models, which = method.series(received)["global"]
-    assert torch.equal(models, updated.w)
-    assert which == "model"
-
-
-def test_the_preset_tests_w():
-    assert methods.spec("pfedme", {}).hyperparameters["evaluate"] == "theta"
-    assert methods.spec("pfedme", {}, "fedala2022").hyperparameters == {
-        **methods.spec("pfedme", {}).hyperparameters,
-        "evaluate": "w",
-    }
-
-
 @pytest.mark.parametrize(("lr", "lam", "said"), [(0.005, 15, 0), (0.1, 10, 0), (0.1, 15, 1), (0.1, 19.9, 1), (0.1, 0, 1)])
 def test_over_relaxation_is_warned_of(lr, lam, said):
     assert len(list(PFedMe(lam=lam).check(TrainSpec(rounds=1, lr=lr)))) == said
@@ -175,10 +138,7 @@ def test_with_ala(engine):
     """Q2 in round 2, one weight step with rate 1 on index 1; ALA mixes Theta and w_i, and its result starts theta and w."""
     fed = q2(engine)
     method = methods.make(MethodSpec(name="pfedme+ala", hyperparameters={**Q2, "beta": 0.5, "s": 100, "max_init_epochs": 1}))
-    first = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
-    now = fed.at(2)
-    received = method.receive(now, first, now.cohort(2))
-    second = method.update(now, received, now.cohort(2))
+    _, (received, second) = rounds(method, fed, 2)
     Theta, uploads = np.array([0.01275, 0.0085]), []
     near(received.base.personal, [[0.17, 0], [0, 0.34]])
     for i, (c, own) in enumerate(((np.array([1.0, 0]), np.array([0.034, 0])), (np.array([0, 2.0]), np.array([0, 0.068])))):

@@ -8,7 +8,7 @@ from support.cases import rest_slow
 
 from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
-from pflbench.contract.toy import q2
+from pflbench.contract.toy import q2, rounds
 from pflbench.errors import UserError
 from pflbench.methods.fedala import FedALA
 from pflbench.run.testing import evaluate
@@ -73,10 +73,7 @@ def series(method, rounds=3):
 def test_ditto_with_ala(executor):
     """Q2 after round 1, one weight step, eta = 1, p = index 1; lambda = 0.5, s = 2."""
     fed, method = q2(executor), make("ditto+ala", lam=0.5, s=100, max_init_epochs=1)
-    first = method.update(fed.at(1), method.receive(fed.at(1), method.init(fed), fed.cohort(1)), fed.cohort(1))
-    now = fed.at(2)
-    received = method.receive(now, first, now.cohort(2))
-    second = method.update(now, received, now.cohort(2))
+    _, (received, second) = rounds(method, fed, 2)
     for actual, expected in (
         (received.ala.W[0], [0.9975]),
         (received.base.start[0], [0.075, 0.049875]),

@@ -16,19 +16,29 @@ SENT = {
     "partialfed": (1, 1), "fedala": (1, 1), "elastic": (2, 1), "feddeper": (1, 1), "apple": (1, 4),
     "fedamp": (1, 1), "heurfedamp": (1, 1), "fedfomo": (1, 0),
 }  # fmt: skip
-SETTINGS = {"fedphp": [{}, {"variant": "fedala2022"}], "per-fedavg": [{}, {"hessian": "hf"}]}
+SETTINGS = {
+    "fedphp": [{}, {"variant": "fedala2022"}], "per-fedavg": [{}, {"hessian": "hf"}],
+    "fedamp": [{"partial": True}, {"partial": True, "start": "cloud"}, {"partial": True, "self_term": "prev_cloud"}],
+    "fedfomo": [{}, {"M": 2}],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "sent"), SENT.items())
 def test_communication(name: str, sent: tuple[int | str, int | str]) -> None:
+    """FedFomo's clients report what models were worth; FedAMP's, where they add their part of the cloud, are told xi_ii."""
     for settings in SETTINGS.get(name, [{}]):
-        silo = name in ("apple", "fedamp", "heurfedamp")
-        fed, method = federation(join_ratio=1.0 if silo else 0.5).at(1), methods.make(methods.spec(name, settings))
-        S = fed.cohort(1)
-        method.update(fed, method.receive(fed, method.init(fed), S), S)
-        expected = np.zeros((fed.size, 4), dtype=np.int64)
-        expected[S.numpy(), :2] = [fed.flat.head.start if one == "B" else int(one) * fed.flat.size for one in sent]
-        assert np.array_equal(fed.ledger.traffic.by_client(), expected)
+        fed, method = federation(join_ratio=1.0 if name == "apple" else 0.5), methods.make(methods.spec(name, settings))
+        state, (up, down), seen = method.init(fed), sent, 0
+        for t in (1, 2):
+            now, S = fed.at(t), fed.cohort(t)
+            state = method.update(now, method.receive(now, state, S), S)
+            down = min(seen, settings.get("M", seen)) if name == "fedfomo" else down
+            expected = np.zeros((fed.size, 4), dtype=np.int64)
+            models = [fed.flat.head.start if one == "B" else int(one) * fed.flat.size for one in (up, down)]
+            scalars = [down if name == "fedfomo" else 0, t - 1 if settings.get("self_term") == "prev_cloud" else 0]
+            expected[S.numpy()] = [*models, *scalars]
+            assert np.array_equal(now.ledger.traffic, expected)
+            seen = len({*S.tolist(), *fed.cohort(1).tolist()})
 
 
 IMPOSSIBLE = {

@@ -10,9 +10,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from support.twins import ROUNDS, close, rows, setup
+from support.cases import engines
+from support.twins import ROUNDS, buffers, close, rows, setup, vector
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector
 
 from pflbench.contract.small import federation, train
 from pflbench.methods.ditto import Ditto
@@ -24,56 +24,49 @@ from pflbench.methods.local import Local
 MODELS = ("mlp", "batchnorm")
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
-@pytest.mark.parametrize("model", MODELS)
+@engines
+@pytest.mark.parametrize("model", [*MODELS, "fasttext"])
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_fedavg_and_fedprox(model, engine, mu):
     fed, twin = setup(model, engine)
     state = train(FedProx(mu=mu) if mu else FedAvg(), fed, ROUNDS)
-    for t in range(1, ROUNDS + 1):
-        now = fed.at(t)
-        S = now.cohort(t)
+    for now, S in twin.rounds(ROUNDS):
         plan = now.batches(S)
         for i, c in enumerate(S.tolist()):
             twin.load(twin.clients[c], twin.server)
             twin.sgd(twin.clients[c], plan, i, twin.server if mu else None, mu)
-        twin.average([twin.clients[c] for c in S.tolist()], S.tolist())
-    close(state.w, parameters_to_vector(twin.server.parameters()).detach())
+        twin.average(S)
+    close(state.w, vector(twin.server))
     if model == "batchnorm":
-        expected = torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in twin.clients])
-        close(fed.buffers["model"], expected)
+        close(fed.buffers["model"], buffers(twin.clients))
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@engines
 @pytest.mark.parametrize("model", MODELS)
 def test_local(model, engine):
     fed, twin = setup(model, engine)
     state = train(Local(), fed, ROUNDS)
-    for t in range(1, ROUNDS + 1):
-        now = fed.at(t)
-        S = now.cohort(t)
+    for now, S in twin.rounds(ROUNDS):
         for i, c in enumerate(S.tolist()):
             twin.sgd(twin.clients[c], now.batches(S), i)
     close(state.theta, rows(twin.clients))
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@engines
 @pytest.mark.parametrize("model", MODELS)
 def test_ditto(model, engine):
     fed, twin = setup(model, engine)
     personal = [twin.fresh() for _ in twin.clients]
     state = train(Ditto(lam=0.4, personal_epochs=3), fed, ROUNDS)
-    for t in range(1, ROUNDS + 1):
-        now = fed.at(t)
-        S = now.cohort(t)
+    for now, S in twin.rounds(ROUNDS):
         plans = now.batches(S, 3, purpose="batches/personal"), now.batches(S)
         for i, c in enumerate(S.tolist()):
             twin.sgd(personal[c], plans[0], i, twin.server, 0.4)
             twin.load(twin.clients[c], twin.server)
             twin.sgd(twin.clients[c], plans[1], i)
-        twin.average([twin.clients[c] for c in S.tolist()], S.tolist())
+        twin.average(S)
     close(state.v, rows(personal))
-    close(state.w, parameters_to_vector(twin.server.parameters()).detach())
+    close(state.w, vector(twin.server))
 
 
 class Ala:
@@ -122,7 +115,7 @@ class Ala:
                 p.copy_(own + (r - own) * W)
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@engines
 @pytest.mark.parametrize(("model", "p", "tensors"), [("mlp", 1, 2), ("mlp", 2, 4), ("batchnorm", 1, 2), ("batchnorm", 2, 6)])
 @pytest.mark.parametrize(("drop_last", "subset_of"), [(False, "random"), (True, "slice")])
 def test_fedala(model, p, tensors, engine, drop_last, subset_of):
@@ -131,17 +124,15 @@ def test_fedala(model, p, tensors, engine, drop_last, subset_of):
     alas = [Ala(m, tensors, 0.8, 0.005, 25) for m in twin.clients]
     trained = [twin.fresh() for _ in twin.clients]
     state, epochs = method.receive(fed.at(1), method.init(fed), fed.cohort(1)), {}
-    for t in range(1, ROUNDS + 1):
-        now = fed.at(t)
-        S = now.cohort(t)
-        if t > 1:
+    for now, S in twin.rounds(ROUNDS):
+        if now.t > 1:
             state = method.receive(now, state, S)
             seen = now.ledger.artifacts.get("ala_init_epochs", np.zeros(fed.size, dtype=int))
         state = method.update(now, state, S)
         subset = now.subset(S, 60, contiguous=subset_of == "slice")
         subset_plan = now.batches(S, 1, samples=subset, shuffle=False, drop_last="auto" if drop_last else "never")
         for i, c in enumerate(S.tolist()):
-            if t == 1:
+            if now.t == 1:
                 twin.load(trained[c], twin.server)
             else:
                 first = not alas[c].started
@@ -150,9 +141,9 @@ def test_fedala(model, p, tensors, engine, drop_last, subset_of):
                     assert seen[c] == count
                     epochs[c] = count
             twin.sgd(trained[c], now.batches(S), i)
-        twin.average([trained[c] for c in S.tolist()], S.tolist())
+        twin.average(S, [trained[c] for c in S.tolist()])
     close(state.theta, rows(trained))
-    close(state.w, parameters_to_vector(twin.server.parameters()).detach())
+    close(state.w, vector(twin.server))
     assert min(epochs.values()) >= 11
 
 

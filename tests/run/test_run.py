@@ -10,6 +10,7 @@ from sqlalchemy import text
 from support.runs import COLUMNS, numbers, rows, run, short, spec
 
 from pflbench import methods
+from pflbench.engine.federation import SCALARS_UP
 from pflbench.errors import Diverged, UserError
 from pflbench.methods import METHODS
 from pflbench.run.execution import Execution
@@ -133,10 +134,10 @@ def test_batch_norm_buffers(rule):
     if rule == "average":
         mean = (fed.n[S].unsqueeze(1) * trained[S]).sum(0) / fed.n[S].sum()
         torch.testing.assert_close(after, mean.expand_as(after))
-        assert now.ledger.traffic.scalars_up.sum() == before.shape[1] * len(S)
+        assert now.ledger.traffic[:, SCALARS_UP].sum() == before.shape[1] * len(S)
     else:
         assert torch.equal(after, trained)
-        assert now.ledger.traffic.scalars_up.sum() == 0
+        assert now.ledger.traffic[:, SCALARS_UP].sum() == 0
 
 
 def test_a_diverging_run_names_method_client_and_round(store):

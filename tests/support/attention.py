@@ -1,18 +1,8 @@
-"""FedAMP's attention computed with more digits, and models that lie near one another."""
+"""The cloud models of FedAMP and HeurFedAMP."""
 
 from __future__ import annotations
 
-import torch
-
 from pflbench.methods.attention import mixed
-
-
-def close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
-
-
-def near(actual, expected, tolerance=1e-8):
-    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype), rtol=0, atol=tolerance)
 
 
 def clouds(method, w):

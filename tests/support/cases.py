@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from pflbench.contract.small import EXECUTORS
+
+engines = pytest.mark.parametrize("engine", EXECUTORS[:2])
+
 
 def rest_slow(cases: Iterable[Any], *kept: Any) -> list[Any]:
     """As parameters: those that are not among `kept` are slow. Raises ValueError for one that is no case."""

@@ -26,9 +26,14 @@ class Twin:
     def __init__(self, fed):
         self.fed = fed
         self.n = [len(i) for i in fed.train_indices]
-        self.samples = fed.executor.samples if hasattr(fed.executor, "samples") else None
+        self.samples = fed.executor.samples
         self.server = self.fresh()
         self.clients = [self.fresh() for _ in range(fed.size)]
+
+    def rounds(self, count):
+        """The federation in each round, and the round's cohort."""
+        for t in range(1, count + 1):
+            yield self.fed.at(t), self.fed.cohort(t)
 
     def fresh(self) -> nn.Module:
         return copy.deepcopy(self.fed.flat.module).double()
@@ -56,25 +61,31 @@ class Twin:
             for p, q in zip(module.parameters(), source.parameters(), strict=True):
                 p.copy_(q)
 
-    def average(self, modules, S):
-        weights = np.array([self.n[i] for i in S]) / sum(self.n[i] for i in S)
+    def average(self, S, modules=None):
+        """The server's model becomes the mean of the cohort's, or of the given ones, by sample count."""
+        modules = modules or [self.clients[i] for i in S.tolist()]
+        weights = np.array([self.n[i] for i in S.tolist()]) / sum(self.n[i] for i in S.tolist())
         with torch.no_grad():
             for p, *parts in zip(self.server.parameters(), *(m.parameters() for m in modules), strict=True):
                 p.copy_(sum(w * q for w, q in zip(weights, parts, strict=True)))
 
 
+def vector(module) -> torch.Tensor:
+    return parameters_to_vector(module.parameters()).detach().clone()
+
+
 def rows(modules) -> torch.Tensor:
-    return torch.stack([parameters_to_vector(m.parameters()).detach() for m in modules])
+    return torch.stack([vector(module) for module in modules])
+
+
+def buffers(modules) -> torch.Tensor:
+    return torch.stack([torch.cat([b.double().reshape(-1) for b in m.buffers()]) for m in modules])
 
 
 def setup(model, engine, **settings):
-    settings = {"n": (13, 8, 11, 14), "local_epochs": 2, "join_ratio": 0.75, **settings}
-    fed = federation(model, engine, **settings)
-    twin = Twin(fed)
-    if twin.samples is None:
-        twin.samples = federation(model, "batched", **settings).executor.samples
-    return fed, twin
+    fed = federation(model, engine, **{"n": (13, 8, 11, 14), "local_epochs": 2, "join_ratio": 0.75, **settings})
+    return fed, Twin(fed)
 
 
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+def close(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)

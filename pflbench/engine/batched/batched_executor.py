@@ -39,7 +39,7 @@ from pflbench.engine.requests import (
     Step,
     StepArguments,
     Trained,
-    frozen,
+    function_key,
     pick,
     unwrap,
 )
@@ -48,15 +48,15 @@ from pflbench.engine.samples import Samples
 LARGE = 2**18  # numbers of one parameter: a copy of it beside the others costs more than a kernel of its own
 EVALUATED_AT_ONCE = 8192  # samples of all clients together
 EVALUATED_PER_CLIENT = 512
-REFERENCE, RATE = "reference {}", "learning rate"  # among what a step is given: no keywords
-# Of a state, beside a method's carry.
+REFERENCE, RATE = "reference {}", "learning rate"  # among the arguments of a step; they cannot be keywords
+# Parts of a state beside a method's carry.
 MODELS, BUFFERS, LOSS, LAST, FEATURES = "models", "buffers", "loss", "last loss", "features"
 
 
 class BatchedExecutor(BaseExecutor):
-    """capture: how steps become programs (engine.batched.program); None: they are made as they are, as on a CPU.
+    """capture: how steps are captured (engine.batched.program); None: they run as they are, as on a CPU.
 
-    convolution: one of engine.batched.convolutions.CONVOLUTIONS; None: there is nothing to choose.
+    convolution: one of engine.batched.convolutions.CONVOLUTIONS; None: no choice, as on a CPU.
     """
 
     name = "batched"
@@ -82,7 +82,7 @@ class BatchedExecutor(BaseExecutor):
         if convolution is not None:
             convolve_by(self.module, convolution)
         self.gradients = Gradients(flat, self.module, samples, loss)
-        self._heads: list[BatchedExecutor] = []  # not in use
+        self._heads: list[BatchedExecutor] = []  # free for the next request
         self._owner: BatchedExecutor | None = None
 
     def do(self, request: Request[R]) -> R:
@@ -105,22 +105,24 @@ class BatchedExecutor(BaseExecutor):
     def remember(self, shortages: Sequence[Shortage]) -> None:
         self.chunks.remember(shortages)
 
-    def _sgd(self, asked: Sgd) -> Trained:
-        rows, buffers, plan, columns = asked.models, asked.buffers, asked.plan, asked.columns
+    def _sgd(self, request: Sgd) -> Trained:
+        rows, buffers, plan, columns = request.models, request.buffers, request.plan, request.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
-        moments_out = {name: value.clone() for name, value in asked.moments.items()}
-        compared, merged, optimizer = len(asked.references), asked.objective is None and not asked.references, asked.optimizer
-        lr = None if isinstance(asked.lr, Tensor) else asked.lr
+        moments_out = {name: value.clone() for name, value in request.moments.items()}
+        compared, optimizer = len(request.references), request.optimizer
+        merged = request.objective is None and not request.references
+        lr = None if isinstance(request.lr, Tensor) else request.lr
         lookup = self.gradients.lookup(columns) if merged and optimizer is None else None
-        gradients = self.gradients.make(columns, asked.objective, lookup)
-        advance = self._descent(gradients, lookup, lr, columns, asked.penalty, compared, optimizer)
-        kind = ("sgd", lr, columns.start, columns.stop, frozen(asked.penalty), frozen(asked.objective), compared, optimizer)
-        inputs = {**asked.given, **{REFERENCE.format(i): r for i, r in enumerate(asked.references)}}
-        inputs |= {RATE: asked.lr} if lr is None else {}
+        gradients = self.gradients.make(columns, request.objective, lookup)
+        advance = self._descent(gradients, lookup, lr, columns, request.penalty, compared, optimizer)
+        functions = function_key(request.penalty), function_key(request.objective)
+        kind = ("sgd", lr, columns.start, columns.stop, *functions, compared, optimizer)
+        inputs = {**request.given, **{REFERENCE.format(i): r for i, r in enumerate(request.references)}}
+        inputs |= {RATE: request.lr} if lr is None else {}
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
             state = {MODELS: rows[clients], BUFFERS: buffers[clients], LOSS: loss_out.new_zeros(len(clients))}
-            state |= {name: value[clients] for name, value in asked.moments.items()}
+            state |= {name: value[clients] for name, value in request.moments.items()}
             state = self.programs.run((*kind, self._data), advance, state, pick(inputs, clients), steps, {})
             rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
             for name, value in moments_out.items():
@@ -129,30 +131,31 @@ class BatchedExecutor(BaseExecutor):
         self._each(plan, train, merged=merged)
         return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows), moments_out)
 
-    def _scan(self, asked: Scan) -> Scanned:
-        carry, buffers, plan, columns = asked.carry, asked.buffers, asked.plan, asked.columns
+    def _scan(self, request: Scan) -> Scanned:
+        carry, buffers, plan, columns = request.carry, request.buffers, request.plan, request.columns
         carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
         losses = {name: next(iter(carry.values())).new_zeros(len(plan)) for name in (LOSS, LAST)}
-        advance = self._own_step(self.gradients.make(columns, asked.objective), asked.step, columns, asked.parts)
-        kind = ("scan", columns.start, columns.stop, frozen(asked.step), asked.parts, frozen(asked.objective), tuple(carry))
+        advance = self._own_step(self.gradients.make(columns, request.objective), request.step, columns, request.parts)
+        functions = function_key(request.step), function_key(request.objective)
+        kind = ("scan", columns.start, columns.stop, *functions, request.parts, tuple(carry))
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
-            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: asked.frozen[clients], BUFFERS: buffers[clients]}
+            state = {**{k: v[clients] for k, v in carry.items()}, MODELS: request.frozen[clients], BUFFERS: buffers[clients]}
             state |= {name: loss[clients] for name, loss in losses.items()}
-            inputs = {k: v[clients] for k, v in asked.per_step.items()}
-            state = self.programs.run((*kind, self._data), advance, state, pick(asked.given, clients), steps, inputs)
+            inputs = {k: v[clients] for k, v in request.per_step.items()}
+            state = self.programs.run((*kind, self._data), advance, state, pick(request.given, clients), steps, inputs)
             for out in (carry_out, losses):
                 for name in out:
                     out[name][clients] = state[name]
             buffers_out[clients] = state[BUFFERS]
 
-        self._each(plan, train, merged=asked.objective is None and asked.parts == 1)
+        self._each(plan, train, merged=request.objective is None and request.parts == 1)
         return Scanned(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
 
     @torch.no_grad()
-    def _head(self, asked: ExtractFeatures) -> HeadOnFeatures:
-        rows, buffers, plan = asked.models, asked.buffers, asked.plan
-        # Where samples do not see one another, larger batches are faster.
+    def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
+        rows, buffers, plan = request.models, request.buffers, request.plan
+        # Without BatchNorm samples do not see one another, and larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
         below = self.gradients.features()
         first = max(range(len(plan)), key=lambda i: len(plan.order[i]))
@@ -160,13 +163,13 @@ class BatchedExecutor(BaseExecutor):
         head = self._free_head(below(rows[first, None], buffers[first, None], two)[0, 0], sum(map(len, plan.order)))
         table = head.samples.x
         at, sizes = batches.positions().padded()
-        at[np.arange(at.shape[2]) >= sizes[..., None]] = len(table) - 1  # the row of what fills up a batch
+        at[np.arange(at.shape[2]) >= sizes[..., None]] = len(table) - 1  # the row for padding
         where = torch.from_numpy(at).to(self.device)
 
         def advance(state: Named, given: StepArguments, inputs: Inputs) -> None:
-            found = below(state[MODELS], state[BUFFERS], inputs.index)
-            state[FEATURES][:, : found.shape[1]] = found
-            table[inputs.each["places"][:, : found.shape[1]]] = found
+            features = below(state[MODELS], state[BUFFERS], inputs.index)
+            state[FEATURES][:, : features.shape[1]] = features
+            table[inputs.each["places"][:, : features.shape[1]]] = features
 
         def pass_below(clients: Tensor, steps: Iterator[Block]) -> None:
             state = {MODELS: rows[clients], BUFFERS: buffers[clients]}
@@ -179,37 +182,37 @@ class BatchedExecutor(BaseExecutor):
         return HeadOnFeatures(head, plan.positions())
 
     def _free_head(self, like: Tensor, count: int) -> BatchedExecutor:
-        """An executor for the head alone with room for so many samples, and for one more; `close` gives it back.
+        """An executor for the head alone with room for `count` samples and one for padding; `close` makes it free again.
 
-        It is used again and again: programs read the samples where they lie.
+        It is reused: programs read the samples where they lie.
         """
-        for made in self._heads:
-            if len(made.samples.y) > count and made.samples.x.dtype == like.dtype:
-                self._heads.remove(made)
-                return made
+        for head in self._heads:
+            if len(head.samples.y) > count and head.samples.x.dtype == like.dtype:
+                self._heads.remove(head)
+                return head
         samples = self.samples.room(like, count + 1)
-        made = BatchedExecutor(self.flat.head_alone(), samples, self.chunks, self.loss, programs=self.programs)
-        made._owner = self
-        return made
+        head = BatchedExecutor(self.flat.head_alone(), samples, self.chunks, self.loss, programs=self.programs)
+        head._owner = self
+        return head
 
     @torch.no_grad()
-    def _evaluate(self, asked: Evaluate) -> Evaluated:
-        correct = torch.zeros(len(asked.plan), dtype=torch.int64, device=self.device)
-        loss = torch.zeros(len(asked.plan), dtype=torch.float64, device=self.device)
-        counts = np.array([len(samples) for samples in asked.plan.order])
+    def _evaluate(self, request: Evaluate) -> Evaluated:
+        correct = torch.zeros(len(request.plan), dtype=torch.int64, device=self.device)
+        loss = torch.zeros(len(request.plan), dtype=torch.float64, device=self.device)
+        counts = np.array([len(samples) for samples in request.plan.order])
         order = np.argsort(-counts, kind="stable")
 
         def test(clients: np.ndarray) -> None:
             at = torch.from_numpy(clients).to(self.device)
-            correct[at], loss[at] = self._tested(asked, Layout.of(asked, clients))
+            correct[at], loss[at] = self._tested(request, Layout.of(request, clients))
 
         self.chunks.each("evaluation", order[counts[order] > 0], self.device, test, self.programs.forget)
         return Evaluated(correct, loss)
 
-    def _tested(self, asked: Evaluate, layout: Layout) -> list[Tensor]:
-        """Penalty predictions and summed losses of the clients of a layout."""
+    def _tested(self, request: Evaluate, layout: Layout) -> list[Tensor]:
+        """Right predictions and summed losses of the clients of a layout."""
         chosen = torch.from_numpy(layout.models).to(self.device)
-        params, buffered = self.flat.views(asked.models[chosen]), self.gradients.buffers(asked.buffers[chosen])
+        params, buffered = self.flat.views(request.models[chosen]), self.gradients.buffers(request.buffers[chosen])
         samples = torch.from_numpy(layout.samples).to(self.device)
         right = torch.zeros(samples.shape, dtype=torch.int64, device=self.device)
         lost = torch.zeros(samples.shape, dtype=torch.float64, device=self.device)
@@ -232,7 +235,7 @@ class BatchedExecutor(BaseExecutor):
         references: int,
         optimizer: Optimizer | None,
     ) -> Advance:
-        """One step of SGD, or of an optimizer. lr: None if it comes with what the step is given."""
+        """One step of SGD, or of an optimizer. lr: None if the rate is among the step's arguments."""
 
         def advance(state: Named, given: StepArguments, inputs: Inputs) -> None:
             w, b, over = state[MODELS], state[BUFFERS], inputs.over
@@ -259,7 +262,7 @@ class BatchedExecutor(BaseExecutor):
             for name, view in views.items():
                 if over is None or view[0].numel() >= LARGE:
                     _subtract(view, grads.pop(name), rate, over)
-            if over is not None:  # as few kernels for all of them as may be: most are small
+            if over is not None:  # together, in few kernels: most are small
                 for run in side_by_side(e for e in self.flat.within(columns) if e.name in grads):
                     together = torch.cat([grads[e.name].reshape(len(w), -1) for e in run], dim=1)
                     _subtract(w[:, run[0].start : run[-1].stop], together.masked_fill_(over[:, None], 0), rate, None)
@@ -269,7 +272,7 @@ class BatchedExecutor(BaseExecutor):
         return advance
 
     def _own_step(self, gradients: Gradient, step: Step, columns: slice, parts: int) -> Advance:
-        """One step of a method's own."""
+        """One step of a method's own inner loop."""
 
         def advance(state: Named, given: StepArguments, inputs: Inputs) -> None:
             w, b, over = state[MODELS], state[BUFFERS], inputs.over
@@ -297,23 +300,23 @@ class BatchedExecutor(BaseExecutor):
         return advance
 
     def _each(self, plan: Plan, do: Callable[[Tensor, Iterator[Block]], None], merged: bool) -> None:
-        """Calls `do` with some clients of the plan after others, and their steps; see `Chunks.each`.
+        """Calls `do` with a chunk of the plan's clients and their steps, chunk by chunk; see `Chunks.each`.
 
-        Clients with most steps first, so that those still at work stay a prefix of the rows.
+        Clients with most steps come first, so that those still at work are a prefix of the rows.
         """
         steps = plan.steps()
         order = np.argsort(-steps, kind="stable")
         merged = merged and not self.flat.has_batch_norm
 
-        def of_some(clients: np.ndarray) -> None:
+        def of_chunk(clients: np.ndarray) -> None:
             mine = blocks(plan.take(clients.tolist()), self.samples.dtype, self.device, merged)
             do(torch.from_numpy(clients).to(self.device), mine)
 
-        self.chunks.each("training", order[steps[order] > 0], self.device, of_some, self.programs.forget)
+        self.chunks.each("training", order[steps[order] > 0], self.device, of_chunk, self.programs.forget)
 
     @property
     def _data(self) -> tuple[int, ...]:
-        """Where the samples lie: a program reads them there."""
+        """The samples' addresses: a program reads them there."""
         return self.samples.x.data_ptr(), self.samples.y.data_ptr(), *self.samples.x.shape
 
 
@@ -322,12 +325,12 @@ def _subtract(of: Tensor, what: Tensor, rate: float | Tensor, over: Tensor | Non
 
 
 def _of(over: Tensor | None, loss: Tensor) -> Tensor:
-    """0 for clients that are over."""
+    """The loss, 0 for clients that have finished."""
     return loss if over is None else loss.masked_fill(over, 0)
 
 
 def _keep(of: Tensor, what: Tensor, over: Tensor | None) -> None:
-    """What is new, but in the rows of clients that are over."""
+    """Writes `what` into `of`, but not in the rows of clients that have finished."""
     if not of.numel():
         return
     if over is None:
@@ -344,7 +347,7 @@ def _beside(over: Tensor, rows: Tensor) -> Tensor:
 
 
 def _apart(values: Named, carry: Named) -> Named:
-    """What a step returns, without the memory of what it was given: that is overwritten, one value after another."""
+    """A step's results, copied where they share memory with its carry, which is overwritten value by value."""
     given = {tensor.untyped_storage()._cdata for tensor in carry.values()}
     return {name: v.clone() if v.untyped_storage()._cdata in given else v for name, v in values.items()}
 

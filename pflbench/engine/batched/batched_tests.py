@@ -1,4 +1,4 @@
-"""Which samples of which clients a test of several models goes through at once, and whose results they are."""
+"""How the samples of several clients are laid out so that several models are tested at once."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pflbench.engine.requests import Evaluate
 
 @dataclass(frozen=True)
 class Layout:
-    """Of some of a request's clients: those that share a model stand in one row, with their samples side by side.
+    """One row for each model, with the samples of the clients that share it side by side.
 
-    Rows are in descending order of their length. Where a row has ended, 0: any sample does no harm in evaluation mode.
+    Rows are in descending order of their length and padded with index 0: any sample is harmless in evaluation mode.
     """
 
-    models: np.ndarray  # [M], of the request, one for each row
+    models: np.ndarray  # [M], number of each row's model in the request
     lengths: np.ndarray  # [M], samples of each row
     samples: np.ndarray  # [M, longest], indices
-    begins: np.ndarray  # [C], where each client's samples begin in the flattened rows
-    counts: np.ndarray  # [C], and how many they are
+    begins: np.ndarray  # [C], position of each client's first sample in the flattened rows
+    counts: np.ndarray  # [C], number of each client's samples
 
     @classmethod
-    def of(cls, asked: Evaluate, clients: np.ndarray) -> Layout:
-        orders = [asked.plan.order[client] for client in clients]
+    def of(cls, request: Evaluate, clients: np.ndarray) -> Layout:
+        orders = [request.plan.order[client] for client in clients]
         counts = np.array([len(order) for order in orders])
-        models, row = np.unique(asked.model_of[clients], return_inverse=True)
+        models, row = np.unique(request.model_of[clients], return_inverse=True)
         lengths = np.bincount(row, weights=counts).astype(np.int64)
         descending = np.argsort(-lengths, kind="stable")
         row = np.argsort(descending)[row]
@@ -43,12 +43,12 @@ class Layout:
         return cls(models, lengths, samples, begins, counts)
 
     def parts(self, width: int) -> Iterator[tuple[int, slice]]:
-        """Some columns at a time, and how many rows still have samples there."""
+        """Ranges of columns, and the number of rows that have samples there."""
         for start in range(0, self.samples.shape[1], width):
             yield int((self.lengths > start).sum()), slice(start, start + width)
 
     def by_client(self, *values: Tensor) -> list[Tensor]:
-        """Sums over each client's samples, [C], of what there is of every sample, [M, longest]."""
+        """Sums over each client's samples, [C], of values for every sample, [M, longest]."""
         begins, counts = torch.from_numpy(np.stack([self.begins, self.counts])[..., None]).to(values[0].device)
         within = torch.arange(int(self.counts.max()), device=values[0].device)
         mine = within < counts

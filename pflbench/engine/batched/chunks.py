@@ -1,4 +1,4 @@
-"""How many clients are computed at a time: as many as memory is thought to be enough for, and fewer once it was not."""
+"""How many clients are computed at a time: as many as the estimate of memory allows, and fewer once memory ran out."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 from pflbench.engine import memory
 from pflbench.engine.memory import Shortage
 
-SHARE = 0.8  # of the free memory: the rest is for what no estimate knows, such as workspaces of kernels and fragmentation
+SHARE = 0.8  # of the free memory: the rest is for what no estimate covers, such as workspaces of kernels and fragmentation
 
 
 class Chunks:
-    """most: clients at a time, if a number was asked for. estimate: as many as memory is thought to be enough for; None: all.
+    """most: clients at a time, if the user gave a number. estimate: clients that memory is estimated to suffice for; None: all.
 
     deterministic: memory that runs out is an error, since fewer clients at a time give other last digits.
-    An executor shares it with those it makes, so that what one of them finds out holds for all.
+    An executor shares it with the executors that it makes: a shortage of one holds for all.
     """
 
     def __init__(self, most: int | None = None, estimate: int | None = None, *, deterministic: bool = False) -> None:
         self.most, self.estimate, self.deterministic = most, estimate, deterministic
         self.shortages: list[Shortage] = []
-        self._smallest: dict[str, int] = {}  # by kind of work: clients at a time, where that was not all
+        self._smallest: dict[str, int] = {}  # by kind of work: fewest clients at a time, where not all
 
     def each(
         self,
@@ -35,10 +35,10 @@ class Chunks:
         do: Callable[[np.ndarray], None],
         forget: Callable[[], None] = lambda: None,
     ) -> None:
-        """Calls `do` with all clients, in order, some at a time. forget: gives back the memory of what can be made again.
+        """Calls `do` with all clients, in order, a chunk at a time. forget: frees memory of what can be made again.
 
-        Where memory runs out, the same clients are done again, half as many at a time: `do` must leave its inputs as they are,
-        and keep no result before it has all. For a single client, and where it is deterministic, torch.OutOfMemoryError passes.
+        If memory runs out, the same clients are computed again, half as many at a time: `do` must not change its inputs, and
+        must write results only when it has all. For a single client, or if `deterministic`, torch.OutOfMemoryError is raised.
         """
         size, start = self._size(work, len(clients)), 0
         while start < len(clients):
@@ -50,15 +50,15 @@ class Chunks:
                 size = self._halve(work, len(now), device)
 
     def remember(self, shortages: Sequence[Shortage]) -> None:
-        """Takes in when memory ran out before, in another process: no more clients at a time than that left."""
-        if len(shortages) > len(self.shortages):  # of several runs that share it, those of the run that got furthest
+        """Takes over the shortages of an earlier process: clients at a time stay within them."""
+        if len(shortages) > len(self.shortages):  # of several runs that share an executor, the longest list counts
             self.shortages = list(shortages)
 
     def halvings(self, work: str) -> int:
         return sum(shortage.work == work for shortage in self.shortages)
 
     def record(self) -> dict[str, Any]:
-        """For the record of a run: what was asked for, and by kind of work the fewest clients at a time, where not all were."""
+        """For the record of a run; clients: by kind of work the fewest at a time, where not all were."""
         return {
             "asked": self.most or "auto",
             "estimate": self.estimate,
@@ -70,7 +70,7 @@ class Chunks:
         limits = [shortage.then for shortage in self.shortages if shortage.work == work]
         size = max(1, min([self.most or self.estimate or count, count, *limits]))
         if self.most is None and count:
-            size = -(-count // -(-count // size))  # parts of one size take less than all but the last at their largest
+            size = -(-count // -(-count // size))  # chunks of equal size need less memory
         if size < count:
             self._smallest[work] = min(size, self._smallest.get(work, size))
         return size
@@ -85,9 +85,9 @@ class Chunks:
 
 
 def _enough_memory(do: Callable[[np.ndarray], None], clients: np.ndarray, needed: bool) -> bool:
-    """Does it, and says whether it could; raises torch.OutOfMemoryError where that is needed.
+    """Calls `do` and returns whether memory was enough; raises torch.OutOfMemoryError if it had to be.
 
-    What it held is free again only when this has returned: the error keeps it alive.
+    Memory that `do` held is free again only after this has returned: the error keeps it alive.
     """
     try:
         do(clients)

@@ -1,9 +1,9 @@
-"""Convolutions of all clients at once on a GPU, in one of three ways, of which the run's own shapes say which is the fastest.
+"""Convolutions of all clients at once on a GPU, in the fastest of three ways for the shapes of a run.
 
-groups, search: one convolution with a group for each client, for which cuDNN finds an algorithm by its rules, or by trying
-several. unfold: each window of an image becomes a column (im2col), and a product of matrices for each client does the rest.
+groups, search: one convolution with a group for each client; cuDNN chooses its algorithm by heuristics (groups) or by timing
+several (search). unfold: each window of an image becomes a column (im2col), followed by a matrix product for each client.
 
-All three give the same numbers within rounding. On a CPU a convolution stays what `vmap` makes of it, which is groups.
+All three give the same numbers within rounding. On a CPU `vmap` itself makes a convolution in groups.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pflbench.engine.batched.layers import Operation, Together, install
 
 CONVOLUTIONS = ("groups", "search", "unfold")
 CHANNELS = 65_534  # of one convolution in groups: CUDA's grids end at 65,535
-WINDOWS = 2**26  # numbers in the columns of one product, but for a single client that has more
+WINDOWS = 2**26  # most numbers in the columns of one product, unless a single client has more
 REPEATS = 3
-CLEARLY = 1.05  # by how much another way must be faster than the first: the same machine should choose alike each time
+CLEARLY = 1.05  # how much faster than the first another way must be, so that a machine chooses the same each time
 
 Results = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """Of a layer. shape: of one client's weight, [out, in / groups, height, width]."""
+    """A layer's settings. shape: of one client's weight, [out, in / groups, height, width]."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -48,7 +48,7 @@ class _Kernel:
         return math.prod(self.shape[1:])
 
     def positions(self, x: Tensor) -> list[int]:
-        """Of the kernel in an image, along its height and its width."""
+        """Numbers of positions of the kernel in an image, along its height and its width."""
         return [
             (size + 2 * padding - dilation * (k - 1) - 1) // stride + 1
             for size, k, stride, padding, dilation in zip(
@@ -95,9 +95,9 @@ def _gradients(g: Tensor, x: Tensor, weight: Tensor, kernel: _Kernel, *, of_imag
 def _some_clients_at_a_time(
     grouped: Callable[..., Results], unfolded: Callable[..., Results], x: Tensor, kernel: _Kernel, *values: Tensor
 ) -> Results:
-    """As few calls as may be, of equally many clients. Clients know nothing of one another: the numbers are those of one call."""
+    """Calls it for equally many clients at a time, in as few calls as possible. Clients are independent of one another."""
     clients = x.shape[1] // (kernel.shape[1] * kernel.groups)
-    # A single client's convolution has no groups: cuDNN is fast.
+    # Without groups, for a single client, cuDNN is fast.
     if unfold := kernel.unfold and kernel.groups == 1 and clients > 1:
         most = WINDOWS // (kernel.width * math.prod(kernel.positions(x)) * len(x))
     else:
@@ -146,7 +146,7 @@ def _unfolded(x: Tensor, weight: Tensor, kernel: _Kernel) -> Results:
 
 
 def _unfolded_gradients(g: Tensor, x: Tensor, weight: Tensor, kernel: _Kernel, of_images: bool) -> Results:
-    """The columns are made once more: kept from the forward pass they would be what a step takes most memory for."""
+    """The columns are computed again: kept from the forward pass, they would be most of a step's memory."""
     weight = weight.view(-1, kernel.shape[0], kernel.width)
     g = g.transpose(0, 1).reshape(len(weight), kernel.shape[0], -1)
     to_weight = (g @ _columns(x, kernel).transpose(1, 2)).flatten()
@@ -158,7 +158,7 @@ def _unfolded_gradients(g: Tensor, x: Tensor, weight: Tensor, kernel: _Kernel, o
 
 
 def _columns(x: Tensor, kernel: _Kernel) -> Tensor:
-    """A client's windows side by side, [clients, in * height * width, b * positions], in one copy for all.
+    """Each client's windows side by side, [clients, in * height * width, b * positions], by one copy for all clients.
 
     `F.unfold` launches a kernel for each image.
     """
@@ -184,18 +184,18 @@ CONVOLVE = Operation(
 
 
 def convolutions(module: nn.Module) -> bool:
-    """Whether there are convolutions in the module."""
+    """Whether the module has convolutions."""
     return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
 
 
 def convolve_by(module: nn.Module, way: str) -> None:
-    """Computes the module's convolutions of all clients so from here on. A layer that is convolved in another way stays."""
+    """Makes the module compute its convolutions in this way. Layers with other kinds of padding stay as they are."""
     install(module, {nn.Conv2d: _Unfolded if way == "unfold" else _Convolution})
 
 
 @contextmanager
 def convolving(way: str | None) -> Iterator[None]:
-    """Inside, cuDNN finds algorithms as one of CONVOLUTIONS says. None: as it does outside."""
+    """Inside, cuDNN chooses algorithms as one of CONVOLUTIONS says. None: as outside."""
     before = torch.backends.cudnn.benchmark
     if way is not None:
         torch.backends.cudnn.benchmark = way == "search"
@@ -206,30 +206,30 @@ def convolving(way: str | None) -> Iterator[None]:
 
 
 def fastest(seconds: Callable[[str], float]) -> str:
-    """Of CONVOLUTIONS the one that takes the fewest seconds; the first if in doubt.
+    """The one of CONVOLUTIONS that takes the fewest seconds; the first unless another is clearly faster.
 
-    Each is timed in a thread of its own, backward pass included. For each thread PyTorch keeps what cuDNN chose for a shape, be
-    it by rules or by a search: the second way in one thread would be timed with the kernels of the first.
+    Each is timed in a thread of its own, backward pass included. PyTorch keeps cuDNN's choice for a shape by thread: the second
+    way in the same thread would be timed with the kernels of the first.
     """
 
     def alone(way: str) -> float:
         with autograd.set_multithreading_enabled(False):
             return seconds(way)
 
-    found = {}
+    times = {}
     for way in CONVOLUTIONS:
         with ThreadPoolExecutor(1) as thread:
-            found[way] = thread.submit(alone, way).result()
-    best = min(CONVOLUTIONS, key=lambda way: found[way])
-    return best if found[best] * CLEARLY < found[CONVOLUTIONS[0]] else CONVOLUTIONS[0]
+            times[way] = thread.submit(alone, way).result()
+    best, first = min(CONVOLUTIONS, key=times.__getitem__), CONVOLUTIONS[0]
+    return best if times[best] * CLEARLY < times[first] else first
 
 
 def seconds(device: torch.device, call: Callable[[], object]) -> float:
-    """The shortest of several calls, after one in which programs are made and algorithms found."""
+    """The shortest of several calls, after one for warming up."""
     call()
-    found = []
+    times = []
     for _ in range(REPEATS):
         begun = devices.seconds(device)
         call()
-        found.append(devices.seconds(device) - begun)
-    return min(found)
+        times.append(devices.seconds(device) - begun)
+    return min(times)

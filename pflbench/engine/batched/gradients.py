@@ -40,7 +40,7 @@ class _Called(nn.Module):
 
 
 class _LookedUp(nn.Module):
-    """In an embedding's place: what it gave for the batch is its parameter."""
+    """Stands in an embedding's place; its parameter is the embedding's output for the batch."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class _LookedUp(nn.Module):
 
 
 class Lookup:
-    """The embedding of a model whose input are tokens: a step changes few of its rows.
+    """The embedding of a model whose inputs are tokens: a step changes few of its rows.
 
-    name: of its parameter. module: the model, with the batch's vectors [b, positions, d] in the parameter's place.
+    name: of the embedding's parameter. module: the model, with the batch's vectors [b, positions, d] as that parameter.
     """
 
     def __init__(self, module: nn.Module, layer: str) -> None:
@@ -69,19 +69,19 @@ class Lookup:
         return weight[_clients(tokens), tokens]
 
     def descend(self, weight: Tensor, tokens: Tensor, gradient: Tensor, lr: float | Tensor, over: Tensor | None) -> None:
-        """Subtracts lr times the vectors' gradient in their rows, but for padding and for clients that are over [c].
+        """Subtracts lr times the vectors' gradient from their rows, except for padding and for finished clients (`over` [c]).
 
-        A GPU adds up what falls together sorted, in the same order every time, and copies there and back what is not contiguous:
-        so this is done in the rows of all models as one table, of pieces that both a vector and a model consist of. Without a
-        check of the tokens' range, which `vectors` has made: some versions of PyTorch wait for it.
+        A GPU sorts and adds up repeated rows in the same order every time, but copies a tensor that is not contiguous: so the
+        rows of all models are addressed as one contiguous table of pieces, whose size divides both a vector and a model. The
+        range of tokens is not checked again after `vectors`: some versions of PyTorch wait for that check.
         """
         change = gradient * -lr
-        none = None if self.padding is None else tokens == self.padding
+        unchanged = None if self.padding is None else tokens == self.padding
         if over is not None:
-            here = over[:, None, None]
-            none = here if none is None else none | here
-        if none is not None:
-            change.masked_fill_(none.unsqueeze(-1), 0)
+            finished = over[:, None, None]
+            unchanged = finished if unchanged is None else unchanged | finished
+        if unchanged is not None:
+            change.masked_fill_(unchanged.unsqueeze(-1), 0)
         (clients, vocabulary, width), apart = weight.shape, weight.stride(0)
         piece = math.gcd(width, apart)
         pieces = ((clients - 1) * apart + vocabulary * width) // piece
@@ -96,7 +96,7 @@ def _clients(tokens: Tensor) -> Tensor:
 
 
 class Gradients:
-    """Of the clients' objectives, on a model of its own in training mode, whose layers become those of all clients at once."""
+    """Gradients of all clients' objectives. `module` is changed: its layers become those for all clients at once."""
 
     def __init__(self, flat: Flat, module: nn.Module, samples: Samples, loss: Loss) -> None:
         compute_together(module)
@@ -108,7 +108,7 @@ class Gradients:
         self._colours = convolutions(module) and samples.x.dim() == IMAGES and samples.x.shape[1] > 1
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of samples [c, b]. Images in colours lie as a convolution in groups takes them, [b, c, ...]."""
+        """Inputs and labels of samples [c, b]. Colour images are stored as [b, c, ...], as a convolution in groups needs them."""
         if not self._colours:
             return self.samples.batch(index)
         x, y = self.samples.batch(index.t().contiguous())
@@ -120,15 +120,15 @@ class Gradients:
         return None if layer is None else Lookup(self.module, layer)
 
     def lookup(self, columns: slice) -> Lookup | None:
-        """Where the model says that it looks tokens up, and that embedding is trained."""
-        found = self._lookup
-        return found if found and found.name in {entry.name for entry in self.flat.within(columns)} else None
+        """The lookup of a model that names its embedding (`lookup`), if `columns` train it."""
+        trained = {entry.name for entry in self.flat.within(columns)}
+        return self._lookup if self._lookup and self._lookup.name in trained else None
 
     def make(self, columns: slice = ALL, objective: Objective | None = None, lookup: Lookup | None = None) -> Gradient:
         """(rows [c, P], buffers [c, B], index [c, b], references, weights) -> gradients by name, losses [c], new buffers [c, B].
 
-        weights: each sample's share of the mean loss, [c, b]; None where all count the same, as they must under an objective of
-        a method's own. lookup: the gradient of its parameter is that of the vectors looked up.
+        weights: each sample's share of the mean loss, [c, b]; None: equal shares, which a method's own objective requires.
+        lookup: the gradient of its parameter is that of the looked-up vectors.
         """
         module = lookup.module if lookup else self.module
         trained = {e.name for e in self.flat.within(columns)}
@@ -145,7 +145,7 @@ class Gradients:
         ) -> tuple[Tensor, Named]:
             named = {**params, **constants, **buffered}
             if objective is not None:
-                # These come first: the module changes its buffers.
+                # References come first: the trained module changes its buffers.
                 compared = [whole.on(r | {k: v.clone() for k, v in buffered.items()}, x) for r in references]
                 return objective(self.loss, y, whole.on(named, x), *compared), buffered
             logits = functional_call(module, named, (x,))
@@ -156,7 +156,7 @@ class Gradients:
         ) -> tuple[Named, Tensor, Tensor]:
             module.train()
             track_statistics(module, True)
-            # A convolution in groups takes no rows that lie apart: else they would be copied forward and backward.
+            # A convolution in groups needs contiguous kernels: else they would be copied both forward and backward.
             views = {k: v.contiguous() if v.dim() > IMAGES else v for k, v in self.flat.views(w).items()}
             x, y = self.batch(index)
             if lookup is not None:
@@ -177,43 +177,43 @@ class Gradients:
         below = _Called(lambda module, x: module.features(x), self.module)  # type: ignore[operator]
 
         def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
-            found: Tensor = below.on(params | buffered, x)
-            return found
+            out: Tensor = below.on(params | buffered, x)
+            return out
 
         def features(w: Tensor, b: Tensor, index: Tensor) -> Tensor:
             self.module.train()
             track_statistics(self.module, False)
-            found: Tensor = vmap(of_client)(self.flat.views(w), self._own_buffers(b), self.batch(index)[0])
-            return found
+            out: Tensor = vmap(of_client)(self.flat.views(w), self._own_buffers(b), self.batch(index)[0])
+            return out
 
         return features
 
     def logits(self, params: Named, buffered: Named, x: Tensor) -> Tensor:
-        """Of clients' models [c, ...] for inputs [c, b, ...], in evaluation mode."""
+        """Logits of clients' models [c, ...] for inputs [c, b, ...], in evaluation mode."""
         self.module.eval()
 
         def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
             out: Tensor = functional_call(self.module, (params, buffered), (x,))
             return out
 
-        found: Tensor = vmap(of_client)(params, buffered, x)
-        return found
+        logits: Tensor = vmap(of_client)(params, buffered, x)
+        return logits
 
     def each(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss of every sample by itself: logits [b, ...], labels [b] -> [b]."""
-        found: Tensor = vmap(self.loss)(logits.unsqueeze(1), y.unsqueeze(1))
-        return found
+        """Each sample's loss: logits [b, ...], labels [b] -> [b]."""
+        losses: Tensor = vmap(self.loss)(logits.unsqueeze(1), y.unsqueeze(1))
+        return losses
 
     def _own_buffers(self, rows: Tensor) -> Named:
-        """For the module to change."""
+        """Copies of the buffers, which the module may change."""
         if not self.flat.buffers:
             return {}
         if self._buffers_in_place:
             return self.buffers(rows.clone())
-        # Reshaping what lies apart is a copy, in which changes of it are lost.
+        # The module may reshape a buffer: of one that is not contiguous this is a copy, and its changes would be lost.
         return {name: v.clone(memory_format=torch.contiguous_format) for name, v in self.buffers(rows).items()}
 
     def buffers(self, rows: Tensor) -> Named:
-        """Buffer rows as the module wants them: counters are integers there."""
+        """Buffer rows in the module's types: its counters are integers."""
         types = {name: b.dtype for name, b in self.module.named_buffers()}
         return {k: v.to(types[k]) for k, v in self.flat.buffer_views(rows).items()}

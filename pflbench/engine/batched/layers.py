@@ -1,8 +1,8 @@
-"""Layers of all clients at once, where `vmap` would copy images or make many operations of few.
+"""Layers for all clients at once, where `vmap` alone would copy images or need many more operations.
 
-A convolution in groups takes and gives images [b, clients * channels, ...]. `vmap` by itself pools them one below another, as
-[clients * b, ...], so that everything is copied before each pooling and behind it, forward and backward. It normalises batches
-without weights and multiplies afterwards, in some nine passes over the images where one would do.
+A convolution in groups takes and returns images [b, clients * channels, ...]. `vmap` by itself pools [clients * b, ...], so that
+images are copied before and after each pooling, forward and backward. It normalises batches without weights and multiplies
+afterwards, in some nine passes over the images where one is enough.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, autograd, nn
 from torch.nn import functional as F
+from torch.nn.modules.utils import _pair
 
-# -- pooling and normalisation: what treats every channel by itself -------------------------------------------------------
+# -- pooling and normalisation: layers that treat every channel by itself -----------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Operation:
-    """run(*arguments, constant) -> results: images [b, channels, ...] or, of 1 dimension, what belongs to the channels.
+    """run(*arguments, constant) -> results: images [b, channels, ...], or one value for each channel [channels].
 
     gradient: run(the first result's gradient, the first `needs` arguments, the other results, constant) -> arguments' gradients.
-    gradient_of_others: without the first argument's, where nothing needs it.
+    gradient_of_others: the same without the first argument's gradient, for when it is not needed.
     """
 
     run: Callable[..., tuple[Tensor, ...]]
@@ -33,7 +34,7 @@ class Operation:
 
 
 class Together(autograd.Function):
-    """(operation, *arguments, constant) -> its results. Of many clients, it is made once with the channels of all."""
+    """(operation, *arguments, constant) -> its results. Under `vmap` it runs once, on the channels of all clients."""
 
     @staticmethod
     def forward(operation: Operation, *arguments: Any) -> tuple[Tensor, ...]:
@@ -66,7 +67,7 @@ class Together(autograd.Function):
 
 
 def _merge(value: Any, clients: int | None, count: int) -> Any:
-    """Images [b, clients * channels, ...], or what there is one of for a channel, [clients * channels]."""
+    """Images [b, clients * channels, ...], or values for each channel [clients * channels]."""
     if not isinstance(value, Tensor):
         return value
     at = 0 if value.dim() == 1 + (clients is not None) else 1
@@ -74,14 +75,14 @@ def _merge(value: Any, clients: int | None, count: int) -> Any:
 
 
 def _with_clients(value: Tensor, clients: int | None, count: int, at: int) -> Tensor:
-    """With the clients' dimension at a place. clients: where it is; None: they all have the same."""
+    """Moves the clients' dimension to `at`. clients: where it is; None: all clients have the same value."""
     if clients is None:
         value, clients = value.expand(count, *value.shape), 0
     return value.movedim(clients, at)
 
 
 def _pool(x: Tensor, window: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """-> pooled, places of the largest. window: kernel, stride, padding, dilation, whether the size is rounded up."""
+    """-> pooled, places of the largest. window: kernel, stride, padding, dilation, ceil_mode."""
     return torch.ops.aten.max_pool2d_with_indices(x, *window)  # type: ignore[no-any-return]
 
 
@@ -102,10 +103,6 @@ class _MaxPool(nn.MaxPool2d):
         window = (*map(_pair, (self.kernel_size, self.stride, self.padding, self.dilation)), self.ceil_mode)
         pooled: Tensor = Together.apply(self.operation, x, window)[0]  # type: ignore[no-untyped-call]
         return pooled
-
-
-def _pair(value: Any) -> list[int]:
-    return list(value) if isinstance(value, (tuple, list)) else [value, value]
 
 
 def _normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,7 +153,7 @@ class _BatchNorm2d(_Norm, nn.BatchNorm2d):
 
 
 def track_statistics(module: nn.Module, tracked: bool) -> None:
-    """Whether the module's normalisations of all clients change their running statistics in training."""
+    """Sets whether the module's normalisations update their running statistics in training."""
     for part in module.modules():
         if isinstance(part, _Norm):
             part.tracked = tracked
@@ -180,9 +177,9 @@ class _Linear(nn.Linear):
 
 
 def cross_entropy(logits: Tensor, y: Tensor, *options: Any, **named: Any) -> Tensor:
-    """In few operations of logits [b, K] and labels [b] in 0..K-1, as PyTorch has it of anything else.
+    """F.cross_entropy; in few operations for logits [b, K] and labels [b] in 0..K-1.
 
-    Of PyTorch's, with its classes to ignore and their weights, `vmap` makes some twenty.
+    `vmap` turns PyTorch's own, with its ignored classes and weights, into some twenty operations.
     """
     if options or named or logits.dim() != 2 or y.dim() != 1:
         return F.cross_entropy(logits, y, *options, **named)
@@ -200,10 +197,10 @@ TOGETHER: Mapping[type[nn.Module], Any] = {
 
 
 def install(module: nn.Module, ways: Mapping[type[nn.Module], Any]) -> list[Any]:
-    """Computes the module's layers so from here on, where there is a way that suits, and returns these.
+    """Replaces the classes of the module's layers, and returns the layers that were changed.
 
-    ways: PyTorch's class of a layer -> a subclass that computes it in another way, and says whether it suits a layer:
-    `suits(layer)`. A subclass of a layer stays as it is, and so does one with a forward of its own.
+    ways: PyTorch's class of a layer -> a subclass of it with another forward, whose `suits(layer)` says whether it can be
+    used. Subclasses by users, and layers with a forward of their own, stay as they are.
     """
     known = [layer for layer in module.modules() if type(layer) in ways and "forward" not in vars(layer)]
     layers = [layer for layer in known if ways[type(layer)].suits(layer)]
@@ -213,12 +210,12 @@ def install(module: nn.Module, ways: Mapping[type[nn.Module], Any]) -> list[Any]
 
 
 def compute_together(module: nn.Module) -> None:
-    """Computes the module's layers for all clients at once from here on."""
+    """Replaces the module's layers by those for all clients at once."""
     for layer in install(module, TOGETHER):
-        if isinstance(layer, _Norm):  # it counts in the rows of the buffers, which are no integers
+        if isinstance(layer, _Norm):  # it counts in rows of buffers, which are floating point
             layer.num_batches_tracked = layer.num_batches_tracked.to(layer.weight.dtype)  # type: ignore[union-attr]
 
 
 def change_buffers_in_place(module: nn.Module) -> bool:
-    """Whether all that has buffers changes them where they lie, however far apart they lie."""
+    """Whether all submodules with buffers change them in place, also when their memory is not contiguous."""
     return all(isinstance(part, _Norm) for part in module.modules() if part._buffers)

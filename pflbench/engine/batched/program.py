@@ -18,12 +18,12 @@ from pflbench.engine.batched.waits import Watch
 from pflbench.engine.requests import Shared, StepArguments, pick
 
 Named = dict[str, Tensor]
-NARROWER = 0.8  # of two neighbouring numbers of clients for which programs are made, the smaller one by the larger one
-MIXED = "batches of different sizes in one step"  # that cannot be filled up
+NARROWER = 0.8  # ratio of neighbouring numbers of clients that programs are made for
+MIXED = "batches of different sizes in one step"  # that cannot be padded
 OTHER_NUMBERS = "not captured: the program gave other numbers"
-COPIES = 3  # of a client's rows: the program's own, and two while its numbers are compared with those of the step itself
-PARTS = 8  # of the clients, while that is done
-ERROR = 1e-3  # by how much a program's change may be off, by the largest change: float32, other algorithms
+COPIES = 3  # of a client's rows: the program's own, and two while its first replay is compared with the step itself
+PARTS = 8  # of the clients in that comparison
+ERROR = 1e-3  # allowed difference of a replay, relative to the largest change: float32, other algorithms
 
 RECOVERS = (2, 13)  # from this version of PyTorch on, a capture that fails leaves the allocator as it was
 AFTERWARDS = "not captured: an earlier capture failed, and PyTorch before 2.13 can make no other one in the same process"
@@ -32,18 +32,18 @@ Call = Callable[[], None]
 
 
 class Capture(ABC):
-    """Makes a call of a step: what does the same again, on the same tensors."""
+    """Turns a step into a call that does the same again, on the same tensors."""
 
     name: str
     refused = ""  # why nothing is captured any more
 
     def warm_up(self, step: Call) -> None:
-        """Makes the step once, as it must have been before it is captured."""
+        """Runs the step once, which must come before a capture."""
         step()
 
     @abstractmethod
     def __call__(self, step: Call) -> Call:
-        """The call. `step` may be made while that is found out."""
+        """Returns the call. The step may run meanwhile."""
 
 
 class Graph(Capture):
@@ -53,18 +53,18 @@ class Graph(Capture):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._aside: Any = None  # one stream for all: what the allocator keeps for a stream serves no other one
+        self._aside: Any = None  # one stream for all: memory cached for a stream serves no other
         self._graphs: WeakSet[Any] = WeakSet()
 
     def warm_up(self, step: Call) -> None:
-        """On a stream of its own: libraries choose their algorithms and take their workspaces, which no capture permits."""
+        """On a side stream: libraries choose algorithms and allocate workspaces, which no capture permits."""
         gpu, aside = devices.of(self.device), self._stream()
         memory.release(self.device)
         aside.wait_stream(gpu.current_stream(self.device))
         try:
             with gpu.stream(aside):
                 step()
-        finally:  # also where memory runs out: what is tried next takes this step's memory
+        finally:  # also if memory runs out: the next attempt needs this step's memory
             gpu.current_stream(self.device).wait_stream(aside)
             memory.release(self.device)
 
@@ -80,41 +80,37 @@ class Graph(Capture):
                     first = error
                     raise
         except BaseException as error:
-            self._graphs.clear()  # nor is their memory offered again
-            if error is not first and _stays_as_it_failed() and not memory.ran_out(error):
+            self._graphs.clear()  # their pool is not used again
+            failed_itself = error is not first and not memory.ran_out(error)
+            if failed_itself and torch.__version__ < RECOVERS:  # type: ignore[operator]
                 Graph.refused = AFTERWARDS
-            # The end of a capture that has failed says no more than that.
+            # The error at the end of a failed capture says only that it failed.
             raise first or error from None
         self._graphs.add(graph)
         replay: Call = graph.replay
         return replay
 
     def _stream(self) -> Any:
-        """Its own: PyTorch's one for captures belongs to the first device that something was captured on."""
+        """The side stream. PyTorch's own for captures belongs to the first device that something was captured on."""
         self._aside = self._aside or devices.of(self.device).Stream(self.device)
         return self._aside
 
     def _pool(self) -> Any:
-        """The memory of the graphs that there are: no two run at once, and they share it. It ends with the last of them."""
+        """The memory pool that all graphs share, since no two run at once. It ends with the last graph."""
         return next((graph.pool() for graph in self._graphs), None)
 
 
-def _stays_as_it_failed() -> bool:
-    """Whether the allocator stays as a capture that fails leaves it."""
-    return torch.__version__ < RECOVERS  # type: ignore[operator,no-any-return]
-
-
 def capture(name: str, device: torch.device) -> Capture | None:
-    """By name: "graph", "none", or "auto": a graph on a GPU, which need not be here, none on a CPU."""
+    """The capture of a name: "graph", "none", or "auto", a graph on a GPU and none on a CPU. The device need not exist."""
     return None if name == "none" or device.type == "cpu" else Graph(device)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one step. over: True for clients that must stay as they are, [c]; None where all make it.
+    """Inputs of one step. over: True for clients that have finished and must not change, [c]; None if all make it.
 
-    Theirs are selected, not multiplied by 0: what they would do now may be no number.
-    each: the step's own inputs by name, [c, ...].
+    Their rows are selected, not multiplied by 0: a further step of theirs may give no finite number.
+    each: arguments of this step by name, [c, ...].
     """
 
     index: Tensor
@@ -138,7 +134,7 @@ class Program:
         first = next(iter(state.values()))
 
         def mine(like: Tensor) -> Tensor:
-            # On the models' device: of a number on the host, a graph would keep what it was once.
+            # On the models' device: a graph would keep the first value of a number on the host.
             return take(like, first.device)
 
         self.state = {k: mine(v) for k, v in state.items()}
@@ -152,7 +148,7 @@ class Program:
         self._live = -1
 
     def load(self, state: Named, given: StepArguments) -> int:
-        """Returns the number of clients. The rows of others keep what they have, which may be another program's."""
+        """Copies a state and arguments into the program's tensors; returns the number of clients. Other rows keep old values."""
         self._live = -1
         count = len(next(iter(state.values())))
         for name, value in state.items():
@@ -165,7 +161,7 @@ class Program:
         return count
 
     def make(self, block: Block, each: Mapping[str, Tensor]) -> str:
-        """Makes the step; or says why it has to be made without capture."""
+        """Makes the step and returns "", or the reason why it must be made without capture."""
         if block.first is None:
             return MIXED
         count = bucket(block.first, self.count)
@@ -196,7 +192,7 @@ class Program:
             self._live = block.first
 
     def _captured(self, count: int, width: int, weighted: bool) -> tuple[Call | None, str]:
-        """The call, or why there is none. The step is made twice at most: as it is, then captured."""
+        """The call, or the reason why there is none. The step runs at most twice: as it is, then captured."""
         if self.capture.refused:
             return None, self.capture.refused
         index, weights = self.inputs[width, weighted]
@@ -214,7 +210,7 @@ class Program:
             wanted = {k: v.clone() for k, v in state.items()}
             _set_back(state, before)
             call = self.capture(step)
-        except Exception as error:  # whatever a step does that cannot be captured: it is made without
+        except Exception as error:  # any failure: the step is made without capture
             if memory.ran_out(error):
                 raise
             return None, f"not captured: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -227,7 +223,7 @@ class Program:
 
 
 def bucket(count: int, most: int) -> int:
-    """The number of clients for which there is a program: few for all numbers up to `most`, and few clients too many in each."""
+    """The number of clients that a program is made for: few numbers up to `most`, and each little more than `count`."""
     while int(most * NARROWER) >= count:
         most = int(most * NARROWER)
     return most
@@ -249,13 +245,13 @@ def _set_back(state: Named, before: Named) -> None:
 
 
 def _near(found: Tensor, wanted: Tensor, before: Tensor) -> bool:
-    """Looks at some clients at a time: at all it would take more memory than the step."""
+    """Whether a replay's values agree with the step's. Compares a part of the clients at a time, to need little memory."""
     if not found.numel() or torch.equal(found, wanted):
         return True
     parts = list(zip(found.chunk(PARTS), wanted.chunk(PARTS), before.chunk(PARTS), strict=True))
     change = _largest((w - b).abs_().nan_to_num_(posinf=0) for _, w, b in parts)
     size = _largest(w.abs().nan_to_num_(posinf=0) for _, w, _ in parts)
-    # Where the step itself gives no finite number, the program need not either.
+    # Where the step itself gives no finite number, the replay need not either.
     off = _largest((f - w).abs_().masked_fill_(~w.isfinite(), 0) for f, w, _ in parts)
     return bool(off <= ERROR * change + 1e-6 * size)
 

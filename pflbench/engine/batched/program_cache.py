@@ -1,4 +1,4 @@
-"""Steps of all clients at once, as plain calls or as programs, of which there is one for each kind of step."""
+"""Makes steps of all clients at once, as plain calls or as programs, one program for each kind of step."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pflbench.engine.batched.program import Advance, Capture, Named, Program, pl
 from pflbench.engine.batched.steps import Block
 from pflbench.engine.requests import Shared, StepArguments
 
-KINDS = 24  # of one step with different constants; more, and they are not constants
+KINDS = 24  # most programs of one step with different constants
 
 
 class Programs:
-    """Makes steps, captured where there is a capture. What cannot be captured is made as it is, and counted with the reason."""
+    """Makes steps, captured if there is a capture. A step that cannot be captured runs as it is and is counted by the reason."""
 
     def __init__(self, capture: Capture | None = None) -> None:
         self.capture = capture
-        self.apart: Counter[str] = Counter()  # why -> steps
+        self.apart: Counter[str] = Counter()  # reason -> number of steps not captured
         self._pool: dict[tuple[Any, ...], list[Tensor]] = {}
         self.made: dict[Hashable, Program] = {}
         self._kinds: Counter[Hashable] = Counter()
@@ -36,10 +36,10 @@ class Programs:
         steps: Iterator[Block],
         each: Mapping[str, Tensor],
     ) -> Named:
-        """The state after all steps. The given one may be overwritten.
+        """Returns the state after all steps. The given one may be overwritten.
 
-        state: [C, ...]. each: inputs of every step, [C, steps, ...]. kind: names what `advance` does, its constants included: two
-        of one kind do the same with tensors of the same shapes.
+        state: [C, ...]. each: arguments of single steps, [C, steps, ...]. kind: identifies what `advance` does, with its
+        constants: two steps of one kind do the same with tensors of the same shapes.
         """
         program = None if self.capture is None else self._program(kind, advance, state, given, each)
         if program is None:
@@ -54,12 +54,12 @@ class Programs:
         return {k: v[:count].clone() for k, v in program.state.items()}
 
     def forget(self) -> None:
-        """Gives back the memory of all programs."""
+        """Frees the memory of all programs."""
         self.made.clear()
         self._pool.clear()
 
     def record(self) -> dict[str, Any]:
-        """For the record of a run: the capture, its programs, and why steps were not captured, with their number."""
+        """For the record of a run: the capture, the number of programs, and steps not captured by the reason."""
         name = "none" if self.capture is None else self.capture.name
         return {"capture": name, "programs": sum(len(one.calls) for one in self.made.values()), "apart": dict(self.apart)}
 
@@ -83,7 +83,7 @@ class Programs:
         return self.made[key]
 
     def _take(self, taken: Counter[tuple[Any, ...]], like: Tensor, device: torch.device) -> Tensor:
-        """A tensor of this shape that no other one of the same program has. Programs share them, since only one runs."""
+        """A tensor of this shape that this program does not use yet. Programs share tensors, since only one runs at a time."""
         shape = (*like.shape, like.dtype, device)
         same = self._pool.setdefault(shape, [])
         if taken[shape] == len(same):
@@ -93,22 +93,22 @@ class Programs:
 
 
 def _code(kind: Any) -> Hashable:
-    """A kind without its constants: functions by where they are written."""
+    """A kind without its constants, with functions by their qualified names."""
     if isinstance(kind, tuple):
         return tuple(_code(part) for part in kind if isinstance(part, tuple) or callable(part))
     return getattr(getattr(kind, "__func__", kind), "__qualname__", None)
 
 
 def _rows(tensors: Named) -> tuple[Hashable, ...]:
-    """Names, shapes and types of tensors with a row for each client, whatever their number."""
+    """Names, shapes and types of tensors with a row for each client, without the number of rows."""
     return tuple((k, v.shape[1:], v.dtype) for k, v in tensors.items())
 
 
 def _shapes(given: StepArguments) -> tuple[Hashable, ...]:
-    found = []
+    shapes = []
     for name, value in given.items():
         if isinstance(value, (Tensor, Shared)):
             shape = tensor(value).shape
             rows = isinstance(value, Tensor) and len(shape) > 1
-            found.append((name, rows, shape[1:] if rows else shape, tensor(value).dtype))
-    return tuple(found)
+            shapes.append((name, rows, shape[1:] if rows else shape, tensor(value).dtype))
+    return tuple(shapes)

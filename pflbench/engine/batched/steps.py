@@ -1,4 +1,4 @@
-"""The steps of some clients as blocks: the clients that make a step together, with samples of one shape."""
+"""The steps of a chunk of clients as blocks: clients that make a step together, with equally many samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pflbench.engine.batches import Plan
 
 @dataclass(frozen=True)
 class Block:
-    """A step of some clients. samples and weights are those of all clients: of the others they mean nothing.
+    """A step of some clients. samples and weights have rows for all clients; rows of others than `clients` are unused.
 
     weights: each sample's share of its client's mean loss, [C, width]; None where all count the same.
     """
@@ -32,16 +32,16 @@ class Block:
 
     @property
     def first(self) -> int | None:
-        """How many clients there are, if they are the first of the chunk, with batches of the full width; None if not."""
-        alone = not isinstance(self.clients, slice) or self.clients.start or self.size < self.samples.shape[1]
-        return None if alone else int(self.clients.stop)  # type: ignore[union-attr]
+        """The number of clients, if they are the first of the chunk and have batches of the full width; else None."""
+        mixed = not isinstance(self.clients, slice) or self.clients.start or self.size < self.samples.shape[1]
+        return None if mixed else int(self.clients.stop)  # type: ignore[union-attr]
 
 
 def blocks(plan: Plan, dtype: torch.dtype, device: torch.device, merged: bool) -> Iterator[Block]:
-    """All steps in order. The plan's clients must come with most steps first: those still at work are then a prefix.
+    """All steps in order. The plan's clients must be in descending order of their steps: those at work are then a prefix.
 
-    merged: clients with smaller batches join the block, theirs filled up with samples of weight 0. That is exact where samples do
-    not see one another, as they do in BatchNorm. Else a step has a block for each size of batch.
+    merged: clients with smaller batches join the block, their batches padded with samples of weight 0. That is exact without
+    BatchNorm, where samples see one another. Else a step has a block for each size of batch.
     """
     index, sizes = plan.padded()
     at = torch.from_numpy(index).to(device)

@@ -1,4 +1,4 @@
-"""What a step must not do if it is to be captured: wait for the device, or copy between it and the host."""
+"""Finds operations that no captured step may have: they wait for the device, or copy between it and the host."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
-# Of most such operations PyTorch says that their result, or its size, depends on numbers; of these it does not.
+# PyTorch tags most operations whose result, or its size, depends on numbers; these have no tag.
 FURTHER = {"_linalg_check_errors", "histc"}
 UNKNOWN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-OWN = (str(Path(torch.__file__).parent), __file__, "<")  # where the files lie that are never the place
+OWN = (str(Path(torch.__file__).parent), __file__, "<")  # files that are never reported as the place
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation inside that waits or copies, and changes nothing. found: in words, with its place; "" if none."""
+    """Watches for the first operation that waits or copies. found: a description of it with its place; "" if none."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -35,29 +35,29 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def waits(func: Any, args: Any) -> bool:
-    """Whether an operation reads numbers back, be it to know how large its result is."""
+    """Whether an operation reads numbers back to the host, also if only for the size of its result."""
     name = func.overloadpacket.__name__
     if name in INDEXING:
         masked = any(isinstance(at, Tensor) and at.dtype in (torch.bool, torch.uint8) for at in args[1])
-        return bool(masked and not (len(args) > 2 and _is_number(args[2])))  # a number is filled in without counting
+        return bool(masked and not (len(args) > 2 and _is_number(args[2])))  # filling in a number needs no size
     return name in FURTHER or bool(UNKNOWN.intersection(func.tags))
 
 
 def _copies(func: Any, given: Any, result: Any) -> bool:
     tensors = [leaf for leaf in tree_leaves((given, result)) if isinstance(leaf, Tensor)]
     host = [tensor for tensor in tensors if tensor.device.type == "cpu"]
-    if not host:  # else a tensor of Python's numbers, made on the device
+    if not host:  # lift_fresh: a tensor of Python numbers, made on the device
         return str(func.overloadpacket.__name__) == "lift_fresh"
     return len(host) < len(tensors) and not (torch.Tag.pointwise in func.tags and all(map(_is_number, host)))
 
 
 def _is_number(tensor: Tensor) -> bool:
-    """On the host, and so an argument of a kernel."""
+    """Whether it is a number on the host, which is passed to a kernel as an argument."""
     return tensor.dim() == 0 and tensor.device.type == "cpu"
 
 
 def _place() -> str:
-    """Where the method or the module asks for it. PyTorch makes gradients in threads of its own, which do not know."""
+    """The line of the method or module. The backward pass runs in threads of PyTorch, where it is unknown."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code

@@ -1,4 +1,4 @@
-"""Requests of several runs made as one: their clients become further rows."""
+"""Joins requests of several runs into one: their clients become further rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared, frozen
+from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared, function_key
 
 
 def joinable(a: Request[Any], b: Request[Any]) -> bool:
-    """Whether the two differ in nothing but the numbers in their rows."""
+    """Whether the two differ only in the numbers of their rows."""
     return type(a) is type(b) and all(_alike(f, getattr(a, f.name), getattr(b, f.name)) for f in _arguments(a))
 
 
@@ -26,7 +27,7 @@ def joined(requests: Sequence[Request[R]]) -> Request[R]:
 
 
 def split(result: Any, counts: Sequence[int]) -> list[Any]:
-    """What belongs to each of the requests. Copies: a view of one run's rows would keep those of all in memory."""
+    """Each request's part of a result, copied: a view of one run's rows would keep the rows of all in memory."""
     if isinstance(result, Tensor):
         return [part.clone() for part in torch.split(result, list(counts))]
     of_all = {name: split(value, counts) for name, value in (result if isinstance(result, dict) else vars(result)).items()}
@@ -34,16 +35,16 @@ def split(result: Any, counts: Sequence[int]) -> list[Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two arguments that are the same for all clients are equal: functions, numbers, tensors."""
+    """Whether two arguments without rows for clients are equal: functions, numbers, tensors."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, Shared) and isinstance(b, Shared):
         return same(a.value, b.value)
-    return type(a) is type(b) and frozen(a) == frozen(b)
+    return type(a) is type(b) and function_key(a) == function_key(b)
 
 
 def _arguments(request: Request[Any]) -> list[Field[Any]]:
-    """All but the plan."""
+    """All fields but the plan."""
     return [f for f in fields(request) if f.name != "plan"]
 
 
@@ -63,12 +64,12 @@ def _alike_given(a: Any, b: Any) -> bool:
 
 
 def _row(value: Tensor) -> torch.Size:
-    """The shape of a client's part of what is given: [P] is one row for all."""
+    """The shape of one client's row of an argument; [P] is one row for all."""
     return value.shape if value.dim() == 1 else value.shape[1:]
 
 
 def _shape(value: Any, own: int) -> Any:
-    """Type and shape of what has a row for each client, but for the first dimensions, so many; None of what is not there."""
+    """Types and shapes of tensors without their first `own` dimensions; None for None."""
     if value is None:
         return None
     if isinstance(value, Tensor):
@@ -81,8 +82,8 @@ def _shape(value: Any, own: int) -> Any:
 def _one(f: Field[Any], values: Sequence[Any], counts: Sequence[int]) -> Any:
     if f.metadata == GIVEN:
         return {key: _given([value[key] for value in values], counts) for key in values[0]}
-    if f.metadata == PER_STEP:
-        return _stacked(values, _most_steps(values))
+    if f.metadata == PER_STEP:  # filled up to the largest number of steps; no client makes those that are added
+        return {key: pad_sequence([row for value in values for row in value[key]], batch_first=True) for key in values[0]}
     return _stacked(values) if f.metadata == PER_CLIENT else values[0]
 
 
@@ -93,22 +94,12 @@ def _given(values: Sequence[Any], counts: Sequence[int]) -> Any:
     return torch.cat([v.expand(n, -1) if v.dim() == 1 else v for v, n in zip(values, counts, strict=True)])
 
 
-def _stacked(values: Sequence[Any], steps: int | None = None) -> Any:
-    """steps: to how many inputs of every step [C, steps, ...] are filled up; no client makes those that are added."""
+def _stacked(values: Sequence[Any]) -> Any:
     first = values[0]
     if first is None:
         return None
     if isinstance(first, Tensor):
-        return torch.cat([value if steps is None else _filled(value, steps) for value in values])
+        return torch.cat(list(values))
     if isinstance(first, Mapping):
-        return {key: _stacked([value[key] for value in values], steps) for key in first}
+        return {key: _stacked([value[key] for value in values]) for key in first}
     return [_stacked(items) for items in zip(*values, strict=True)]
-
-
-def _filled(value: Tensor, steps: int) -> Tensor:
-    missing = steps - value.shape[1]
-    return torch.cat([value, value.new_zeros(len(value), missing, *value.shape[2:])], dim=1) if missing else value
-
-
-def _most_steps(values: Sequence[Mapping[str, Tensor]]) -> int | None:
-    return max((tensor.shape[1] for value in values for tensor in value.values()), default=None)

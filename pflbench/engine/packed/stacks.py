@@ -1,39 +1,17 @@
-"""Work with stacks of their own, by greenlets: one goes on at a time, in one thread, and waits wherever it asks for something.
+"""Runs with stacks of their own, by greenlets: one goes on at a time, in one thread, and waits wherever it makes a request.
 
-A generator can wait only where it yields itself; this may be deep inside of what it calls.
+A generator can wait only where it yields itself; a request may be deep inside of what it calls.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
 import torch
 from greenlet import getcurrent, greenlet
-
-
-@dataclass(frozen=True)
-class Said:
-    """The work has yielded something."""
-
-    item: Any
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The work waits for the answer to a request."""
-
-    request: Any
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The work is over, or it failed."""
-
-    error: BaseException | None = None
 
 
 class RunStack:
@@ -44,43 +22,45 @@ class RunStack:
 
     def __init__(self, work: Generator[Any, None, None], settle: Callable[[], None]) -> None:
         self.seconds = 0.0
-        self.over = False
         self._work, self._settle = work, settle
         self._begun = 0.0
         self._own = greenlet(self._run)
 
-    def go_on(self, reply: Any = None) -> Said | Asked | Ended:
-        """Lets the work go on until it has something to tell. reply: what it asked for; an exception is raised there."""
+    @property
+    def over(self) -> bool:
+        return bool(self._own.dead)
+
+    def go_on(self, reply: Any = None) -> Sequence[Any]:
+        """Lets the generator go on until it yields, makes a request or ends; returns the item that it yielded, if it did.
+
+        reply: the answer to its request; an exception is raised there. What it raises itself passes on.
+        """
         self._begun = time.perf_counter()
-        message: Said | Asked | Ended = _switch(self._own, reply)
+        items: Sequence[Any] = _switch(self._own, reply)
         self.seconds += time.perf_counter() - self._begun
-        return message
+        return items
 
     def stop(self, error: BaseException) -> None:
-        """Ends the work, wherever it waits, by an exception."""
+        """Ends the generator, wherever it waits, by an exception."""
         while self._own:  # begun, and not over
-            self.go_on(error)
+            with suppress(BaseException):
+                self.go_on(error)
 
     def clock(self) -> float:
-        """To be called by the work: its seconds up to now."""
+        """To be called by the run itself: its seconds up to now."""
         return self.seconds + time.perf_counter() - self._begun
 
-    def _run(self, _: None) -> Ended:
-        error: BaseException | None = None
-        try:
-            with closing(self._work):
-                for item in self._work:
-                    self._settle()
-                    tell(Said(item))
-        except BaseException as raised:
-            error = raised
-        self.over = True
-        return Ended(error)
+    def _run(self, _: None) -> Sequence[Any]:
+        with closing(self._work):
+            for item in self._work:
+                self._settle()
+                wait([item])
+        return ()
 
 
-def tell(message: Said | Asked) -> Any:
-    """To be called by the work: the answer, once it goes on."""
-    reply = _switch(getcurrent().parent, message)
+def wait(items: Sequence[Any] = ()) -> Any:
+    """To be called by the run itself: hands over what it yielded, and returns the answer once it goes on."""
+    reply = _switch(getcurrent().parent, items)
     if isinstance(reply, BaseException):
         raise reply
     return reply
