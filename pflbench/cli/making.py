@@ -1,4 +1,4 @@
-"""The runs of a command are made: one after another in this process, or several at a time by workers."""
+"""Trains the runs of a command, one after another in this process or several at a time by workers."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ Jobs = Annotated[
         "-j",
         metavar="auto|N",
         parser=runs_at_a_time,
-        help="Runs at a time. auto: one for each core, or each GPU, as memory allows. 1: one after another.",
+        help="Runs at a time. auto: one for each core or GPU, as memory allows. 1: one after another.",
     ),
 ]
-KeepGoing = Annotated[bool, typer.Option("--keep-going", "-k", help="Make the others when a run fails.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many runs, this time.")]
+KeepGoing = Annotated[bool, typer.Option("--keep-going", "-k", help="Continue with the others when a run fails.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Train at most so many runs now.")]
 
 
 def make_all(
@@ -54,10 +54,10 @@ def make_all(
     follow: Follow,
     then: Callable[[SweepState], None] = lambda state: None,
 ) -> bool:
-    """Makes the runs of `run` and `reproduce`. False if one did not finish, which is told. Ctrl-C and the like end the command.
+    """Trains the runs of `run` and `reproduce`. False if a run did not finish; the reason is printed. Signals end the command.
 
-    places: how many at a time; 1: in this process, where `follow` shows every round and errors end the command unless runs keep
-    going. then: called whenever runs may have ended.
+    places: runs at a time. With 1 they train in this process, `follow` shows every round, and an error ends the command unless
+    `keep_going`. then: called whenever runs may have ended.
     """
     from pflbench.store.failures import patiently
     from pflbench.sweep.choose_executor import ExecutorOptions, choose_executor
@@ -90,7 +90,7 @@ def make_by(
     quiet: bool,
     then: Callable[[SweepState], None] = lambda state: None,
 ) -> str:
-    """Has the runs made by workers and shows how they stand. Also those that failed before. Returns as `run_jobs`."""
+    """Has workers train the runs, also failed ones, and shows their progress. Returns as `run_jobs`."""
     from pflbench.store.failures import patiently
     from pflbench.store.sweeps import requeue
     from pflbench.sweep.run_jobs import run_jobs
@@ -106,7 +106,7 @@ def make_by(
 
 
 def _make_here(queue: RunQueue, results: sqlalchemy.Engine, follow: Follow, then: Callable[[SweepState], None]) -> bool:
-    """One after another in this process. False if one did not finish."""
+    """Trains runs one after another in this process. False if a run did not finish."""
     from pflbench.store.failures import patiently
 
     whole = True
@@ -127,7 +127,7 @@ def _make_here(queue: RunQueue, results: sqlalchemy.Engine, follow: Follow, then
 
 
 def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
-    """Where they lie, if the user should know. Raises UserError where they cannot."""
+    """Prints a note about the place of checkpoints if needed. Raises UserError for an impossible place."""
     from pflbench.run.places import note, place_of
 
     place_of(results.url, how.checkpoints)
@@ -137,19 +137,19 @@ def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
 
 
 def tell_errors(state: SweepState, states: Sequence[str]) -> None:
-    """Why runs that ended in these states did: each reason once."""
+    """Prints why runs ended in these states, each reason once."""
     ended = [state.runs[key] for key in state.keys(*states)]
     for text in dict.fromkeys(run.message for run in ended if run is not None and run.message):
         tell(text.removeprefix("UserError: "))
 
 
 def tell(error_and_hint: str) -> None:
-    """An error as the database has it."""
+    """Prints an error of a run's `message`: its hint is on the second line."""
     error(*error_and_hint.split("\n", 1))
 
 
 def _tell_kept(queue: RunQueue, results: sqlalchemy.Engine) -> None:
-    """Says from where the same command goes on: of each run that was interrupted, by its checkpoint."""
+    """Prints the round from which the same command resumes each interrupted run."""
     from pflbench.run.checkpoint import reached
 
     state = queue.state(results)
@@ -158,9 +158,9 @@ def _tell_kept(queue: RunQueue, results: sqlalchemy.Engine) -> None:
     lost = [str(run) for run, last in reaches.items() if last is None]
     told = [f"Run {run} keeps its rounds up to {last}." for run, last in reaches.items() if last is not None]
     if told:
-        told.append("The same command goes on from there.")
+        told.append("The same command resumes from there.")
     if lost:
-        told.append(f"Without a checkpoint: run {', '.join(lost)}, which the same command begins anew.")
+        told.append(f"Without a checkpoint: run {', '.join(lost)}, which the same command starts over.")
     if not reaches:
-        told.append("The same command goes on." if state.keys("finished", "diverged") else "Nothing had begun.")
+        told.append("The same command continues." if state.keys("finished", "diverged") else "No run had started.")
     message(" ".join(("Interrupted.", *told)))

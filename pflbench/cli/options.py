@@ -1,7 +1,7 @@
-"""The options of `run`, each declared once by the field that it fills, and what else several commands share.
+"""The options of `run` and those that several commands share, each declared once, under the name of the field that it fills.
 
-Fields are those of `plan.RunOptions` and of `run.execution.Execution`. A default of None means "the paper's value for this
-dataset"; the help names it. A command takes a group of them by `taking`.
+The fields are those of `plan.RunOptions` and of `run.execution.Execution`. None as default means "the paper's value for this
+dataset", which the help names. The decorator `taking` gives a command groups of options.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from pflbench.run.plan import RunOptions
 
 Given = Mapping[str, Any]
-"""The options of a group as they were given, by field."""
+"""The values of a group's options, by field."""
 Group = Mapping[str, Parameter]
-"""Options by the field that each fills, as parameters of a command."""
+"""Options as parameters of a command, by field."""
 
 
 def completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Completes the beginning of a name; `names` imports its table of contents only when the shell asks."""
+    """Completes a name. `names` is called only when the shell asks, since it may import much."""
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
 def complete_method(context: typer.Context, incomplete: str) -> list[str]:
-    """Completes a method's name, those of the line's --plugin files included; says nothing where one of them is broken."""
+    """Completes a method's name, also of --plugin files; nothing if a file is broken."""
     from pflbench.methods import names
     from pflbench.plugins.methods import plugged_in
 
@@ -44,7 +44,7 @@ def complete_method(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
-    """Completes METHOD.NAME=VALUE of the methods that the line names with -m, or of the one that was begun."""
+    """Completes METHOD.NAME=VALUE for the methods of -m, or for the method that was typed."""
     from pflbench.methods import hyperparameters, names
     from pflbench.plugins.methods import plugged_in
 
@@ -103,7 +103,7 @@ def _plug_in(context: typer.Context, files: list[Path]) -> list[Path]:
 
 
 def run_options(given: Given) -> RunOptions:
-    """The plan.RunOptions of what was given for its fields."""
+    """The plan.RunOptions of given values."""
     from pflbench.run.plan import RunOptions
 
     known: dict[str, Any] = {field.name: given[field.name] for field in fields(RunOptions) if field.name in given}
@@ -112,7 +112,7 @@ def run_options(given: Given) -> RunOptions:
 
 
 def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: a command that has a group's options in the place of the parameter of that name, which gets them as `Given`."""
+    """Decorator: replaces the parameter of each group's name by the group's options, and passes their values to it."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
@@ -134,19 +134,19 @@ def taking(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def only(*names: str, **defaults: Any) -> Group:
-    """These of all options, some with other defaults."""
+    """Some of all options, with other defaults if given."""
     return {name: ALL[name].replace(default=defaults.get(name, ALL[name].default)) for name in names}
 
 
 def group(panel: str | None, **options: tuple[Any, Any, Any]) -> Group:
-    """A panel of the help: by the field that it fills, each option's type, default and typer.Option."""
+    """A panel of the help. options: type, default and typer.Option by field."""
     for _, _, option in options.values():
         option.rich_help_panel = panel
     return annotated(**{name: (Annotated[kind, option], default) for name, (kind, default, option) in options.items()})
 
 
 def annotated(**options: tuple[Any, Any]) -> Group:
-    """Options of no panel: by the field that it fills, each one's annotated type and default."""
+    """Options without a panel: annotated type and default by field."""
     return {
         name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in options.items()
@@ -154,12 +154,12 @@ def annotated(**options: tuple[Any, Any]) -> Group:
 
 
 def _paper(kind: Any, *flags: str, **more: Any) -> tuple[Any, Any, Any]:
-    """An option that is the paper's value where it is not given."""
+    """An option whose default is the paper's value."""
     return kind | None, None, typer.Option(*flags, **more)
 
 
 def among(*names: str, shown: str = "") -> dict[str, Any]:
-    """What is completed and shown of an option that takes one of a few words."""
+    """Completion and help of an option with a few valid words."""
     return {"metavar": shown or "|".join(names), "autocompletion": completion(lambda: names)}
 
 
@@ -168,7 +168,7 @@ Db = Annotated[
     str,
     typer.Option("--db", envvar="PFLBENCH_DB", metavar="PATH|URL", help="Results database: a file or a SQLAlchemy URL."),
 ]
-DataDir = Annotated[Path, typer.Option("--data-dir", envvar="PFLBENCH_DATA", metavar="PATH", help="Where datasets lie.")]
+DataDir = Annotated[Path, typer.Option("--data-dir", envvar="PFLBENCH_DATA", metavar="PATH", help="Folder of the datasets.")]
 DEFAULT_DB = "pflbench.db"
 DEFAULT_DATA = Path("data")
 
@@ -177,7 +177,7 @@ _PLUGIN = typer.Option(
     metavar="FILE.py",
     is_eager=True,
     callback=_plug_in,
-    help="A file with methods of your own; repeatable. PFLBENCH_PLUGINS, separated as in PATH, names further ones.",
+    help="A Python file with methods of your own; repeatable. PFLBENCH_PLUGINS names more files, separated as in PATH.",
 )
 Plugins = Annotated[list[Path], _PLUGIN]
 
@@ -205,7 +205,7 @@ MAIN = group(
         str,
         metavar="NAME",
         autocompletion=completion(models),
-        help="A model, or FILE.py:NAME, one of your own. Default: the paper's model for the dataset.",
+        help="A model, or your own as FILE.py:NAME. Default: the paper's model for the dataset.",
     ),
     settings=(
         list[str],
@@ -223,8 +223,8 @@ MAIN = group(
         str,
         metavar="NAME",
         autocompletion=completion(_presets),
-        help="A set of hyperparameters, below --set; fedala2022: what PFLlib did when the FedALA paper was written; "
-        "heurfedamp2021: the values of HeurFedAMP's authors.",
+        help="A set of hyperparameters, which --set overrides. fedala2022: PFLlib's when the FedALA paper was written; "
+        "heurfedamp2021: those of HeurFedAMP's authors.",
     ),
     seed=_paper(int, help="Seed for initialisation, batch order and client sampling. Default: 0."),
     seeds=_paper(str, metavar="LIST", help="Several runs of each method: 0-4 or 0,2,5."),
@@ -255,7 +255,7 @@ PARTITION = group(
     central_test=_paper(
         bool,
         "--central-test",
-        help="Set the official test part aside: clients share the rest, and the one global model is tested on it as well.",
+        help="Clients share only the official training part; the global model is also tested on the official test part.",
     ),
 )
 TRAINING = group(
@@ -280,12 +280,12 @@ TRAINING = group(
     bn_buffers=_paper(
         str,
         **among("local", "average", "reset"),
-        help="What becomes of BatchNorm's running statistics. Default: local.",
+        help="BatchNorm's running statistics: kept by each client, averaged, or reset in each round. Default: local.",
     ),
     dtype=_paper(
         str,
         **among("float32", "float64", "tf32"),
-        help="Default: float32. tf32: faster products on a GPU, with 10 bits of each factor's fraction.",
+        help="Default: float32. tf32: faster matrix products on a GPU, with factors rounded to 10 bits.",
     ),
     optimizer=_paper(
         str, **among("sgd", "momentum", "adamw"), help="Optimizer for local training (PyTorch's SGD or AdamW). Default: sgd."
@@ -295,15 +295,15 @@ TRAINING = group(
     optimizer_state=_paper(
         str,
         **among("fresh", "kept"),
-        help="momentum, adamw: a client's begins anew in each round, or is kept until it joins again. Default: fresh.",
+        help="momentum, adamw: reset a client's state in each round, or keep it until the client joins again. Default: fresh.",
     ),
     lr_schedule=_paper(
         str,
         **among("constant", "cosine", "step"),
-        help="Learning rate of local training over the rounds. cosine: half a cosine, to 0 after the last round; step: see "
+        help="Schedule of the local learning rate over the rounds. cosine: half a cosine, to 0 after the last round; step: see "
         "--lr-step-every. Default: constant.",
     ),
-    lr_step_every=_paper(int, metavar="ROUNDS", help="step: every so many rounds the rate is multiplied by --lr-gamma."),
+    lr_step_every=_paper(int, metavar="ROUNDS", help="step: multiply the rate by --lr-gamma every so many rounds."),
     lr_gamma=_paper(float, help="step: the factor of the learning rate. Default: 0.1."),
 )
 EXECUTION = group(
@@ -327,12 +327,12 @@ EXECUTION = group(
         int,
         metavar="auto|N",
         parser=_clients_at_a_time,
-        help="batched: clients at a time; auto (default): as many as there is memory for.",
+        help="batched: clients at a time; auto (default): as many as fit the memory.",
     ),
     pack=(
         int,
         1,
-        typer.Option(metavar="N", min=1, help="batched: up to N runs that differ in the seed alone train together."),
+        typer.Option(metavar="N", min=1, help="batched: train up to N runs that differ only in the seed together."),
     ),
     capture=(
         str,
@@ -356,8 +356,8 @@ EXECUTION = group(
         False,
         typer.Option(
             "--deterministic",
-            help="On a GPU: the same bits from the same command, in more time. Operations take their deterministic form, and "
-            "nothing is chosen by what is measured or free. A CPU gives them anyway.",
+            help="On a GPU: the same bits from the same command, by slower deterministic operations and without choices by "
+            "measurement or free memory. A CPU always gives the same bits.",
         ),
     ),
     checkpoint_every=(float, 30.0, typer.Option(metavar="SECONDS", min=0, help="Shortest time between two checkpoints.")),
@@ -366,7 +366,7 @@ EXECUTION = group(
         envvar="PFLBENCH_CHECKPOINTS",
         metavar="PATH|URL",
         help="Where checkpoints are stored: a folder that machines may share, or a URL of fsspec, as s3://bucket/name. "
-        "Default: beside an SQLite database; of one on a server ~/.local/state/pflbench.",
+        "Default: beside an SQLite database; with a server in ~/.local/state/pflbench.",
     ),
     save_artifacts_every=(
         int,
@@ -385,7 +385,7 @@ EXECUTION = group(
     record_host=(
         bool,
         False,
-        typer.Option("--record-host", help="Store the name of this machine, and paths in full, with the runs. Never passwords."),
+        typer.Option("--record-host", help="Store this machine's name and full paths with the runs. Passwords are never stored."),
     ),
     force=(bool, False, typer.Option("--force", help="Run finished runs again; the old results are kept.")),
 )

@@ -1,4 +1,4 @@
-"""What is shown on stderr while something runs: a Rich bar on a terminal, plain lines elsewhere, nothing with --quiet."""
+"""Progress on stderr: Rich bars on a terminal, plain lines elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Show = Callable[[int, "Step"], None]
 
 @contextmanager
 def run_view(names: Sequence[str], quiet: bool) -> Iterator[Show]:
-    """Shows every round of a run that is made in this process, or of several that are made together."""
+    """Shows every round of a run in this process, or of the runs of a pack."""
     if quiet:
         yield lambda number, step: None
     elif not sys.stderr.isatty():
@@ -50,7 +50,7 @@ def run_view(names: Sequence[str], quiet: bool) -> Iterator[Show]:
 
 
 def _lines(names: Sequence[str]) -> Show:
-    """The first and the last round of each run, and between them at most one line of it every few seconds."""
+    """Prints the first and the last round of each run, and others at most every few seconds."""
     last = dict.fromkeys(range(len(names)), float("-inf"))
 
     def show(number: int, step: Step) -> None:
@@ -67,9 +67,9 @@ def _lines(names: Sequence[str]) -> Show:
 
 @contextmanager
 def sweep_view(queue: RunQueue, quiet: bool) -> Iterator[Callable[[SweepState], None]]:
-    """A callback that shows how the runs of a queue stand: a bar for all, and one for each that is under way.
+    """A callback that shows the runs of a queue: a bar for all, and one for each run that trains.
 
-    What a run has noticed is told when it is over; what several notice, once.
+    The warnings of a run are printed when it ends, equal ones once.
     """
     names = dict(zip((spec.key for spec in queue.specs), named(queue.specs), strict=True))
     ended, told = set[str](), set[str]()
@@ -102,7 +102,7 @@ def sweep_view(queue: RunQueue, quiet: bool) -> Iterator[Callable[[SweepState], 
 
 
 class _SweepBars:
-    """All rounds of a sweep as one bar, and those of the runs under way."""
+    """A bar for all rounds of a sweep, and one for each run that trains."""
 
     def __init__(self, display: Progress, names: Mapping[str, str], rounds: Mapping[str, int]) -> None:
         self._display, self._names, self._rounds = display, names, rounds
@@ -124,7 +124,7 @@ class _SweepBars:
 
 
 def apart(specs: Sequence[RunSpec]) -> list[str]:
-    """What tells each run from others of its method, dataset and partition, but the seed: "p=2"; "" where nothing does."""
+    """How each run differs from others of its method, dataset and partition, apart from the seed: "p=2", or ""."""
     from pflbench.report import labels
 
     alike: dict[tuple[str, str, str], list[int]] = {}
@@ -139,7 +139,7 @@ def apart(specs: Sequence[RunSpec]) -> list[str]:
 
 
 def named(specs: Sequence[RunSpec]) -> list[str]:
-    """Each run in a few words."""
+    """A name for each run."""
     return [
         f"{spec.method.name}{f' ({more})' if more else ''} {spec.data.label} {spec.partition.label} seed {spec.seed}"
         for spec, more in zip(specs, apart(specs), strict=True)
@@ -147,7 +147,7 @@ def named(specs: Sequence[RunSpec]) -> list[str]:
 
 
 def followed(specs: Sequence[RunSpec], quiet: bool) -> Follow:
-    """Shows the rounds of these runs when they are made in this process. One that diverges is reported: others go on."""
+    """Shows the rounds of runs in this process. A run that diverges is reported, and the others continue."""
     names = dict(zip((spec.key for spec in specs), named(specs), strict=True))
 
     def follow(pack: Sequence[RunSpec], steps: Steps) -> Steps:
@@ -159,7 +159,7 @@ def followed(specs: Sequence[RunSpec], quiet: bool) -> Follow:
                 elif not isinstance(step, Occupied):
                     show(number, step)
                     for text in step.news:
-                        if text not in told:  # what a pack has met, each of its runs tells
+                        if text not in told:  # each run of a pack reports the same warnings
                             told.add(text)
                             message(f"{own[number]}: {text}")
                 yield number, step
@@ -186,7 +186,7 @@ def data_view(quiet: bool = False) -> Iterator[DataProgress | None]:
 
 def _display(*more: TextColumn, transient: bool = False) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(), *more, TimeRemainingColumn())
-    # Beside a bar Rich would take what goes to stdout for its console, which is stderr.
+    # With a bar Rich would redirect stdout to its console, which is stderr.
     return Progress(*columns, console=stderr(), transient=transient, redirect_stdout=sys.stdout.isatty())
 
 

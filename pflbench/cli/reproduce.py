@@ -1,4 +1,4 @@
-"""`pflbench reproduce`: the runs that a table or figure needs, then the table and the figure."""
+"""`pflbench reproduce`: trains the runs of a paper's table or figure, then shows it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pflbench.sweep.run_queue import Steps
 
 
-MAP = f"The papers' tables and figures, and the names of them here:\n\n{papermap.plain()}"
+MAP = f"The papers' tables and figures, and their names:\n\n{papermap.plain()}"
 
 
 def _names() -> list[str]:
@@ -54,15 +54,15 @@ def reproduce(
             metavar="[NAME]",
             autocompletion=o.completion(_names),
             show_default=False,
-            help="table4 or figure4 of the FedALA paper; a name of `table` or `plot`, both if both bear it, table:NAME or "
-            "plot:NAME for one. Without a name: how far each of them is.",
+            help="table4 or figure4 of the FedALA paper, or a name of `table` or `plot`; table:NAME or plot:NAME for one of two "
+            "with the same name. Without a name: the progress of each.",
         ),
     ] = "",
     scale: Annotated[
         Literal["full", "quick", "smoke"],
         typer.Option(
-            help="full: the paper's protocol, five seeds. quick: its settings, but 20 rounds and one seed. smoke: about a minute "
-            "on the embedded digits.",
+            help="full: the paper's protocol with five seeds. quick: its settings with 20 rounds and one seed. smoke: a tiny "
+            "stand-in on the digits dataset, about a minute.",
         ),
     ] = "full",
     which: o.Given,
@@ -73,13 +73,13 @@ def reproduce(
             "-d",
             metavar="NAME[=DATA]",
             autocompletion=o.completion(o.dataset_names),
-            help="Only these; repeatable. cifar10=folder:PATH runs on other data in its place, as `run -d` names them: "
-            "the result says so.",
+            help="Only these; repeatable. cifar10=folder:PATH replaces a dataset by other data, named as in `run -d`; the result "
+            "says so.",
         ),
     ] = [],  # noqa: B006
-    seeds: Annotated[str | None, typer.Option(metavar="LIST", help="In place of the scale's: 0-4 or 0,2,5.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="LIST", help="Instead of the scale's seeds: 0-4 or 0,2,5.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list what is there and what is missing, with the time and the commands.")
+        bool, typer.Option("--dry-run", help="Only list finished and missing runs, with the time and the commands.")
     ] = False,
     format: Format = None,
     output: Annotated[
@@ -97,9 +97,9 @@ def reproduce(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No list and no progress on stderr.")] = False,
     as_json: o.Json = False,
 ) -> None:
-    """Make a table or figure of the papers: list the runs that it needs, make those that are missing, then show it.
+    """Make a table or figure of the papers: list the runs that it needs, train the missing ones, then show it.
 
-    It goes on where it was interrupted, and uses what earlier commands made. Nothing but its own runs is in the result.
+    Finished runs of earlier commands are used, and interrupted ones resumed. The result contains only runs of its own scale.
     """
     from pflbench.reproduce.goal import goals
 
@@ -165,14 +165,14 @@ def _overview(scale: str, db: str, data_dir: Path, as_json: bool) -> None:
     for paper, why in papermap.DRAWINGS.items():
         message(f"{paper}: {why}.")
     message(
-        "runs: there / needed. time left: by what rounds took in this database. --scale quick: 20 rounds, one seed; "
-        "smoke: about a minute, on the embedded digits."
+        "runs: finished / needed. time left: by rounds in this database. --scale quick: 20 rounds, one seed; smoke: about a "
+        "minute, on the digits dataset."
     )
 
 
 @dataclass(frozen=True)
 class _Targets:
-    """Where the result goes. table None: stdout."""
+    """The files of the result. table None: stdout."""
 
     format: str
     table: Path | None
@@ -180,12 +180,12 @@ class _Targets:
 
 
 def _targets(goal: Goal, format: str | None, output: Path | None) -> _Targets:
-    """Raises UserError for what does not fit the result, before anything is run for it."""
+    """Raises UserError before any run if format or file do not fit the result."""
     from pflbench.report.style import SUFFIXES
 
     if format is not None and goal.table is None:
         raise UserError(f"There is no table '{goal.name}' to format.", "Leave out --format and --json, or list with --dry-run.")
-    # Of another scale it is another figure.
+    # Another scale gives another figure.
     own = "" if goal.scale.name == "full" else f"-{goal.scale.name}"
     name = goal.printed.lower().replace(" ", "") or goal.name
     figure = Path(f"{name}{own}.png")
@@ -204,7 +204,7 @@ def _look(goal: Goal, wanted: Sequence[Wanted], engine: sqlalchemy.Engine | None
 
 
 def _list(outlooks: Sequence[Outlook], as_json: bool) -> None:
-    """The answer of --dry-run, on stdout; in JSON a list where the name stands for several tables."""
+    """Prints the answer of --dry-run; in JSON a list if the name stands for several tables."""
     from pflbench.reproduce.goal import by_hand
 
     commands = [by_hand([one.wanted for one in outlook.progress]) for outlook in outlooks]
@@ -219,7 +219,7 @@ def _list(outlooks: Sequence[Outlook], as_json: bool) -> None:
 
 
 def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
-    """What is there, what is missing, what stands in the way, how long it will take."""
+    """Prints finished and missing runs, obstacles, and the time."""
     from pflbench.reproduce.progress import STATES
     from pflbench.reproduce.show import note
 
@@ -234,18 +234,18 @@ def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
 
 
 def _left(of: Tally) -> str:
-    """The time of runs of which it is known, and the number of those of which it is not."""
+    """The known time, and the number of runs without one."""
     known = duration(of.seconds) if of.seconds else ""
     return " + ".join(text for text in (known, f"{of.unknown} unknown" if of.unknown else "") if text)
 
 
 def _ahead(outlook: Outlook) -> str:
     if outlook.goal.untrained:
-        return "It needs no run: data and partition are enough."
+        return "It needs no run, only data and partition."
     runs = len(outlook.ahead)
     if not runs:
         left = any(one.rounds_left for one in outlook.progress)
-        return "Nothing of what is left can be run here." if left else "Nothing is left to run."
+        return "None of the missing runs can be trained here." if left else "No run is missing."
     unknown = sum(outlook.unknown.values())
     known = f" about {duration(outlook.seconds)} for {runs - unknown}" if runs > unknown else ""
     why = "; ".join(f"{reason} ({number})" for reason, number in outlook.unknown.items())
@@ -264,7 +264,7 @@ def _make(
     keep_going: bool,
     limit: int | None,
 ) -> bool:
-    """The missing runs. One that diverges is reported, and the others go on. False if one did, or failed."""
+    """Trains the missing runs. False if one diverged, which is reported, or failed."""
     from pflbench.store.failures import patiently
     from pflbench.store.sweeps import last_ended
     from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
@@ -305,7 +305,7 @@ def _make(
 
 
 def series_title(over: int, together: int, weights: Collection[float], left: Collection[float], seconds: float) -> str:
-    """Which runs of a series begin, and how long all that are left take. weights, left: their shares of the time, in any unit."""
+    """The title of the next runs, with the time left. weights: of all runs, left: of the remaining, as shares of the time."""
     which = f"Run {over + 1}" if together == 1 else f"Runs {over + 1} to {over + together}"
     done = sum(weights) - sum(left)
     ahead = f", about {duration(seconds * sum(left) / done)} left" if done else ""
@@ -315,7 +315,7 @@ def series_title(over: int, together: int, weights: Collection[float], left: Col
 def _show(
     outlook: Outlook, results: sqlalchemy.Engine | None, data_dir: Path, device: str, targets: _Targets, quiet: bool
 ) -> bool:
-    """The table and the figure, as far as there are any. False where one of them cannot be made, which is said."""
+    """Shows the table and the figure, if it has them. False if one cannot be made, which is reported."""
     from pflbench.reproduce import show
 
     goal, runs, whole = outlook.goal, outlook.runs, True
@@ -338,9 +338,9 @@ def _show(
 
 @contextmanager
 def _reported(goes_on: bool = True) -> Iterator[list[bool]]:
-    """Says what went wrong, since another part of the result may be possible. The list is empty then.
+    """Reports an error, since another part of the result may be possible; the list is then empty.
 
-    goes_on: whether there is another part; else the error passes.
+    goes_on: whether there is another part; else the error is raised.
     """
     made: list[bool] = []
     try:

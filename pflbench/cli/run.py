@@ -1,4 +1,4 @@
-"""`pflbench run`: plans the runs, has them made and prints their results."""
+"""`pflbench run`: plans runs, trains them and prints their results."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def run(
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the complete specifications and their keys, run nothing.")
+        bool, typer.Option("--dry-run", help="Print the complete specifications and their keys; train nothing.")
     ] = False,
     jobs: Jobs = 1,
     keep_going: KeepGoing = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     as_json: o.Json = False,
 ) -> None:
-    """Train methods on datasets; every round and every client goes into the results database.
+    """Train methods on datasets, and store every round and every client in the results database.
 
-    What is not given is the paper's: 2,000 rounds, 20 clients, Dir(0.1), batches of 10, one local epoch, the model and
-    learning rate of the dataset. A finished run is not run again; an interrupted one resumes at its last checkpoint.
+    Defaults are the paper's: 2,000 rounds, 20 clients, Dir(0.1), batches of 10, one local epoch, the model and learning rate of
+    the dataset. A finished run is not run again; an interrupted one resumes from its last checkpoint.
     """
     from pflbench.run.plan import preset_notes, warnings
     from pflbench.sweep.grid import of_run
@@ -109,7 +109,7 @@ def run(
 
 
 def _finished(results: sqlalchemy.Engine, specs: Sequence[RunSpec]) -> set[str]:
-    """Keys of the runs that will not be made again."""
+    """Keys of the finished runs."""
     from pflbench.store.runs import attempts
 
     return {key for key, found in attempts(results, [spec.key for spec in specs]).items() if found[-1].status == "finished"}
@@ -118,14 +118,14 @@ def _finished(results: sqlalchemy.Engine, specs: Sequence[RunSpec]) -> set[str]:
 def _tell_ahead(
     specs: Sequence[RunSpec], results: sqlalchemy.Engine, data_dir: Path, how: Execution, force: bool, places: int
 ) -> None:
-    """What a long run takes, and what would be quick; nothing before a short one."""
+    """Prints time, memory and disk of long runs, and a quicker alternative."""
     from pflbench.reproduce.forecast import forecast
     from pflbench.store.failures import patiently
 
     found = patiently(lambda: forecast(specs, results, data_dir, how, force))
     if found is None:
         return
-    how_known = "measured here on a few batches" if found.measured else "by what rounds took in this database"
+    how_known = "measured on a few batches" if found.measured else "by rounds in this database"
     time = "time unknown" if found.seconds is None else f"about {duration(found.seconds / places)} ({how_known})"
     memory = "" if found.memory is None else f", {found.memory * places / 1e9:.2g} GB of memory"
     runs = f"{found.runs} run{'s' * (found.runs > 1)} ahead" + (f", {places} at a time" if places > 1 else "")
@@ -137,7 +137,7 @@ def _tell_ahead(
 
 
 def execution(given: o.Given) -> Execution:
-    """What the options of the panel "Execution" say. Raises UserError for what does not go together."""
+    """The options of the panel "Execution". Raises UserError for options that exclude each other."""
     from pflbench.run.execution import Execution, checked
 
     fields = {name: kind for name, kind in get_type_hints(Execution).items() if given.get(name) is not None}
@@ -155,7 +155,7 @@ def _remarks(specs: Sequence[RunSpec], data_dir: Path) -> list[str]:
 
 
 def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:
-    """What each run will need of memory; None where data are missing. Says what will not fit."""
+    """The memory of each run; None if its data are missing. Prints which runs will not fit."""
     from pflbench.run.federation_data import load_setting
     from pflbench.run.memory_estimate import footprint
 
@@ -180,7 +180,7 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
 
 
 def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
-    """Loads all data and makes all partitions once: what is missing or impossible should not show after the first run."""
+    """Loads all data and makes all partitions once, so that errors show before the first run."""
     from pflbench.run.federation_data import load_setting
     from pflbench.run.memory_estimate import require_possible
 
@@ -194,13 +194,13 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
         if setting.central is not None:
             _require_global_model(spec, setting)
         if left_out := setting.record.left_out:
-            notes[f"{spec.partition.label} of {spec.data.label} leaves {left_out:,} samples out: no client holds them."] = None
+            notes[f"{spec.partition.label} of {spec.data.label} leaves out {left_out:,} samples, which no client gets."] = None
     for note in notes:
         message(f"Note: {note}")
 
 
 def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
-    """What --trajectory asks for, if every run can give it; says how much that is."""
+    """Parses --trajectory, checks it for every run, and prints the size of the models."""
     from pflbench.run.federation_data import load_setting
     from pflbench.run.follow import check, parse
 
@@ -210,7 +210,7 @@ def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow
         check(client, spec)
         model = load_setting(spec, data_dir).model(spec)
         most = max(most, client.bytes(sum(parameter.numel() for parameter in model.parameters())))
-    message(f"Note: --trajectory keeps up to {most / 1e6:,.0f} MB of each run.")
+    message(f"Note: --trajectory stores up to {most / 1e6:,.0f} MB with each run.")
     return client
 
 
@@ -226,7 +226,7 @@ def _require_global_model(spec: RunSpec, setting: FederationData) -> None:
 
 
 def _result(results: sqlalchemy.Engine, key: str, settings: str) -> dict[str, Any]:
-    """settings: what tells the run from others of the command."""
+    """settings: how the run differs from others of the command."""
     from pflbench.store import rounds, runs
 
     found = runs.find(results, key)

@@ -1,4 +1,4 @@
-"""`pflbench sweep`: a grid of runs, made side by side; what is there is skipped, and what was broken off goes on."""
+"""`pflbench sweep`: trains a grid of runs side by side; finished runs are skipped, interrupted ones resume."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from pflbench.sweep.choose_executor import ExecutorOptions
     from pflbench.sweep.study import Study
 
-# Of seeds there is one option here.
+# A sweep has --seeds, not --seed.
 _MAIN = {name: option for name, option in o.only(*o.MAIN, methods=[]).items() if name != "seed"}
 _GIVEN = {name: option for name, option in o.EXECUTION.items() if name not in ("trajectory", "force")}
 
 
 class _Commands(TyperGroup):
-    """What is no command of the group is what `run` takes: `pflbench sweep heads.yaml`."""
+    """`run` is the default command: `pflbench sweep heads.yaml`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
@@ -44,7 +44,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    help="Make a grid of runs side by side: `pflbench sweep FILE.yaml`, or the grid on the command line.",
+    help="Train a grid of runs side by side: `pflbench sweep FILE.yaml`, or the grid on the command line.",
 )
 
 
@@ -59,18 +59,18 @@ def run(
         list[str],
         typer.Option("--grid", metavar="NAME=V,V", help="An option of `run` or METHOD.NAME with several values; repeatable."),
     ] = [],  # noqa: B006
-    name: Annotated[str | None, typer.Option(metavar="TEXT", help="To find the sweep by. Default: the file's.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="Name of the sweep. Default: the file's.")] = None,
     order: Annotated[
         str,
         typer.Option(
             **o.among("seed", "setting", "dataset"),
-            help="seed: one seed of everything before the next; setting: all of a setting; dataset: a dataset before the next.",
+            help="seed: all runs of a seed before the next seed; setting, dataset: all runs of a setting or dataset first.",
         ),
     ] = "seed",
     retry_failed: RetryFailed = False,
     keep_going: KeepGoing = False,
     limit: Limit = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the runs, say how long they take; run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the runs and estimate their time; train nothing.")] = False,
     asked: o.Given,
     executed: o.Given,
     workers: o.Given,
@@ -79,7 +79,7 @@ def run(
     quiet: Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Make all runs of a grid, several at a time. The same command goes on where it was interrupted.
+    """Train all runs of a grid, several at a time. The same command continues after an interruption.
 
     Options that do not apply to a combination are ignored: beta for other partitions, a hyperparameter for other methods.
     """
@@ -111,7 +111,7 @@ def run(
     with opened(db, create=True) as results:
         from pflbench.store import sweeps
 
-        place_of(results.url, how.checkpoints)  # what it refuses must not be stored
+        place_of(results.url, how.checkpoints)  # an impossible place must not be stored
         sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
         trusted.remember(trusted.wanted(specs, asked["plugins"], how.checkpoints, executor.words()))
         asked_now = SweepCommand(sweep, results, how, executor, data_dir, quiet, as_json)
@@ -124,7 +124,7 @@ app.command()(work)
 
 @app.command("list")
 def list_(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
-    """Show all sweeps of the database, and how far they are."""
+    """Show all sweeps of the database and their progress."""
     from pflbench.store import sweeps
 
     with opened(db) as results:
@@ -184,17 +184,17 @@ def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> Non
 
 @app.command()
 def cancel(name: NAMED, db: o.Db = o.DEFAULT_DB) -> None:
-    """Stop a sweep wherever it is under way, with its runs' checkpoints; `sweep resume` goes on."""
+    """Stop all workers of a sweep with checkpoints of their runs; `sweep resume` continues."""
     from pflbench.store import sweeps
 
     with opened(db) as results:
         sweep = sweeps.set_cancelled(results, name, True)
         running = sweeps.sweep_state(results, sweep.specs).counts["running"]
-    message(f"{name} is cancelled. Runs under way that will stop: {running}. Go on with: pflbench sweep resume {name}")
+    message(f"{name} is cancelled. Training runs that will stop: {running}. Continue with: pflbench sweep resume {name}")
 
 
 def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.Given) -> Study:
-    """The grid, from the file or from the command line."""
+    """The grid of the file or the command line."""
     from dataclasses import replace
 
     from pflbench.sweep.grid import options
@@ -208,7 +208,7 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
         return from_command_line(grids, given, name, settings)
     if given or grids or settings:
         raise UserError(
-            f"{file} says what to run: {', '.join([*given, *grids, *settings])} cannot be given beside it.",
+            f"{file} has all options of its runs: {', '.join([*given, *grids, *settings])} cannot be added here.",
             "Write it into the file.",
         )
     study = read(file)
@@ -218,7 +218,7 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
 def _outlook(
     name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, executor: ExecutorOptions, as_json: bool
 ) -> None:
-    """What is there and what is ahead, on stdout. It makes no database. Runs without their data are counted, and not timed."""
+    """Prints finished and missing runs. Creates no database. Runs without data are counted but not timed."""
     from pflbench.report.labels import counted
     from pflbench.reproduce.forecast import forecast
     from pflbench.reproduce.outlook import lacking
@@ -260,9 +260,9 @@ def _outlook(
     say(f"{name}: {counted_states(stands.counts)}")
     for label, reason in without.items():
         waiting = sum(spec.data.label == label for spec in ahead)
-        say(f"{reason.message} {counted(waiting, 'run')} cannot begin. {reason.hint}")
+        say(f"{reason.message} {counted(waiting, 'run')} cannot start. {reason.hint}")
     if not ahead:
-        say("Nothing is left to run.")
+        say("No run is missing.")
         return
     if not here:
         say(f"To run: {len(ahead)}. Time: unknown without the data.")

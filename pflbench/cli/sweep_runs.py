@@ -1,4 +1,4 @@
-"""`sweep resume` and `sweep work`: the runs of a stored sweep are made, by this machine or by a cluster."""
+"""`sweep resume` and `sweep work`: train the runs of a stored sweep, on this machine or a cluster."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from pflbench.sweep.choose_executor import ExecutorOptions
     from pflbench.sweep.run_queue import RunQueue
 
-NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Of the sweep: see `pflbench sweep list`.")]
+NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Name of the sweep: see `pflbench sweep list`.")]
 Files = Annotated[
     list[Path],
     typer.Option(
-        "--plugin", metavar="FILE.py", help="A Python file of a sweep begun elsewhere that may be executed; repeatable."
+        "--plugin", metavar="FILE.py", help="A Python file of a sweep from another machine that may be executed; repeatable."
     ),
 ]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also the runs that failed before, from their checkpoints.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also train runs that failed before, from their checkpoints.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
 @dataclass(frozen=True)
 class SweepCommand:
-    """A stored sweep, and how this command makes its runs."""
+    """A stored sweep, and how this command trains its runs."""
 
     sweep: StoredSweep
     results: sqlalchemy.Engine
@@ -78,9 +78,9 @@ def resume(
     quiet: Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Go on with a sweep, also one that was cancelled, with the options it was begun with.
+    """Continue a sweep, also a cancelled one, with the options of its first command.
 
-    Another executor may go on with what one has begun. Of a sweep that was begun elsewhere, code and addresses are typed again.
+    Another executor may continue it. For a sweep from another machine, code and addresses must be typed again.
     """
     from pflbench.plugins.methods import plugged_in
     from pflbench.store import sweeps
@@ -107,7 +107,7 @@ def work(
     db: o.Db = o.DEFAULT_DB,
     quiet: Quiet = False,
 ) -> None:
-    """Make runs of a stored sweep, one after another, until none is left. Any number of these commands share one sweep.
+    """Train runs of a stored sweep, one after another, until none is left. Any number of these commands may share a sweep.
 
     `--executor slurm` has Slurm start them; any other queue may, too. A run that fails stops no other.
     """
@@ -121,7 +121,7 @@ def work(
     with opened(db) as results:
         sweep = sweeps.find(results, name)
         if sweep.cancelled_at:
-            message(f"{name} is cancelled. Go on with: pflbench sweep resume {name}")
+            message(f"{name} is cancelled. Continue with: pflbench sweep resume {name}")
             return
         how = _allowed(sweep, files, place["checkpoints"], ExecutorOptions())
         asked = SweepCommand(sweep, results, how, ExecutorOptions(), Path(sweep.environment["data_dir"]), quiet)
@@ -132,14 +132,14 @@ def work(
             try:
                 made = run_queue.work(queue, results, limit=limit, follow=followed(ahead, quiet), failed=tell)
             except KeyboardInterrupt:
-                message(f"Interrupted. Go on with: pflbench sweep resume {name}")
+                message(f"Interrupted. Continue with: pflbench sweep resume {name}")
                 raise typer.Exit(interrupts.exit_code()) from None
             state = sweeps.sweep_state(results, [spec for spec in ahead if spec.key in made])
             _report(asked, state, skipped, "it was cancelled" if queue.cancelled(results) else "")
 
 
 def make(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: int | None) -> None:
-    """The runs that are left. Exit code 2 if one did not finish, that of the signal after Ctrl-C and the like."""
+    """Trains the remaining runs. Exit code 2 if one did not finish; after a signal, the signal's exit code."""
     from pflbench.store import sweeps
     from pflbench.sweep.choose_executor import choose_executor
 
@@ -171,7 +171,7 @@ def _allowed(
     executor: ExecutorOptions,
     typed: ExecutorOptions | None = None,
 ) -> Execution:
-    """How the runs of a stored sweep are made. Raises UserError for code and addresses that this user has not typed here."""
+    """The execution of a stored sweep. Raises UserError for code and addresses that the user has not typed on this machine."""
     from pflbench.run import trusted
 
     before = {**sweep.environment["execution"], "trajectory": None, "force": False}
@@ -188,7 +188,7 @@ def _plugins(sweep: StoredSweep) -> tuple[Path, ...]:
 
 
 def _ahead(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], dict[str, str]]:
-    """The runs that are to be made, and the states of the others: what has finished or diverged, or failed before."""
+    """The runs to train, and the states of those to skip: finished, diverged, or failed before."""
     from pflbench.store import sweeps
 
     state = sweeps.sweep_state(asked.results, asked.sweep.specs)
@@ -198,7 +198,7 @@ def _ahead(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], dict
 
 
 def _submit(asked: SweepCommand, ahead: Sequence[RunSpec], limit: int | None) -> None:
-    """Workers for the runs ahead, in Slurm's queue. Those of them that failed wait there like the others."""
+    """Queues workers for the runs with Slurm. Failed runs are reset, so that workers take them, too."""
     from pflbench.run import trusted
     from pflbench.store import sweeps
     from pflbench.sweep.choose_executor import submit_to_slurm
@@ -211,11 +211,11 @@ def _submit(asked: SweepCommand, ahead: Sequence[RunSpec], limit: int | None) ->
     if asked.as_json:
         print_json({"name": name, "slurm_job": number, "runs": len(ahead)})
     message(f"{name}: workers for {len(ahead)} run{'s' * (len(ahead) > 1)} are in Slurm's queue as job {number}.")
-    message(f"How they stand: pflbench sweep status {name}. To stop them: pflbench sweep cancel {name}")
+    message(f"Progress: pflbench sweep status {name}. Stop: pflbench sweep cancel {name}")
 
 
 def _report(asked: SweepCommand, state: SweepState, skipped: Mapping[str, str], why: str, *, interrupted: bool = False) -> None:
-    """How the runs stand, and the exit code. why: no further ones were begun."""
+    """Prints the states of the runs and sets the exit code. why: the reason why no more runs were started."""
     from pflbench.sweep.run_queue import news
 
     name = asked.sweep.name
@@ -224,15 +224,15 @@ def _report(asked: SweepCommand, state: SweepState, skipped: Mapping[str, str], 
         runs = {key: state.runs[key] for key in begun}
         more = {key: {"message": (run and run.message) or "", "news": news(run)} for key, run in runs.items()}
         print_json({"name": name, "skipped": skipped, "runs": [{"key": key, "state": begun[key], **more[key]} for key in begun]})
-    told = f" There before: {len(skipped)}." if skipped else ""
+    told = f" Ended before: {len(skipped)}." if skipped else ""
     told += f" Left: {left}." if (left := len(state.states) - len(begun)) else ""
     told += f" Stopped: {why}." if why else ""
     message(f"{name}: {counted_states(Counter(begun.values()))}{told}")
     failed = sum(own == "failed" for own in skipped.values())
     if failed:
-        message(f"{failed} failed before and {'was' if failed == 1 else 'were'} left as it is; --retry-failed tries again.")
+        message(f"{failed} failed before and {'was' if failed == 1 else 'were'} skipped; --retry-failed tries again.")
     if interrupted:
-        message(f"Interrupted. Go on with: pflbench sweep resume {name}")
+        message(f"Interrupted. Continue with: pflbench sweep resume {name}")
         raise typer.Exit(interrupts.exit_code())
     if why or state.keys("failed", "diverged", "interrupted"):
         raise typer.Exit(2)

@@ -109,7 +109,7 @@ def _track(
             else:
                 delivery(found_runs(engine, which))
         except KeyboardInterrupt:
-            message("Interrupted. The same command goes on.")
+            message("Interrupted. The same command continues.")
             raise
         finally:
             tracker.close()

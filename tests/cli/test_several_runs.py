@@ -79,7 +79,7 @@ def test_reproduce_makes_as_many_as_the_limit(shell):
     assert rows("SELECT COUNT(*) FROM run") == [(1,)]
     assert shell(*command).code == 0
     assert rows("SELECT status FROM run") == [("finished",)] * 2
-    assert "Nothing is left to run." in shell(*command).err
+    assert "No run is missing." in shell(*command).err
 
 
 @pytest.mark.slow

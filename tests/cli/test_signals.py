@@ -70,7 +70,7 @@ def test_a_second_ctrl_c_leaves_the_first_its_checkpoint(shell: Shell, tmp_path:
     interrupted_in(monkeypatch, 4)
     monkeypatch.setattr(Checkpoints, "save", save)
     done = shell(*RUN)
-    assert (done.code, "Run 1 keeps its rounds up to 3. The same command goes on from there." in done.err) == (130, True)
+    assert (done.code, "Run 1 keeps its rounds up to 3. The same command resumes from there." in done.err) == (130, True)
     assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
     monkeypatch.setattr(Checkpoints, "save", whole)
     assert "resumed after round 3" in shell(*RUN).err
@@ -160,7 +160,7 @@ def test_from_there_is_said_only_where_a_checkpoint_lies(shell: Shell, tmp_path:
     interrupted_in(monkeypatch, 4)
     monkeypatch.setattr(Checkpoints, "save", full)
     done = shell(*RUN)
-    assert "Without a checkpoint: run 1, which the same command begins anew." in done.err
+    assert "Without a checkpoint: run 1, which the same command starts over." in done.err
     assert "goes on" not in done.err
     assert rows(tmp_path, "SELECT MAX(round) FROM round") == [(3,)]
     monkeypatch.setattr(Checkpoints, "save", whole)
@@ -196,7 +196,7 @@ def test_what_schedulers_send_is_taken_as_ctrl_c(shell: Shell, tmp_path: Path, n
     process.send_signal(number)
     done = finish(process)
     assert done.code == CODES[number]
-    said = re.search(r"Interrupted. Run 1 keeps its rounds up to (\d+). The same command goes on from there.", done.err)
+    said = re.search(r"Interrupted. Run 1 keeps its rounds up to (\d+). The same command resumes from there.", done.err)
     assert said is not None
     assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
     assert rows(tmp_path, "SELECT MAX(round) FROM round")[0][0] >= int(said[1])
@@ -276,7 +276,7 @@ def test_workers_keep_their_checkpoints(shell: Shell, tmp_path: Path, whom: str)
     assert done.err.count(" up to ") == kept
     if kept:
         assert re.search(r"Interrupted\. Run [12] keeps", done.err)
-        assert "The same command goes on from there." in done.err
+        assert "The same command resumes from there." in done.err
 
 
 def test_what_comes_after_the_last_block_is_ignored() -> None:

@@ -32,7 +32,7 @@ def test_a_measurement_changes_no_number(shell: Shell, monkeypatch: pytest.Monke
     monkeypatch.setattr(forecast, "LONG", 0)
     told = shell(*RUN, "--workers", "1", "--db", "told.db")
     assert "Note: 1 run ahead, about" in told.err
-    assert "measured here on a few batches" in told.err
+    assert "measured on a few batches" in told.err
     assert "pflbench run -m fedala -d digits --rounds 20" in told.err
     assert told.out == plain.out
     assert losses("told.db") == losses("plain.db")

@@ -220,7 +220,7 @@ def test_a_small_table_from_nothing(shell: Shell) -> None:
     assert len(cells) == 2
     again = shell(*command)
     assert (again.code, rows("SELECT COUNT(*) FROM run")) == (0, [(2,)])
-    assert "Nothing is left to run." in again.err
+    assert "No run is missing." in again.err
     assert "Scale smoke: the embedded digits" in again.out
 
 
@@ -237,7 +237,7 @@ def test_after_an_interruption_the_same_command_goes_on(shell: Shell, monkeypatc
     command = ("reproduce", "ablation", "--scale", "smoke", "-o", "ablation.md", "-f", "markdown")
     monkeypatch.setattr(packing, "execute", interrupted)
     done = shell(*command)
-    assert (done.code, "The same command goes on" in done.err) == (130, True)
+    assert (done.code, "The same command " in done.err) == (130, True)
     assert rows("SELECT status FROM run") == [("interrupted",)]
     first, second = parsed(shell(*command[:4], "--dry-run", "--json"))["runs"]
     assert (first["state"], first["run"], first["round"], first["rounds"]) == ("interrupted", 1, 1, 3)
@@ -297,7 +297,7 @@ def test_missing_data_are_named_with_their_command(engine: Engine, shell: Shell)
     assert "pflbench data download cifar100" in told
     there = wanted("ala-convergence", "full", datasets=["mnist"])[0]
     store(engine, there, 0.5)
-    assert "Nothing of what is left can be run here." in shell("reproduce", "ala-convergence", "--dry-run").out
+    assert "None of the missing runs can be trained here." in shell("reproduce", "ala-convergence", "--dry-run").out
     document = parsed(shell("reproduce", "ala-convergence", "--dry-run", "--json"))
     assert "pflbench data download cifar10" in document["lacking"]["cifar10"]["hint"]
     listed = shell("reproduce", "ala-convergence", "--dry-run").out

@@ -35,7 +35,7 @@ def test_groups_that_run_out_of_a_class(shell: Shell, tmp_path: Path, uneven: tu
     (plain,) = json.loads(shell("partition", "show", *uneven, *GROUPS, "--json").out)
     assert plain["left_out"] == LEFT_OUT == sum(SIZES) - np.sum(plain["train"]) - np.sum(plain["test"])
     done = shell("run", "-m", "local", *uneven, *GROUPS, "--model", "logreg", "--rounds", "1", "--lr", "0.1")
-    assert f"leaves {LEFT_OUT} samples out: no client holds them." in done.err
+    assert f"leaves out {LEFT_OUT} samples, which no client gets." in done.err
     with sqlite3.connect(tmp_path / "pflbench.db") as connection:
         assert connection.execute("SELECT left_out FROM partition").fetchall() == [(LEFT_OUT,)]
     assert f"{LEFT_OUT} samples left out" in shell("runs", "show", "1").out.replace("\n", " ")

@@ -40,7 +40,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def engine(shell: Shell) -> Engine:
     done = shell(*RUN.split())
     assert done.code == 0, done
-    assert "keeps up to 0 MB" in done.err
+    assert "stores up to 0 MB" in done.err
     return db.connect(db.to_url("results.db"))
 
 

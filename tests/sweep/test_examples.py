@@ -36,7 +36,7 @@ def test_a_dry_run_counts_runs_whose_data_are_missing(shell: Shell) -> None:
     done = shell("sweep", *grid, "--dry-run")
     assert done.code == 0
     assert "The data of 'mnist' are missing" in done.out
-    assert "2 runs cannot begin. Get them" in done.out
+    assert "2 runs cannot start. Get them" in done.out
     assert "To run: 2, " in done.out
     told = json.loads(shell("sweep", *grid, "--dry-run", "--json").out)
     assert (told["runs"], told["to_run"], list(told["without_data"])) == (4, 4, ["mnist"])

@@ -165,7 +165,7 @@ def test_workers_share_a_sweep(job: Callable[[], subprocess.Popen[str]], tmp_pat
     found = numbers(tmp_path / "pflbench.db")
     assert len(found) == 2
     assert found == alone(tmp_path)
-    assert end(job()).err.strip() == "small: no runs. There before: 2.", "none is left"
+    assert end(job()).err.strip() == "small: no runs. Ended before: 2.", "none is left"
 
 
 @pytest.mark.slow

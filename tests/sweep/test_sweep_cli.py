@@ -28,7 +28,7 @@ def test_dry_run_list_status_and_refusals(shell, tmp_path):
     assert "No results yet" in shell.refused("sweep", "status", "none")
     assert shell("db", "upgrade").code == 0
     assert "There is no sweep 'none'" in shell.refused("sweep", "status", "none")
-    assert "says what to run: method" in shell.refused("sweep", "small.yaml", "-m", "fedavg")
+    assert "has all options of its runs: method" in shell.refused("sweep", "small.yaml", "-m", "fedavg")
     assert "No method given" in shell.refused("sweep", "run", "-d", "digits")
     assert "Unknown order" in shell.refused("sweep", "small.yaml", "--order", "size")
     assert "gives fedala.p twice" in shell.refused("sweep", "-m", "fedala", "--set", "fedala.p=1", "--set", "fedala.p=2")
@@ -53,7 +53,7 @@ def test_a_sweep_with_processes_then_again(shell, tmp_path):
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert [one["state"] for one in told["runs"]] == ["finished"] * 4
-    assert shell("sweep", "small.yaml").err.strip() == "small: no runs. There before: 4."
+    assert shell("sweep", "small.yaml").err.strip() == "small: no runs. Ended before: 4."
     (listed,) = json.loads(shell("sweep", "list", "--json").out)
     assert (listed["name"], listed["runs"], listed["finished"]) == ("small", 4, 4)
     status = json.loads(shell("sweep", "status", "small", "--json").out)
@@ -91,7 +91,7 @@ def test_a_sweep_broken_off_goes_on(shell, tmp_path, how, monkeypatch, request):
         process.send_signal(signal.SIGINT)
         done = finish(process)
         assert done.code == 130
-        assert "Interrupted. Go on with: pflbench sweep resume long" in done.err
+        assert "Interrupted. Continue with: pflbench sweep resume long" in done.err
     elif how == "cancel":
         assert "is cancelled" in shell("sweep", "cancel", "long").err
         done = finish(process)

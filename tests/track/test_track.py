@@ -291,7 +291,7 @@ def test_a_run_is_followed_by_another_process(shell: Shell, tmp_path: Path) -> N
     follower.send_signal(signal.SIGINT)  # it would wait a minute for the next run
     done = finish(follower)
     assert done.code == 130
-    assert done.err.endswith("Interrupted. The same command goes on.\nNew: 61 rounds of 1 runs.\n"), done.err
+    assert done.err.endswith("Interrupted. The same command continues.\nNew: 61 rounds of 1 runs.\n"), done.err
     assert len(seen) > 1, "nothing was there before the end"
     steps = [step for step, _, _ in shown(key(1))[0]["accuracy"]]
     assert steps == list(range(61))
