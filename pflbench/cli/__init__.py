@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they are called: `pflbench --help` is quick, and knows no torch."""
+"""The command line. Commands import what they need when they are called, so that `pflbench --help` is quick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pflbench doctor --gpu`, and what is said before a run on a GPU that has not passed it."""
+"""`pflbench doctor --gpu`, and the notes before a run on an unchecked or failed GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOATS = ("float64", "float32")
 
 
 def checkup(name: str, as_json: bool) -> None:
-    """Makes all checks of a GPU, keeps what is found and prints it. Exit code 1 if something failed."""
+    """Runs all checks of a GPU, stores and prints the results. Exit code 1 if one failed."""
     from pflbench.contract import device as contract
     from pflbench.run import gpu_check
     from pflbench.run.execution import find_device
@@ -52,13 +52,13 @@ def checkup(name: str, as_json: bool) -> None:
     try:
         gpu_check.keep(device, checks)
     except (OSError, RuntimeError) as error:
-        message(f"Note: the result could not be kept for later commands: {error}")
+        message(f"Note: the result could not be stored for later commands: {error}")
     if failed:
         raise typer.Exit(1)
 
 
 def note_unchecked(how: Execution, quiet: bool) -> None:
-    """Says what is to be said of the GPU that runs are for; or why there is none to use, where only the driver is in the way."""
+    """Prints a note about the GPU's check, or about a driver that prevents its use."""
     from pflbench.run import gpu_check
     from pflbench.run.execution import find_device, why_no_gpu
 

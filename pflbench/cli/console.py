@@ -1,4 +1,4 @@
-"""What the commands print: data on stdout, messages on stderr."""
+"""Output of the commands: data on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def message(text: str, style: str | None = None) -> None:
 
 
 def error(text: str, hint: str = "") -> None:
-    """What is wrong, and on a second line what to do."""
+    """Prints an error, and on a second line what to do."""
     line = Text.assemble(("Error: ", "bold red"), printable(text))
     stderr().print(Text.assemble(line, f"\n{printable(hint)}") if hint else line, soft_wrap=True)
 
@@ -158,7 +158,7 @@ _typed: list[str] = []
 
 
 def remember(arguments: Sequence[str]) -> None:
-    """Keeps the command line for `command_line`."""
+    """Stores the command line for `command_line`."""
     _typed[:] = arguments
 
 

@@ -1,4 +1,4 @@
-"""`pflbench data`: which datasets there are, whether they are whole, and how to get them."""
+"""`pflbench data`: lists, checks and downloads datasets."""
 
 from __future__ import annotations
 
@@ -52,12 +52,14 @@ def list_(as_json: o.Json = False) -> None:
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", autocompletion=o.completion(o.dataset_names), help="Default: all that are here."),
+        typer.Argument(
+            metavar="[NAME]...", autocompletion=o.completion(o.dataset_names), help="Default: all in the data folder."
+        ),
     ] = None,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     as_json: o.Json = False,
 ) -> None:
-    """Read every file of datasets, and say whether they hold the official content. Exit code 2 if one is missing or corrupt.
+    """Read every file of datasets and check for the official content. Exit code 2 if a file is missing or damaged.
 
     A dataset is official, other (whole, but not known to be the official content) or damaged.
     """
@@ -74,20 +76,20 @@ def verify(
         if state == "other":
             message(f"{name}: not the official content. Runs on it have keys, labels and columns of their own.")
     for name in sorted(bad):
-        message(f"{name} is missing or corrupt. Get it: pflbench data download {name} --data-dir {data_dir}")
+        message(f"{name} is missing or damaged. Get it: pflbench data download {name} --data-dir {data_dir}")
     if bad:
         raise typer.Exit(2)
 
 
 @app.command()
 def download(name: Name, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
-    """Download a dataset, check it and put it in place. What is there already is not fetched again."""
+    """Download a dataset and check it. Existing files are not downloaded again."""
     from pflbench import data
 
     base, variant = _split(name)
     with data_view() as progress:
         data.download(base, data_dir, variant, progress)
-    message(f"{name} is in place in {data_dir}.")
+    message(f"{name} is complete in {data_dir}.")
 
 
 def _row(dataset: Dataset) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`pflbench db`: the results database itself; `pflbench doctor`: whether everything is here that a run needs."""
+"""`pflbench db`: the results database; `pflbench doctor`: whether a run has everything that it needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = typer.Typer(help="Upgrade, check, copy, back up and describe the results d
 
 @contextmanager
 def opened(db: str, *, create: bool = False) -> Iterator[Engine]:
-    """The database, which must exist unless it may be made; its failures become UserErrors."""
+    """The database, which must exist unless `create`. Its failures become UserErrors."""
     from pflbench.store.database import connect, to_url
     from pflbench.store.failures import friendly
 
@@ -36,11 +36,11 @@ def opened(db: str, *, create: bool = False) -> Iterator[Engine]:
             _warn_of_the_network(engine)
             yield engine
         finally:
-            engine.dispose()  # the last connection to close leaves one file, without a write-ahead log beside it
+            engine.dispose()  # closing the last connection removes the write-ahead log
 
 
 def _warn_of_the_network(engine: Engine) -> None:
-    """Once a command, for a file whose write-ahead log is not safe where it lies."""
+    """Warns once a command about a write-ahead log on a network file system."""
     from pflbench.store import journal
     from pflbench.store.failures import sqlite_path
 
@@ -49,8 +49,8 @@ def _warn_of_the_network(engine: Engine) -> None:
     if where is None or path is None or path in _warned or journal.of(engine) != journal.WAL:
         return
     _warned.add(path)
-    message(f"{path} lies on a network file system ({where}), where its write-ahead log may damage it as soon as two machines")
-    message(f"have it open. Once nobody has: sqlite3 {shlex.quote(str(path))} 'PRAGMA journal_mode=DELETE'")
+    message(f"{path} is on a network file system ({where}): two machines that have it open may damage it by its write-ahead log.")
+    message(f"When no process has it open: sqlite3 {shlex.quote(str(path))} 'PRAGMA journal_mode=DELETE'")
 
 
 _warned: set[Path] = set()
@@ -58,7 +58,7 @@ _warned: set[Path] = set()
 
 @contextmanager
 def opened_if_there(db: str) -> Iterator[Engine | None]:
-    """The database, None where there is none yet."""
+    """The database, None if it does not exist."""
     from sqlalchemy import make_url
 
     from pflbench.store.database import to_url
@@ -78,7 +78,7 @@ def opened_if_there(db: str) -> Iterator[Engine | None]:
 
 @app.command()
 def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
-    """Bring the schema to the newest revision. Opening a database does this by itself; here it is only that."""
+    """Upgrade the schema to the newest revision, as opening a database does."""
     from pflbench.store import database
 
     before, after = database.upgrade(database.to_url(db))
@@ -92,7 +92,7 @@ def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 
 @app.command()
 def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
-    """Look for damage: the file, references, schema, rows that contradict one another. Ends with exit code 2 if there is any."""
+    """Look for damage: file, schema, references, contradictory rows. Exit code 2 if there is any."""
     from pflbench.store import inspection
     from pflbench.store.database import to_url
     from pflbench.store.failures import friendly
@@ -112,11 +112,11 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 @app.command()
 def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A database: a file or a SQLAlchemy URL.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="A new or empty one: a file or a SQLAlchemy URL.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="A new or empty database: a file or a SQLAlchemy URL.")],
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     as_json: o.Json = False,
 ) -> None:
-    """Copy a whole database, as from SQLite to PostgreSQL or back: every row of every table, under its own number."""
+    """Copy a whole database, for example from SQLite to PostgreSQL or back, with all numbers of rows."""
     from pflbench.store.database import connect_read_only, to_url
     from pflbench.store.exchange import copy as exchange
     from pflbench.store.failures import place
@@ -135,7 +135,7 @@ def copy(
         print_fields((table.replace("_", " "), count) for table, count in counts.items() if count)
     message(f"Copied {sum(counts.values()):,} rows to {name}.")
     if left:
-        message(f"Unfinished runs: {left}. Checkpoints are not copied: `pflbench run` begins these anew.")
+        message(f"Unfinished runs: {left}. Checkpoints are not copied: `pflbench run` starts them over.")
 
 
 @app.command()
@@ -144,7 +144,7 @@ def backup(
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
-    """Copy the database to a new file while runs go on writing to it, and check the copy: the whole of one moment, or nothing."""
+    """Copy the database of one moment to a new SQLite file, also while runs write to it, and check the copy."""
     from pflbench.store import inspection
     from pflbench.store.database import to_url
     from pflbench.store.exchange.backup import backup as copy_online
@@ -155,12 +155,12 @@ def backup(
         print_json(found)
     else:
         print_fields((name.replace("_", " "), value) for name, value in found.items())
-    message("The copy is sound. Checkpoints are not copied.")
+    message("The copy has no damage. Checkpoints are not copied.")
 
 
 @app.command()
 def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
-    """Where the database is, its size, schema, and what it holds."""
+    """Show place, size, schema and content of the database."""
     from pflbench.store import inspection
     from pflbench.store.database import to_url
     from pflbench.store.failures import friendly
@@ -176,9 +176,9 @@ def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 
 def doctor(
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Check the GPU: all ways of computing against a CPU, in some minutes.")
+        bool, typer.Option("--gpu", help="Check the GPU: compare all its ways of computing with the CPU, in some minutes.")
     ] = False,
-    device: Annotated[str, typer.Option(metavar="auto|cuda[:N]", help="--gpu: which one. auto: the first.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="auto|cuda[:N]", help="--gpu: the GPU. auto: the first one.")] = "auto",
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     as_json: o.Json = False,

@@ -1,4 +1,4 @@
-"""`pflbench export` and `pflbench import`: rows for other programs, and what other databases and PFLlib hold."""
+"""`pflbench export` and `pflbench import`: rows for other programs, runs of other databases, results of PFLlib."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STATES = {"new": "a new reference series", "same": "here already", "replaced": 
 
 @o.taking(which=FILTERS)
 def export(
-    kind: Annotated[Literal["runs", "rounds", "clients"], typer.Argument(help="What a row is.")],
+    kind: Annotated[Literal["runs", "rounds", "clients"], typer.Argument(help="Content of the rows.")],
     *,
     format: Annotated[
         Literal["csv", "parquet", "json"] | None,
@@ -79,21 +79,23 @@ def import_(
     ],
     on_conflict: Annotated[
         Literal["skip", "attempt"],
-        typer.Option(help="A run that is here with other numbers: left out, or added as the next attempt."),
+        typer.Option(help="A stored run with other numbers: skip it, or add it as the next attempt."),
     ] = "skip",
     dataset: Annotated[
-        str | None, typer.Option("--dataset", "-d", metavar="NAME", help=".h5: what the name does not say.")
+        str | None, typer.Option("--dataset", "-d", metavar="NAME", help=".h5: if the file's name does not contain it.")
     ] = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", metavar="NAME", help=".h5: what the name does not say.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", metavar="NAME", help=".h5: if the file's name does not contain it.")
+    ] = None,
     eval_gap: Annotated[
         int | None,
         typer.Option(metavar="ROUNDS", min=1, max=10**6, help=".h5: PFLlib's eval_gap, rounds between evaluations. Default: 1."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be imported; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be imported; change nothing.")] = False,
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
-    """Take in the runs of other databases, and PFLlib's results as reference series.
+    """Import runs of other databases, and PFLlib's results as reference series.
 
     Every row of another database is checked first: one that is wrong is named, and nothing of that file is taken.
 
@@ -132,7 +134,7 @@ def _format_of(output: Path | None) -> str:
 
 @contextmanager
 def _target(db: str, dry_run: bool) -> Iterator[Engine]:
-    """The database to import into; in a dry run an empty one in memory stands for one that is not there yet."""
+    """The database to import into; in a dry run a missing one is replaced by an empty one in memory."""
     from sqlalchemy import make_url
 
     from pflbench.store.database import to_url
@@ -144,7 +146,7 @@ def _target(db: str, dry_run: bool) -> Iterator[Engine]:
 
 
 def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """What became of one file, as --json says it."""
+    """The outcome of a file, as JSON."""
     from pflbench.store import references
     from pflbench.store.exchange import pfllib
 
@@ -181,7 +183,7 @@ def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict
         _tell(path.name, outcome)
     if unfinished := [one for one in outcomes if one.what in ("new", "attempt") and not one.run.ended]:
         numbers = ", ".join(str(one.run.id) for one in unfinished)
-        message(f"Unfinished: run {numbers} of {path.name}. Checkpoints are not imported: `pflbench run` begins anew.")
+        message(f"Unfinished: run {numbers} of {path.name}. Checkpoints are not imported: `pflbench run` starts over.")
     counts = Counter(outcome.what for outcome in outcomes)
     listed = [_record(outcome) for outcome in outcomes]
     return {
@@ -231,7 +233,7 @@ def _facts(found: ResultFile) -> dict[str, Any]:
 
 
 def _summary(result: dict[str, Any], dry_run: bool) -> str:
-    """One line. In a dry run nothing of it has happened."""
+    """A line about the import, also of a dry run."""
     name = Path(result["path"]).name + (" (dry run)" if dry_run else "")
     if result["kind"] == "pfllib":
         series = f"PFLlib's {result['algorithm']} on {result['dataset']}, rounds 0 to {result['last_round']}"

@@ -1,4 +1,4 @@
-"""The options that say who makes the runs of a sweep: `--executor local|ray|slurm`, and what goes with each."""
+"""The options for the workers of a sweep: `--executor local|ray|slurm`, and those of each executor."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ EXECUTORS = o.group(
         None,
         typer.Option(
             **o.among("local", "ray", "slurm"),
-            help="Who makes the runs: processes of this machine, a Ray cluster, a Slurm cluster. Default: local, or what the "
-            "sweep was begun with.",
+            help="Workers: processes of this machine, a Ray cluster, or a Slurm cluster. Default: local, or that of the sweep's "
+            "first command.",
         ),
     ),
     jobs=(
@@ -42,14 +42,14 @@ EXECUTORS = o.group(
             "-j",
             metavar="auto|N",
             parser=runs_at_a_time,
-            help="Runs, or packs, at a time. auto (default): one for each core, or each GPU, as memory allows; on a cluster as "
-            "many as there is room for.",
+            help="Runs, or packs, at a time. auto (default): one for each core or GPU, as memory allows; on a cluster as many as "
+            "it has room for.",
         ),
     ),
     cpus_per_job=(
         int | None,
         None,
-        typer.Option(metavar="N", min=1, help="Cores of each. Default: locally an equal share of all, on a cluster 1."),
+        typer.Option(metavar="N", min=1, help="Cores of each worker. Default: locally an equal share of all, on a cluster 1."),
     ),
     gpus_per_job=(
         str | None,
@@ -57,7 +57,7 @@ EXECUTORS = o.group(
         typer.Option(
             metavar="auto|SHARE",
             parser=_share,
-            help="Of a GPU for each: 0.5 puts two on one; auto: as many as fit by what the runs need of its memory. Default: 1.",
+            help="GPUs of each worker: 0.5 puts two on one GPU; auto: as many as fit its memory by the estimate. Default: 1.",
         ),
     ),
     ray_address=(
@@ -65,7 +65,7 @@ EXECUTORS = o.group(
         None,
         typer.Option(
             metavar="HOST:PORT",
-            help="ray: the head of the cluster. Default: RAY_ADDRESS, else one that runs here, else a new one.",
+            help="ray: the head of the cluster. Default: RAY_ADDRESS, else a cluster of this machine, else a new one.",
         ),
     ),
     slurm=(
@@ -73,8 +73,8 @@ EXECUTORS = o.group(
         [],
         typer.Option(
             metavar="KEY=VALUE",
-            help="slurm: an option of sbatch, as partition=gpu, account=..., time=4:00:00, constraint=...; setup='module load "
-            "cuda': a command before the worker; repeatable. Default: time=60; what is not done by then goes on in another job.",
+            help="slurm: an option of sbatch, such as partition=gpu, account=..., time=4:00:00; setup='module load "
+            "cuda': a command before the worker; repeatable. Default: time=60; unfinished runs continue in another job.",
         ),
     ),
 )

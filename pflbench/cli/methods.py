@@ -1,4 +1,4 @@
-"""`pflbench methods`: which methods there are, their hyperparameters, and the way to a new one."""
+"""`pflbench methods`: lists and shows methods, writes and tests new ones."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def show(
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the new method: lower case, digits and hyphens.")],
-    folder: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where its files go.")] = Path(),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new method: lower case, digits and hyphens.")],
+    folder: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of its files.")] = Path(),
 ) -> None:
-    """Write a new method that works, and its test, to be changed into yours."""
+    """Write a small working method and its test, for you to change."""
     from pflbench.contract import template
 
     method, test = template.write(name, folder)
@@ -83,7 +83,7 @@ def new(
 
 @app.command("test")
 def check(name: Name, plugins: o.Plugins = []) -> None:  # noqa: B006
-    """Run the contract suite on a method: what every method must keep. Exit code 1 if it does not."""
+    """Run the contract suite, which every method must pass, on a method. Exit code 1 if it fails."""
     from pflbench.contract import keeps_the_contract
 
     if not keeps_the_contract(name):

@@ -1,4 +1,4 @@
-"""`pflbench models`: which models there are, what they are made of, and whether one of your own can be trained."""
+"""`pflbench models`: lists and shows models, and tests your own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pflbench.models.anatomy import Anatomy
     from pflbench.spec import OwnModel
 
-app = typer.Typer(help="List the models, show what they are made of, test one of your own.", no_args_is_help=True)
+app = typer.Typer(help="List the models, show their parts, test your own.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=o.completion(o.models), help="A model, or FILE.py:NAME.")]
 Dataset = Annotated[
@@ -26,7 +26,7 @@ Dataset = Annotated[
         "-d",
         metavar="NAME",
         autocompletion=o.completion(o.dataset_names),
-        help="The data it is for: their shape and classes. Default: the first dataset that the model fits.",
+        help="Dataset, for shape and classes. Default: the first one that the model fits.",
     ),
 ]
 POSITIONS, WORDS = 200, 98_635  # of AG News (methods.md 4.2), whose texts need not be here
@@ -49,7 +49,7 @@ class _Kind:
 
 @app.command("list")
 def list_(dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA, as_json: o.Json = False) -> None:
-    """List the models: built-in ones, then those of installed packages; with what they have for a dataset."""
+    """List the models, built-in ones and those of installed packages, with their parameters for a dataset."""
     from pflbench.models import names
 
     kinds = _kinds(dataset, data_dir)
@@ -101,7 +101,7 @@ def show(name: Name, dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DA
 
 @app.command("test")
 def check(name: Name, dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
-    """Run the contract suite on a model: what every model must keep. Exit code 1 if it does not."""
+    """Run the contract suite, which every model must pass, on a model. Exit code 1 if it fails."""
     from pflbench.contract import model_keeps_the_contract
 
     found, own, _ = _named(name)

@@ -1,4 +1,4 @@
-"""`pflbench partition`: who holds what."""
+"""`pflbench partition`: the samples of each client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # A class is a column up to here; more do not fit a screen, and each client holds few of them.
 MOST_COLUMNS = 20
 
-app = typer.Typer(help="Show how data are spread over clients.", no_args_is_help=True)
+app = typer.Typer(help="Show how data are partitioned among clients.", no_args_is_help=True)
 
 
 @app.callback()
@@ -34,14 +34,14 @@ def show(
     asked: o.Given,
     stored: Annotated[
         str | None,
-        typer.Option("--hash", metavar="HASH", help="A partition of the database: (the beginning of) its hash."),
+        typer.Option("--hash", metavar="HASH", help="A stored partition, by its hash; the beginning suffices."),
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The partition of this run of the database.")] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="The partition of a stored run.")] = None,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     as_json: o.Json = False,
 ) -> None:
-    """Print the client x class table of a partition, before it is run or as it was stored."""
+    """Print the client x class table of a new or stored partition."""
     wanted = o.run_options({**asked, "data_dir": data_dir})
     if stored is None and run is None:
         shown = _made(wanted)
@@ -92,7 +92,7 @@ def _print(shown: dict[str, Any]) -> None:
     """Train and test samples together, as in the paper's figures; the totals apart."""
     message(f"{shown['dataset']}, {shown['partition']}, {len(shown['train'])} clients, hash {shown['hash'][:16]}")
     if shown["left_out"]:
-        message(f"{shown['left_out']:,} samples are left out: no client holds them.")
+        message(f"{shown['left_out']:,} samples are left out; no client gets them.")
     names = shown["classes"]
     wide = len(names) > MOST_COLUMNS
     rows = []

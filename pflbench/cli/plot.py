@@ -39,12 +39,12 @@ _OF_PLOTS = o.annotated(
     band=(Annotated[Literal["minmax", "std"] | None, typer.Option(help="curves: the band over seeds. Default: minmax.")], None),
     references=(
         Annotated[
-            bool, typer.Option("--references", help="curves: PFLlib's series of the same datasets too (see `pflbench import`).")
+            bool, typer.Option("--references", help="curves: also PFLlib's series of the same datasets (see `pflbench import`).")
         ],
         False,
     ),
     round=(
-        Annotated[int | None, typer.Option("--round", "-r", min=0, help="attention: after this round. Default: the last kept.")],
+        Annotated[int | None, typer.Option("--round", "-r", min=0, help="attention: the round. Default: the last stored one.")],
         None,
     ),
     client=(Annotated[int | None, typer.Option(min=0, help="ala-convergence (default: 8), trajectory (default: 4).")], None),
@@ -61,19 +61,19 @@ def plot(
     which: o.Given,
     options: o.Given,
     surface: Annotated[
-        bool, typer.Option("--surface", help="trajectory: compute the loss surface, which takes minutes, and keep it.")
+        bool, typer.Option("--surface", help="trajectory: compute and store the loss surface, which takes minutes.")
     ] = False,
     width: Annotated[
         str | None,
         typer.Option(
             metavar="WIDTH",
             autocompletion=o.completion(_widths),
-            help="one-column (3.3 in), two-column (6.9 in) or inches. Default: as the panels need.",
+            help="one-column (3.3 in), two-column (6.9 in) or inches. Default: what the panels need.",
         ),
     ] = None,
-    font_size: Annotated[float, typer.Option("--font-size", metavar="POINTS", help="Of the text, at print size.")] = 7,
+    font_size: Annotated[float, typer.Option("--font-size", metavar="POINTS", help="Size of the text in print.")] = 7,
     title: Annotated[
-        bool, typer.Option(" /--no-title", show_default=False, help="Without titles, for a document with a caption of its own.")
+        bool, typer.Option(" /--no-title", show_default=False, help="Leave out titles, for a document with its own caption.")
     ] = True,
     legend: Annotated[
         str, typer.Option(metavar="PLACE", autocompletion=o.completion(_legends), help="auto, inside, right, below or none.")
@@ -84,7 +84,7 @@ def plot(
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
 ) -> None:
-    """Draw a figure, write it to a file, with its caption in a text file beside it, and print the file's name."""
+    """Draw a figure to a file, with its caption in a text file beside it, and print the file's name."""
     from pflbench.report import papermap, style
     from pflbench.report.selection import Filters
     from pflbench.report.style import SUFFIXES

@@ -1,4 +1,4 @@
-"""What `table` and `plot` share: which runs they are about, and the call of a report by its name."""
+"""Shared by `table` and `plot`: the filters, and calling a report by its name."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _PARTITIONS = typer.Option(
 _MODELS = typer.Option("--model", metavar="NAME", autocompletion=o.completion(o.models), help="Only these; repeatable.")
 _CLIENTS = typer.Option("--clients", metavar="N", help="Only runs with so many clients; repeatable.")
 _ROUNDS = typer.Option("--rounds", metavar="N", help="Only runs of so many rounds; repeatable.")
-_RUNS = typer.Option("--run", metavar="RUN", help="Only this one, by number or (beginning of) key; repeatable.")
+_RUNS = typer.Option("--run", metavar="RUN", help="Only this run, by number or key (its beginning suffices); repeatable.")
 _WHERE = typer.Option(
     "--where",
     metavar="METHOD.NAME=VALUE",
     autocompletion=o.complete_setting,
-    help="Of this method only runs with this hyperparameter, e.g. fedala.p=2; of all methods train.optimizer=adamw; repeatable.",
+    help="Only runs with this value: fedala.p=2 for FedALA, train.optimizer=adamw for all methods; repeatable.",
 )
 _STATUS = typer.Option(
     "--status",
@@ -60,7 +60,7 @@ _STATUS = typer.Option(
     autocompletion=o.completion(_statuses),
     help="Only these; repeatable; any for all. Default: finished in tables and figures, else any.",
 )
-_SMOKE = typer.Option("--smoke", help="With runs of `reproduce --scale smoke`, which are left out otherwise.")
+_SMOKE = typer.Option("--smoke", help="Include runs of `reproduce --scale smoke`.")
 FILTERS = o.annotated(
     methods=(Annotated[list[str], _METHODS], []),
     datasets=(Annotated[list[str], _DATASETS], []),
@@ -82,16 +82,16 @@ Rule = Annotated[
 ]
 Tolerance = Annotated[
     float | None,
-    typer.Option(metavar="POINTS", help="overhead: converged is within so many points of the best. Default: 0.5."),
+    typer.Option(metavar="POINTS", help="overhead: a run has converged within so many points of its best round. Default: 0.5."),
 ]
 Format = Annotated[
     Literal["text", "markdown", "latex", "csv", "json"] | None,
-    typer.Option("--format", "-f", help="Of a table. Default: by the suffix of the file, else text."),
+    typer.Option("--format", "-f", help="Format of the table. Default: by the suffix of the file, else text."),
 ]
 
 
 def found_runs(engine: Engine, which: o.Given) -> list[Result]:
-    """The runs that pass the filters, smoke runs too, of any status that is now unless one is named."""
+    """The runs that pass the filters, including smoke runs, of any status unless one is named."""
     from pflbench.report.selection import Filters, statuses
     from pflbench.store.runs import with_current_status
 
@@ -117,7 +117,7 @@ def uncollected() -> Iterator[None]:
 
 
 def provenance(runs: Iterable[int]) -> str:
-    """What stands in every file that is written: the command, the commit, the runs."""
+    """The provenance in every written file: command, commit, runs."""
     from pflbench import __version__
     from pflbench.environment import commit
 
@@ -129,7 +129,7 @@ def provenance(runs: Iterable[int]) -> str:
 
 
 def call(command: str, report: Report, engine: Engine, filters: Filters, given: Mapping[str, Any], function: str = "") -> Any:
-    """The report with the options that were given; one that it does not have is a UserError."""
+    """The report with the given options. Raises UserError for an option that it does not have."""
     options, known = asked(given), inspect.signature(report.load(function)).parameters
     refuse(command, [name for name in report.refuses if getattr(filters, name)])
     refuse(command, [name for name in options if name not in known])
@@ -137,19 +137,19 @@ def call(command: str, report: Report, engine: Engine, filters: Filters, given: 
 
 
 def asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a group's options those that were given."""
+    """The given options of a group."""
     return {name: value for name, value in given.items() if value not in (None, []) and value is not False}
 
 
 def refuse(what: str, options: Iterable[str]) -> None:
-    """Raises UserError for options, by the fields that they fill, which do not belong to a command or figure."""
+    """Raises UserError for options that do not belong to a command or figure, by field."""
     for name in options:
         flag = name if name in ("status", "references", "clients", "rounds") else name.removesuffix("s")
         raise UserError(f"--{flag.replace('_', '-')} does not belong to {what}.", "Leave it out.")
 
 
 def one_at_a_time(name: str, parts: Sequence[Part], format: str | None, output: Path | None) -> None:
-    """Raises UserError where several tables are to go into one file or one JSON document."""
+    """Raises UserError for several tables in one file or JSON document."""
     if len(parts) > 1 and (output is not None or format == "json"):
         named = ", ".join(part.command_name for part in parts)
         raise UserError(f"'{name}' is {len(parts)} tables: {named}.", "For a file or JSON name one of them.")
@@ -176,7 +176,7 @@ def table_format(format: str | None, output: Path | None) -> str:
 
 @contextmanager
 def leading(kind: Kind, name: str, db: str, data_dir: Path = o.DEFAULT_DATA) -> Iterator[None]:
-    """Where there is nothing yet, the error says what it takes: of which paper it is, how many runs, how long, the command."""
+    """Adds to NothingYet what the result needs: its paper, the number of runs, their time, the command."""
     try:
         yield
     except NothingYet as nothing:

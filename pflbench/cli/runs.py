@@ -1,4 +1,4 @@
-"""`pflbench runs`: what the database holds."""
+"""`pflbench runs`: the runs of the database."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
 
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Its number, or (the beginning of) its key.")]
-RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN...", help="Numbers, or (beginnings of) keys.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Number, or key (its beginning suffices).")]
+RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN...", help="Numbers, or keys (their beginnings suffice).")]
 
 
 @app.command("list")
@@ -35,8 +35,8 @@ RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN...", help="Numbe
 def list_(
     *,
     which: o.Given,
-    key: Annotated[str, typer.Option(help="(Beginning of) a key.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 50,
+    key: Annotated[str, typer.Option(help="A key; its beginning suffices.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show the newest N runs.")] = 50,
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
@@ -60,13 +60,13 @@ def list_(
         ]  # fmt: skip
         print_table(columns, rows)
     if len(found) > limit:
-        message(f"There are more; --limit {2 * limit} shows more of them.")
+        message(f"There are more: --limit {2 * limit}.")
 
 
 @app.command()
 def show(
     run: RunArgument,
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="So many of the last rounds.")] = 10,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="Show the last N rounds.")] = 10,
     db: o.Db = o.DEFAULT_DB,
     as_json: o.Json = False,
 ) -> None:
@@ -110,12 +110,12 @@ def show(
 @app.command()
 def artifact(
     run: RunArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `runs show` lists it, e.g. traffic or ala_weights.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `runs show`, e.g. traffic or ala_weights.")],
     round_: Annotated[int | None, typer.Option("--round", "-r", help="Default: the newest.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.npy", help="Write it as NumPy's .npy.")] = None,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
-    """Print an array that a run left behind as JSON, or write it to a file."""
+    """Print a stored array of a run as JSON, or write it to a file."""
     from pflbench.store import arrays, runs
 
     with opened(db) as engine:
@@ -132,11 +132,12 @@ def rm(
     runs: RunsArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     checkpoints: Annotated[
-        str | None, typer.Option(envvar="PFLBENCH_CHECKPOINTS", metavar="PATH|URL", help="Where theirs lie, as of `run`.")
+        str | None,
+        typer.Option(envvar="PFLBENCH_CHECKPOINTS", metavar="PATH|URL", help="The place of their checkpoints, as in `run`."),
     ] = None,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
-    """Remove runs with all their rounds. It asks first. One that a process is at is refused."""
+    """Remove runs with all their rounds, after asking. A run that trains is refused."""
     from pflbench.store.locks import UNDER_WAY
     from pflbench.store.runs import find_head
 
@@ -156,7 +157,7 @@ def rm(
 
 
 def _remove(engine: Engine, run: RunHead, checkpoints: str | None) -> None:
-    """With its files. One that may go on is held meanwhile, so that nobody does."""
+    """Removes a run with its files, under its lock, so that nobody resumes it meanwhile."""
     from pflbench.run.places import name_of, place_of
     from pflbench.store import locks, write
 
@@ -169,7 +170,7 @@ def _ask(count: int) -> None:
     if not sys.stdin.isatty():
         raise UserError("Nothing was removed: there is no terminal to ask on.", "Add --yes to remove without being asked.")
     if not typer.confirm(f"Remove {count} run(s) with all their rounds?", err=True):
-        message("Nothing was removed.")
+        message("No run was removed.")
         raise typer.Exit(1)
 
 
@@ -180,12 +181,12 @@ LISTED = (
 
 
 def _line(run: Run) -> dict[str, Any]:
-    """A run of the list as --json gives it."""
+    """A run in the JSON of `runs list`."""
     return {name: getattr(run, name) for name in LISTED} | {"partition": run.partition_label}
 
 
 def _plain(partition: PartitionRecord) -> dict[str, Any]:
-    """As --json gives a partition."""
+    """A partition as JSON."""
     names = ("id", "hash", "scheme", "label", "dataset", "spec", "classes")
     counts = {"train": partition.train.tolist(), "test": partition.test.tolist()}
     return {**{name: getattr(partition, name) for name in names}, **counts, "left_out": partition.left_out}

@@ -49,12 +49,12 @@ def report(
             "--runs",
             metavar="all|shown|none|N,N",
             autocompletion=o.completion(lambda: ("all", "shown", "none")),
-            help="Runs with a page of their own; shown: those in tables and figures. Default: all up to 200 runs, else none.",
+            help="Runs with a page of their own; shown: those in tables and figures. Default: all of up to 200 runs, else none.",
         ),
     ] = "auto",
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
-    """Write all tables, figures and runs into one HTML file, which needs no network, and print its path."""
+    """Write all tables, figures and runs into one HTML file that needs no network, and print its path."""
     from pflbench.report.selection import Filters
     from pflbench.site import html, page, runs
     from pflbench.store.database import to_url
@@ -78,10 +78,10 @@ def _write(output: Path, text: str) -> None:
 
 
 def serve(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="On 127.0.0.1.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = DEFAULT_PORT,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:
-    """Show the same page live in a browser while runs go on: on this machine alone, read-only. Ctrl-C ends it."""
+    """Show the page of `report` live in a browser, on this machine only and read-only. Ctrl-C ends it."""
     from pflbench.report.selection import Filters
     from pflbench.site import page
     from pflbench.site.serve import Server

@@ -42,14 +42,22 @@ _NUMBERS = o.annotated(
     paper=(
         Annotated[
             Literal["auto", "always", "never"] | None,
-            typer.Option(help="The paper's values: where the protocol is the paper's, always, never."),
+            typer.Option(help="Show the paper's values: auto: where the protocol is the paper's."),
         ],
         None,
     ),
     tolerance=(Tolerance, None),
-    std=(Annotated[Literal["population", "sample"] | None, typer.Option(help="Default: population, as the paper.")], None),
+    std=(
+        Annotated[
+            Literal["population", "sample"] | None,
+            typer.Option(help="Kind of standard deviation. Default: population, as in the paper."),
+        ],
+        None,
+    ),
     ci=(
-        Annotated[float | None, typer.Option(metavar="LEVEL", help="A bootstrap confidence interval of each mean, e.g. 0.95.")],
+        Annotated[
+            float | None, typer.Option(metavar="LEVEL", help="Add a bootstrap confidence interval of each mean, e.g. 0.95.")
+        ],
         None,
     ),
     test=(
@@ -60,7 +68,7 @@ _NUMBERS = o.annotated(
         None,
     ),
     against=(
-        Annotated[str | None, typer.Option(metavar="METHOD", help="--test: against this row in place of the best.")],
+        Annotated[str | None, typer.Option(metavar="METHOD", help="--test: compare with this row instead of the best.")],
         None,
     ),
 )

@@ -1,4 +1,4 @@
-"""`pflbench track`: what is in the database, in TensorBoard, MLflow or Weights & Biases; also while runs are under way."""
+"""`pflbench track`: sends runs to TensorBoard, MLflow or Weights & Biases, also while they train."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ if TYPE_CHECKING:
     from pflbench.track.deliver import Tracker
 
 app = typer.Typer(
-    help="Show runs in TensorBoard, MLflow or Weights & Biases: those of before and, with --follow, those under way.",
+    help="Send runs to TensorBoard, MLflow or Weights & Biases; with --follow also while they train.",
     no_args_is_help=True,
 )
 
 
 _HOW = o.annotated(
     follow=(
-        Annotated[bool, typer.Option("--follow", "-f", help="Go on with what runs under way add, until they have ended.")],
+        Annotated[bool, typer.Option("--follow", "-f", help="Continue with new rounds until all runs have ended.")],
         False,
     ),
-    every=(Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="--follow: between two looks.")], 5.0),
+    every=(
+        Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="--follow: time between two looks at the database.")],
+        5.0,
+    ),
     patience=(
         Annotated[
             float,
-            typer.Option(metavar="SECONDS", min=0, help="--follow: how long to wait for the next run when none is under way."),
+            typer.Option(metavar="SECONDS", min=0, help="--follow: time to wait for the next run when none trains."),
         ],
         60.0,
     ),
@@ -48,12 +51,12 @@ _HOW = o.annotated(
 @app.command()
 @o.taking(which=FILTERS, how=_HOW)
 def tensorboard(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where `tensorboard --logdir DIR` looks; made if need be.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for `tensorboard --logdir DIR`; created if needed.")],
     *,
     which: o.Given,
     how: o.Given,
 ) -> None:
-    """Write TensorBoard's event files: a folder for each run. Filled again, only what is new is added."""
+    """Write TensorBoard's event files, a folder for each run. Repeating the command adds only new rounds."""
     _track("tensorboard", lambda module: module.TensorBoard(folder), which, **how)
 
 
@@ -67,11 +70,11 @@ def mlflow(
         ),
     ] = None,
     *,
-    experiment: Annotated[str, typer.Option(metavar="NAME", help="Made if need be.")] = "pflbench",
+    experiment: Annotated[str, typer.Option(metavar="NAME", help="Created if needed.")] = "pflbench",
     which: o.Given,
     how: o.Given,
 ) -> None:
-    """Log to MLflow: a run for each run, with parameters, tags and the metrics of every round. Only what is new is added."""
+    """Log to MLflow: parameters, tags and the metrics of every round. Repeating the command adds only new rounds."""
     if uri is None and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise UserError("There is no URI.", "Name MLflow's: pflbench track mlflow sqlite:///mlflow.db")
     _track("mlflow", lambda module: module.MLflow(uri, experiment), which, **how)
@@ -80,15 +83,15 @@ def mlflow(
 @app.command()
 @o.taking(which=FILTERS, how=_HOW)
 def wandb(
-    project: Annotated[str, typer.Argument(metavar="PROJECT", help="Made by Weights & Biases if need be.")],
+    project: Annotated[str, typer.Argument(metavar="PROJECT", help="Created by Weights & Biases if needed.")],
     *,
     entity: Annotated[str | None, typer.Option(metavar="NAME", help="User or team. Default: your own.")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Write files only, for `wandb sync` later.")] = False,
-    folder: Annotated[Path, typer.Option("--dir", envvar="WANDB_DIR", help="Where the folder `wandb` lies.")] = Path("."),
+    folder: Annotated[Path, typer.Option("--dir", envvar="WANDB_DIR", help="Parent of the folder `wandb`.")] = Path("."),
     which: o.Given,
     how: o.Given,
 ) -> None:
-    """Log to Weights & Biases: a run for each run, with its specification and the numbers of every round. Only what is new."""
+    """Log to Weights & Biases: specification and metrics of every round. Repeating the command adds only new rounds."""
     offline = offline or os.environ.get("WANDB_MODE") == "offline"
     _track("wandb", lambda module: module.WandB(project, entity, folder, offline=offline), which, **how)
 
@@ -120,7 +123,7 @@ def _track(
 
 
 def _looking(engine: Engine, which: o.Given) -> Callable[[], list[Result]]:
-    """Finds the runs that fit, of which there may be none yet: that is said once."""
+    """Finds the runs; says once if there are none yet."""
     told = False
 
     def look() -> list[Result]:
@@ -139,7 +142,7 @@ def _looking(engine: Engine, which: o.Given) -> Callable[[], list[Result]]:
 
 
 def _module(extra: str) -> Any:
-    """What writes to the tracker of this name. Raises UserError if its library is not installed."""
+    """The writer of a tracker. Raises UserError if its library is not installed."""
     try:
         return import_module(f"pflbench.track.{extra}")
     except ModuleNotFoundError as error:

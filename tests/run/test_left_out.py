@@ -31,7 +31,7 @@ def uneven(tmp_path: Path) -> tuple[str, ...]:
 
 def test_groups_that_run_out_of_a_class(shell: Shell, tmp_path: Path, uneven: tuple[str, ...]) -> None:
     shown = shell("partition", "show", *uneven, *GROUPS)
-    assert f"{LEFT_OUT} samples are left out: no client holds them." in shown.err
+    assert f"{LEFT_OUT} samples are left out; no client gets them." in shown.err
     (plain,) = json.loads(shell("partition", "show", *uneven, *GROUPS, "--json").out)
     assert plain["left_out"] == LEFT_OUT == sum(SIZES) - np.sum(plain["train"]) - np.sum(plain["test"])
     done = shell("run", "-m", "local", *uneven, *GROUPS, "--model", "logreg", "--rounds", "1", "--lr", "0.1")
