@@ -157,6 +157,7 @@ def test_nothing_of_the_machine_is_kept(shell: Shell, tmp_path: Path, monkeypatc
     assert (kept["host"], str(own) in kept["command"]) == ("ann-laptop", True)
 
 
+@pytest.mark.filterwarnings("error:Glyph")  # a font has none for control codes
 def test_codes_in_a_foreign_database_reach_no_terminal(shell: Shell, tmp_path: Path) -> None:
     assert shell("run", "-m", "fedavg", "-d", "digits", "-r", "1", "-q").code == 0
     with sqlite3.connect("pflbench.db") as connection:

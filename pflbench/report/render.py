@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pflbench.errors import UserError
+from pflbench.plain import printable
 from pflbench.report import style
 from pflbench.report.arrangement import protocol
 from pflbench.report.style import COLUMN, DPI, PAGE
@@ -56,6 +57,7 @@ def drawing(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     page = style.page()
     across = len(panels) // measures
@@ -79,6 +81,8 @@ def drawing(
                 ax.set_ylabel("")
         for ax, title in zip(axes.values(), with_letters(titles if page.titles else [""] * len(titles)), strict=False):
             ax.set_title(title)
+        for text in figure.findobj(Text):  # before it is measured
+            text.set_text(printable(text.get_text()))
         legend = _legend(figure, [trace for panel in panels for trace in panel.traces], order)
         if square:
             _fit(figure, rows, legend, 1, 0, WHOLE)
@@ -131,7 +135,7 @@ def _set_axis(ax: Axes, name: str, axis: Axis) -> None:
     if axis.whole:
         of.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     if axis.ticks is not None:
-        of.set_ticks(list(axis.ticks), list(axis.ticks.values()))
+        of.set_ticks(list(axis.ticks), [printable(name) for name in axis.ticks.values()])
         of.set_ticks([], minor=True)
     limits = axis.limits
     if axis.nothing is not None and limits is not None:
@@ -164,7 +168,7 @@ def _legend(figure: Figure, traces: Sequence[Trace], order: Sequence[str]) -> Le
     room = share * wide - 4 * size / 72
     looks = [properties(entries[label]) for label in labels]
     handles = [
-        Line2D([], [], label=_wrapped(label, room, size), **look | {"markersize": min(look["markersize"], MARKER)})
+        Line2D([], [], label=_wrapped(printable(label), room, size), **look | {"markersize": min(look["markersize"], MARKER)})
         for label, look in zip(labels, looks, strict=True)
     ]
     if where == "inside":

@@ -141,10 +141,6 @@ class Drawing:
         # Compressing harder takes longer than everything else and saves a tenth.
         fast: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if suffix == ".png" else {}
         metadata = {entry: printable(f"{self.caption} {provenance}".strip()), **fixed}
-        from matplotlib.text import Text
-
-        for text in self.figure.findobj(Text):
-            text.set_text(printable(text.get_text()))
         with on(self.page), context(), replacing(path) as out:
             self.figure.savefig(out, format=suffix[1:], metadata=metadata, **fast)
         said = (self.caption, self.protocol, *self.notes, provenance)
