@@ -43,7 +43,7 @@ from pflbench.report.paper import seconds_per_iteration
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.counting import STEADY, Work, work
 from pflbench.run.execution import Execution, checked, find_device
-from pflbench.run.federation_data import FederationData, load_setting
+from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
 from pflbench.run.round import PHASES, RECEPTION, UPDATE, rounds
@@ -132,7 +132,7 @@ def measure(options: argparse.Namespace) -> Plain:
     ways = list(dict.fromkeys(options.engine or ("loop", "batched")))
     for name in ways:
         execution(name, device)
-    setting = load_setting(first, options.data_dir).cut(options.share, first.train.batch_size)
+    setting = load_federation_data(first, options.data_dir).cut(options.share, first.train.batch_size)
     limits = floor.measure(device)
     works = {spec.method.name: work(spec, setting) for spec in specs}
     with exact_arithmetic(device, first.train.dtype), ExitStack() as held:

@@ -21,7 +21,7 @@ from pflbench import environment
 from pflbench.engine import devices
 from pflbench.run.counting import STEADY, Work, work
 from pflbench.run.execution import find_device
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.plan import RunOptions, plan
 
 TRIES = 7
@@ -131,7 +131,7 @@ def main() -> None:
             (options.method,), (options.dataset,), options.data_dir, options.model, tuple(options.set), rounds=options.round
         )
     )
-    setting = load_setting(spec, options.data_dir).cut(options.share, spec.train.batch_size)
+    setting = load_federation_data(spec, options.data_dir).cut(options.share, spec.train.batch_size)
     ceilings = measure(find_device(options.device))
     print(f"{spec.method.name}, {spec.data.label}, {spec.model}, {spec.partition.clients} clients, round {options.round}")
     print(f"{ceilings}\n\n{'phase':12} {'GFLOP':>10} {'MB':>10} {'floor s':>10}  bound by")

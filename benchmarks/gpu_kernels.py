@@ -30,7 +30,7 @@ from pflbench.engine.batched.program import capture
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.counting import STEADY, work
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
@@ -51,7 +51,7 @@ def profiled(options: argparse.Namespace, device: torch.device) -> dict[str, Any
     """A round: seconds, seconds in kernels, TFLOP, and milliseconds and launches by kernel."""
     wish = RunOptions(("fedavg",), (options.dataset,), Path("data"), model="cnn", beta=options.beta, rounds=STEADY + 1)
     (spec,) = plan(wish)
-    setting = load_setting(spec, Path("data")).cut(options.share, spec.train.batch_size)
+    setting = load_federation_data(spec, Path("data")).cut(options.share, spec.train.batch_size)
     on = ProfilerActivity.CPU if device.type == "cpu" else ProfilerActivity.CUDA
     with exact_arithmetic(device):
         fed = prepare(spec, setting, device, Execution(str(device), "batched")).federation()

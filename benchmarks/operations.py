@@ -33,7 +33,7 @@ from pflbench.engine.batched.convolutions import CONVOLUTIONS
 from pflbench.engine.batched.program import Call
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
 
@@ -104,7 +104,7 @@ def steps(method: str, options: argparse.Namespace) -> list[list[Operation]]:
     """Of each kind of step that two rounds capture."""
     request = RunOptions((method,), (options.dataset,), options.data_dir, model=options.model, partition="iid")
     (spec,) = plan(request)
-    setting = load_setting(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
+    setting = load_federation_data(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
     fed, noted = prepare(spec, setting, find_device("cpu"), Execution(engine="batched")).federation(), Noted()
     fed.executor.close()
     fed.executor = BatchedExecutor(  # type: ignore[attr-defined]

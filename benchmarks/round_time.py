@@ -38,7 +38,7 @@ from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.partition import Partition
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.federation_data import FederationData, load_setting
+from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
 from pflbench.run.round import CommunicationRound
@@ -129,7 +129,7 @@ def serve(options: argparse.Namespace) -> None:
     """A round for every line of stdin; its accuracy on stdout."""
     (dataset,), (method,) = options.dataset, options.method
     spec = specification(dataset, method, options.data_dir)
-    setting = load_setting(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
+    setting = load_federation_data(spec, options.data_dir).cut(options.share, least=spec.train.batch_size)
     setting = part(setting, *options.part)
     played = plain(spec, setting) if options.runs == "plain" else Ours(spec, setting).round
     for _ in sys.stdin:
@@ -197,7 +197,7 @@ def main() -> None:
     datasets, chosen = options.dataset or ["mnist"], options.method or list(METHODS)
     try:
         for dataset in datasets:  # here, where what is wrong is said once
-            load_setting(specification(dataset, chosen[0], options.data_dir), options.data_dir)
+            load_federation_data(specification(dataset, chosen[0], options.data_dir), options.data_dir)
     except UserError as error:
         print(f"Error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -58,7 +58,7 @@ def show(
 
 def _made(wanted: RunOptions) -> list[dict[str, Any]]:
     from pflbench import data
-    from pflbench.run.federation_data import load_setting
+    from pflbench.run.federation_data import load_federation_data
     from pflbench.run.plan import plan
 
     shown = []
@@ -67,7 +67,7 @@ def _made(wanted: RunOptions) -> list[dict[str, Any]]:
         if text := data.remark(spec.data, wanted.data_dir):
             message(f"Note: {text}")
         with data_view() as progress:
-            record = load_setting(spec, wanted.data_dir, progress).record
+            record = load_federation_data(spec, wanted.data_dir, progress).record
         shown.append(_plain(record))
     return shown
 

@@ -156,7 +156,7 @@ def _remarks(specs: Sequence[RunSpec], data_dir: Path) -> list[str]:
 
 def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet: bool) -> list[dict[str, Any] | None]:
     """The memory of each run; None if its data are missing. Prints which runs will not fit."""
-    from pflbench.run.federation_data import load_setting
+    from pflbench.run.federation_data import load_federation_data
     from pflbench.run.memory_estimate import footprint
 
     found: dict[str, dict[str, Any] | None] = {}  # by all but the seed
@@ -167,7 +167,7 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
             continue
         try:
             with data_view(quiet) as progress:
-                need = footprint(spec, load_setting(spec, data_dir, progress), how)
+                need = footprint(spec, load_federation_data(spec, data_dir, progress), how)
         except UserError as error:
             need = None
             notes[f"no estimate of memory. {error.message}"] = None
@@ -181,7 +181,7 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
 
 def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once, so that errors show before the first run."""
-    from pflbench.run.federation_data import load_setting
+    from pflbench.run.federation_data import load_federation_data
     from pflbench.run.memory_estimate import require_possible
 
     notes: dict[str, None] = {}  # in order, each once
@@ -189,7 +189,7 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
     for spec in sorted(but_seed, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
         with data_view(quiet) as progress:
-            setting = load_setting(spec, data_dir, progress)
+            setting = load_federation_data(spec, data_dir, progress)
         require_possible(spec, setting)
         if setting.central is not None:
             _require_global_model(spec, setting)
@@ -201,14 +201,14 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
 
 def follow_client(text: str, specs: Sequence[RunSpec], data_dir: Path) -> Follow:
     """Parses --trajectory, checks it for every run, and prints the size of the models."""
-    from pflbench.run.federation_data import load_setting
+    from pflbench.run.federation_data import load_federation_data
     from pflbench.run.follow import check, parse
 
     client = parse(text)
     most = 0
     for spec in specs:
         check(client, spec)
-        model = load_setting(spec, data_dir).model(spec)
+        model = load_federation_data(spec, data_dir).model(spec)
         most = max(most, client.bytes(sum(parameter.numel() for parameter in model.parameters())))
     message(f"Note: --trajectory stores up to {most / 1e6:,.0f} MB with each run.")
     return client

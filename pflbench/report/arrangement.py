@@ -35,7 +35,7 @@ class SharedSetting:
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What all of its runs have in common."""
+        """The part of the specification that all its runs share."""
         return {key: value for key, value in self.spec.items() if key not in ("method", "seed")}
 
 
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Arranged:
-    """Runs by setting and row, each cell in the order of its seeds, and what was left out, in words."""
+    """Runs by setting and row, each cell ordered by seed, and notes about runs that were left out."""
 
     settings: tuple[SharedSetting, ...]
     rows: tuple[Row, ...]
@@ -92,7 +92,7 @@ def _settings(results: Iterable[Result]) -> tuple[SharedSetting, ...]:
 
 
 def _place(setting: SharedSetting) -> tuple[Any, ...]:
-    """As in the paper's Table 2: pathological settings, then practical ones, then others; each by dataset."""
+    """The order of the paper's Table 2: pathological settings, practical ones, others; each by dataset."""
     spec = setting.spec
     kind = spec["partition"].get("kind", spec["partition"]["scheme"])
     kinds = labels.rank(("pathological", "dirichlet"), kind)
@@ -153,13 +153,13 @@ def _row_key(method: str, version: int, hyperparameters: dict[str, Any]) -> str:
 
 
 def busiest(found: Arranged, most: int | None) -> list[int]:
-    """The numbers of the `most` settings with the most runs, or of all, in the order of the settings."""
+    """The indices of the `most` settings with the most runs, or of all settings, in their order."""
     held = [sum(len(runs) for (_, j), runs in found.cells.items() if j == column) for column in range(len(found.settings))]
     return sorted(sorted(range(len(held)), key=lambda j: -held[j])[:most])
 
 
 def titles(settings: Sequence[SharedSetting]) -> list[str]:
-    """For panels: dataset and partition, and what tells apart those of these settings that have the same."""
+    """Titles of panels: dataset and partition, and how settings with the same ones differ."""
     made = []
     for setting in settings:
         same = [other for other in settings if other.head[:2] == setting.head[:2]]
@@ -169,14 +169,14 @@ def titles(settings: Sequence[SharedSetting]) -> list[str]:
 
 
 def short(rows: Sequence[Row]) -> list[str]:
-    """The names of rows: the hyperparameters are told only where a method has several of these."""
+    """The labels of rows, with hyperparameters only if a method has several rows."""
     different = {row.label: row.method for row in rows}
     several = [method for method in different.values() if list(different.values()).count(method) > 1]
     return [row.label if row.method in several else row.title for row in rows]
 
 
 def protocol(settings: Sequence[SharedSetting]) -> str:
-    """What these settings share, for a caption: model, clients and the rest of the training protocol."""
+    """The protocol that these settings share, for a caption: model, clients, training."""
     flat = [labels.flat({key: value for key, value in s.spec.items() if key not in ("method", "seed", "data")}) for s in settings]
     keys = ("model", "partition.clients", *(key for key in flat[0] if key.startswith("train.")))
     shared = [labels.words(key, flat[0][key]) for key in keys if all(one.get(key) == flat[0].get(key) for one in flat)]

@@ -1,4 +1,4 @@
-"""How many parameters the blocks of the models have (methods.md 4), over which ALA ranges. Building them would import torch."""
+"""The parameters of the models' blocks (methods.md 4), for ALA's range. Building the models would import torch."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
 
     class _Later:
-        """A module that is imported when something of it is asked for."""
+        """A module that is imported at its first use."""
 
         def __init__(self, name: str) -> None:
             self._name = name
@@ -59,17 +59,17 @@ class Report:
         return partial(made, declared=self.needs) if self.as_printed else made
 
     def build(self, engine: Engine, filters: Filters, function: str = "", **options: Any) -> Any:
-        """The report of these runs."""
+        """The report of the filtered runs."""
         return self.load(function)(engine, filters, **options)
 
     @cached_property
     def needs(self) -> Any:
-        """`needs.TableNeeds` or `needs.FigureNeeds`, None where its runs are those of no paper."""
+        """`needs.TableNeeds` or `needs.FigureNeeds`; None if no paper defines its runs."""
         return None if self.needed is None else self.needed()
 
 
 def _papers(title: str, needed: Callable[[], n.TableNeeds]) -> Report:
-    """A table in the shape of the paper's."""
+    """A table with the rows and columns of the paper's."""
     return Report("table", title, "tables.accuracy", needed, as_printed=True)
 
 

@@ -138,7 +138,7 @@ def recorded_content(environment: dict[str, Any]) -> str | None:
 
 
 def rank(names: Sequence[str] | dict[str, str], name: str) -> tuple[int, str]:
-    """Sorting key: listed names in their order, others after them by alphabet."""
+    """Sorting key: listed names in their order, then others in alphabetical order."""
     order = list(names)
     return (order.index(name) if name in order else len(order), name)
 
@@ -171,7 +171,7 @@ def telling_apart(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def words(key: str, value: Any) -> str:
-    """'train.rounds', 20 -> '20 rounds'. Hyperparameters and whatever has no words of its own: 'p=2'."""
+    """'train.rounds', 20 -> '20 rounds'; hyperparameters and other values: 'p=2'."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if key == "model":
         return models.title(text)

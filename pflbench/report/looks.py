@@ -57,23 +57,23 @@ class Look:
 
     @property
     def line(self) -> dict[str, Any]:
-        """For Matplotlib."""
+        """Properties of a Matplotlib line."""
         pattern = dashes(self.dash)
         return {**self.point, "linestyle": (0, pattern) if pattern else "-"}
 
     @property
     def point(self) -> dict[str, Any]:
-        """The same without a line."""
+        """The look without a line."""
         return {"color": self.colour, "marker": self.marker, "linestyle": "", **FILLS[self.fill]}
 
 
 def dashes(number: int) -> tuple[float, ...]:
-    """The pattern with this number, () for a line without gaps: all are different."""
+    """The dash pattern of a number, () for a solid line; all numbers differ."""
     return DASHES[number] if number < len(DASHES) else (2.0 + number, 1.5, 1, 1.5)
 
 
 def of(method: str) -> Look:
-    """The look of a method by its name, wherever it stands."""
+    """The look of a method, the same in all figures."""
     return assign([(method, 0)])[method, 0]
 
 
@@ -106,7 +106,7 @@ def _base(method: str) -> str:
 
 
 def _slots(names: Iterable[str]) -> dict[str, int]:
-    """By the alphabet, so that the order of the rows changes nothing."""
+    """In alphabetical order, so that the order of rows does not matter."""
     made = {name: ORDER.index(name) for name in names if name in ORDER}
     for name in sorted(set(names) - set(made)):
         start = crc32(name.encode())
@@ -123,7 +123,7 @@ def _look(slot: int, plugged: bool) -> Look:
 
 
 def _marks(first: Look) -> Iterable[tuple[str, int]]:
-    """For a variant: the other fill of the marker, then both fills of the other markers."""
+    """The looks of variants: the other fill of the marker, then both fills of the other markers."""
     at = MARKERS.index(first.marker)
     markers = (*MARKERS[at:], *MARKERS[:at])
     return ((marker, first.fill + k) for marker in markers for k in (0, 1))

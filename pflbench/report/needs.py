@@ -30,7 +30,7 @@ _DEFAULTS = {"join_ratio": 1.0, "rounds": 2000, "local_epochs": 1, "batch_size":
 
 @dataclass(frozen=True)
 class MethodLine:
-    """A row: a method, and those of its hyperparameters that the table is about. title: what stands before the row."""
+    """A row: a method with the hyperparameters that the table varies. title: the label of the row."""
 
     method: str
     varied: tuple[tuple[str, Any], ...] = ()
@@ -43,7 +43,7 @@ class MethodLine:
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell: what has to be run for it, and what the paper has there, if anything."""
+    """A cell: its run, and the paper's value, if any."""
 
     line: MethodLine
     place: Place
@@ -56,7 +56,7 @@ class Planned:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it takes to run it: options of `pflbench run`, by the names of `plan.RunOptions`."""
+        """The options of `pflbench run` for its run, as fields of `plan.RunOptions`."""
         place, method = self.place, self.line.method
         given = {name: getattr(place, name) for name, usual in _DEFAULTS.items() if getattr(place, name) != usual}
         found: dict[str, Any] = {"methods": (method,), "datasets": (place.data,), "model": place.model}
@@ -75,12 +75,12 @@ class Planned:
 
     @property
     def command(self) -> str:
-        """The same as a command."""
+        """Its command."""
         return command(self.options)
 
     @property
     def _apart(self) -> Iterator[tuple[str, Any]]:
-        """The varied hyperparameters that are not at the paper's usual values, which are pflbench's defaults."""
+        """The varied hyperparameters without those at their defaults, the paper's usual values."""
         usual = paper.hyperparameters(self.line.method)
         return ((name, value) for name, value in self.line.varied if usual.get(name) != value)
 
@@ -109,7 +109,7 @@ class TableNeeds:
     printed: bool = True
 
     def with_beside(self) -> TableNeeds:
-        """The same with those places among its own, by dataset, partition and clients."""
+        """The table with only these of its places, by dataset, partition and clients."""
         if not self.beside:
             return self
         order = list(dict.fromkeys(place.dataset for place in (*self.places, *self.beside)))
@@ -118,12 +118,12 @@ class TableNeeds:
 
     @cached_property
     def cells(self) -> tuple[Planned, ...]:
-        """All cells, row by row, but for those that cannot be: a range of ALA beyond the model's blocks."""
+        """All possible cells, row by row: a range of ALA beyond the model's blocks is impossible."""
         return tuple(self.planned(line, place) for line in self.lines for place in self.places if can_be(line, place))
 
     @property
     def needed(self) -> tuple[Planned, ...]:
-        """All that has to be run: the cells, the leader, and for the extra columns the methods without ALA."""
+        """All runs: of the cells, of the leader, and for extra columns those of methods without ALA."""
         lines = [MethodLine(line.method.removesuffix("+ala")) for line in self.lines if self.extra == "improvement"]
         if self.leader is not None:
             lines.append(MethodLine(self.leader))
@@ -132,7 +132,7 @@ class TableNeeds:
         return (*more, *self.cells)
 
     def wanted(self, std: stats.Std, ci: float | None, test: stats.Test | None, against: str | None) -> stats.Statistics:
-        """What to compute, as asked for, or else what the table is about. Raises UserError for clients that nobody tested."""
+        """The statistics to compute: as asked for, else the table's own. Raises UserError without results by client."""
         asked = stats.Statistics(std, ci, test or (stats.OVER_CLIENTS if self.compared else None), against)
         if asked.test != stats.OVER_CLIENTS:
             return asked
@@ -173,7 +173,7 @@ class FigureNeeds:
 
 
 def command(options: Mapping[str, Any]) -> str:
-    """`pflbench run` with these options, which bear the names of `plan.RunOptions` or else of its long options."""
+    """The `pflbench run` command with these options, named as fields of `plan.RunOptions` or as long options."""
     words = ["pflbench run"]
     for name, value in options.items():
         flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
@@ -183,7 +183,7 @@ def command(options: Mapping[str, Any]) -> str:
 
 
 def can_be(line: MethodLine, place: Place) -> bool:
-    """Whether the place's model has the blocks over which ALA ranges in this line."""
+    """Whether the place's model has enough blocks for the line's range of ALA."""
     p = dict(line.varied).get("p")
     return p is None or p <= len(MODELS[place.model].blocks)
 
@@ -222,7 +222,7 @@ def pathological(dataset: str, classes: int = 2, **more: Any) -> Place:
 
 
 def groups(dataset: str) -> Place:
-    """FedAMP's third partition, of which the review says no more than that there are groups."""
+    """FedAMP's third partition, which the review describes only as groups."""
     return Place(dataset, "cnn", ("groups", 5.0))
 
 
@@ -237,7 +237,7 @@ def poster() -> tuple[Place, ...]:
 
 
 def around_the_poster() -> tuple[Place, ...]:
-    """The poster's MNIST, one thing varied at a time: the settings of its figure are not printed."""
+    """The poster's MNIST setting with one value varied at a time; the poster does not print the settings of its figure."""
     (mnist,) = (place for place in poster() if place.dataset == "mnist")
     centre = replace(mnist, partition=("pathological", 2.0))
     varied = [replace(centre, partition=("pathological", classes)) for classes in (5.0, 10.0)]
@@ -247,5 +247,5 @@ def around_the_poster() -> tuple[Place, ...]:
 
 
 def cells(lines: Iterable[MethodLine], *places: Place) -> tuple[Planned, ...]:
-    """Of a figure, which has no values beside its own."""
+    """Of a figure, which has no printed values."""
     return tuple(Planned(line, place, None) for line in lines for place in places)

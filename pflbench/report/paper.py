@@ -68,12 +68,12 @@ class Place:
 
     @property
     def data(self) -> str:
-        """What it is run on."""
+        """Its data, partition and model in words."""
         return self.stand_in or self.dataset
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its dataset may be called; that of a variant also without it."""
+        """The names of its dataset, with and without the variant."""
         return self.dataset, labels.label_title(self.dataset), self.dataset.partition(":")[0]
 
     @property
@@ -122,13 +122,13 @@ def references() -> tuple[PrintedValue, ...]:
 
 @cache
 def seconds_per_iteration() -> dict[str, float]:
-    """By method: Table 3's time per iteration, in seconds."""
+    """Table 3's time per iteration in seconds, by method."""
     return {name(value.method): 60 * value.mean for value in values() if value.metric == "time_per_iter_min" and value.mean}
 
 
 @cache
 def improvements() -> dict[tuple[str, str], float]:
-    """By method ("ditto+ala") and dataset: Table 4's improvement by ALA, in points."""
+    """Table 4's improvement by ALA in points, by method ("ditto+ala") and dataset."""
     return {
         (name(value.method), name(value.dataset)): value.mean
         for value in values()
@@ -138,7 +138,7 @@ def improvements() -> dict[tuple[str, str], float]:
 
 @cache
 def trained_weights() -> dict[tuple[str, str, float, int], int]:
-    """By dataset, model, s and p: the weights that ALA learns, as Tables 1 and 6 print them."""
+    """The number of weights that ALA learns (Tables 1 and 6), by dataset, model, s and p."""
     scales = {"ala_trainable_params": 1, "ala_trainable_params_millions": 10**6}
     return {
         (name(v.dataset), name(v.backbone), float(v.setting["s"]), int(v.setting["p"])): round(v.mean * scales[v.metric])
@@ -149,7 +149,7 @@ def trained_weights() -> dict[tuple[str, str, float, int], int]:
 
 @cache
 def covered() -> dict[tuple[str, int], tuple[str, ...]]:
-    """By model and p: the blocks over which ALA ranges, lowest first (Table 5)."""
+    """The blocks in ALA's range, lowest first (Table 5), by model and p."""
     found: dict[tuple[str, int], tuple[str, ...]] = {}
     for value in values():
         if value.table == "table5":
@@ -184,7 +184,7 @@ def find(spec: dict[str, Any], select: RoundRule) -> Match | None:
 
 
 def is_at(spec: dict[str, Any], place: Place) -> bool:
-    """Whether dataset, model and partition are the place's: the first step of the rule, but for the method."""
+    """Whether dataset, model and partition are the place's."""
     data = spec["data"]
     if spec["model"] != place.model:
         return False
@@ -200,7 +200,7 @@ def is_at(spec: dict[str, Any], place: Place) -> bool:
 
 
 def differences(spec: dict[str, Any], select: RoundRule, place: Place, varied: Iterable[tuple[str, Any]] = ()) -> tuple[str, ...]:
-    """What of a run's protocol is not the paper's: ('rounds 20 instead of 2000',)."""
+    """The differences of a run's protocol from the paper's: ('rounds 20 instead of 2000',)."""
     name, mine = spec["method"]["name"], dict(spec["method"]["hyperparameters"])
     theirs = {**hyperparameters(name), **dict(varied)}
     if mine.get("M") == spec["partition"]["clients"] and theirs.get("M") == "all":
@@ -214,12 +214,12 @@ def differences(spec: dict[str, Any], select: RoundRule, place: Place, varied: I
 
 
 def setting_differences(spec: dict[str, Any], place: Place) -> tuple[str, ...]:
-    """As `differences`, of what all methods of a setting share."""
+    """As `differences`, for the protocol that all methods of a setting share."""
     return (*labels.content_notes(spec), *_instead(_setting_items(spec, place)))
 
 
 def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, Any]]:
-    """(name, the run's value, the place's value) of everything that moves the number."""
+    """(name, the run's value, the place's value) of everything that affects the result."""
     partition, train = spec["partition"], spec["train"]
     items: list[tuple[str, Any, Any]] = [
         ("data", labels.label_title(place.data), labels.label_title(place.dataset)),
@@ -301,7 +301,7 @@ def _partition(spec: dict[str, Any]) -> tuple[str, float] | None:
 
 
 def _balanced(spec: dict[str, Any]) -> bool:
-    """Whether a partition gives every client equally much."""
+    """Whether all clients of a partition have the same number of samples."""
     if spec["scheme"] == "iid":
         return bool(spec["shares"] == "equal")
     return bool(spec.get("balanced", False)) or (spec["scheme"] == "groups" and not spec.get("group_sizes"))

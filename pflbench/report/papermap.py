@@ -17,7 +17,7 @@ FEDALA, FEDAMP, ELASTIC, FEDDEPER = "FedALA", "FedAMP", "Elastic Aggregation", "
 
 @dataclass(frozen=True)
 class Part:
-    """A table or a figure of ours, or both of one name (kind None); printed: only what is printed there, all for nothing."""
+    """A table or figure, or both of one name (kind None). printed: only this exhibit's part; empty: all of it."""
 
     kind: Kind | None
     name: str
@@ -44,7 +44,7 @@ class Exhibit:
 
     @property
     def command_name(self) -> str:
-        """What `reproduce` calls it."""
+        """Its name for `reproduce`."""
         if self.paper == FEDALA:
             return self.number.lower().replace(" ", "")
         return self.parts[0].command_name
@@ -135,13 +135,13 @@ def of_kind(kind: Kind, name: str) -> tuple[Part, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """All that `reproduce` takes, for completion."""
+    """All names for `reproduce`, for completion."""
     both = [f"{kind}:{name}" for name in TABLES if name in PLOTS for kind in ("table", "plot")]
     return tuple(dict.fromkeys((*(one.command_name for one in EXHIBITS), *TABLES, *PLOTS, *both)))
 
 
 def sources(kind: Kind, name: str) -> str:
-    """Where the papers have what a table or figure of ours shows: "FedALA, Table 4"; nothing where none has."""
+    """The exhibits of a table or figure in the papers, such as "FedALA, Table 4"; empty if there are none."""
     found = [one for one in EXHIBITS if any((part.kind, part.name) == (kind, name) for part in one.parts)]
     papers = dict.fromkeys(one.paper for one in found)
     return "; ".join(", ".join([paper, *_numbers(one.number for one in found if one.paper == paper)]) for paper in papers)

@@ -1,4 +1,4 @@
-"""Settings that differ in one number alone, as the clients or beta: which there are, and accuracy over that number."""
+"""Settings that differ only in one number, such as clients or beta, and accuracy over this number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST = 3  # sweeps side by side on a page
 
 @dataclass(frozen=True)
 class Sweep:
-    """values[k] is the number in the setting columns[k]; `title` is what all settings of the sweep have in common."""
+    """values[k]: the number in the setting columns[k]; title: what the settings have in common."""
 
     title: str
     values: tuple[float, ...]
@@ -29,7 +29,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is drawn over a sweep: the axis label; what a run counts for, None for nothing; whether the axis begins at 0."""
+    """A measure of a run: the axis label, the run's value or None, and whether the axis starts at 0."""
 
     label: str
     of: Callable[[Result], float | None]
@@ -51,7 +51,7 @@ def sweeps(found: Arranged, key: str, command: str) -> list[Sweep]:
 
 
 def every(found: Arranged, key: str) -> list[Sweep]:
-    """The same, by setting; none where no two differ in that alone."""
+    """By setting; empty if no two settings differ only in that number."""
     groups: dict[str, dict[float, int]] = defaultdict(dict)
     for j, setting in enumerate(found.settings):
         spec = labels.flat({k: v for k, v in setting.spec.items() if k not in ("method", "seed")})
@@ -71,7 +71,7 @@ def _sweep(found: Arranged, group: dict[float, int]) -> Sweep:
 
 
 def rows(found: Arranged, sweep: Sweep) -> list[int]:
-    """The methods with runs at two values or more: one is no line."""
+    """The methods with runs at two values or more."""
     return [i for i in range(len(found.rows)) if sum((i, j) in found.cells for j in sweep.columns) > 1]
 
 
@@ -124,7 +124,7 @@ def panel(found: Arranged, of: Sweep, measure: Measure, x: str, over: str = "") 
 
 
 def _line(found: Arranged, i: int, of: Sweep, measure: Measure) -> Trace | None:
-    """None where no run counts for anything."""
+    """None if no run has a value."""
     at = {}
     for value, j in zip(of.values, of.columns, strict=True):
         measured = {run.id: m for run in found.cells.get((i, j), ()) if (m := measure.of(run)) is not None}
@@ -152,7 +152,7 @@ def _line(found: Arranged, i: int, of: Sweep, measure: Measure) -> Trace | None:
 
 
 def _short(found: Arranged, sweep: Sweep, drawn: Sequence[Sweep]) -> str:
-    """Dataset and partition, where all have the same, and what tells apart sweeps that share them."""
+    """Titles: dataset and partition, and how groups with the same ones differ."""
     parts = {other.title: other.title.split(", ") for other in drawn}
 
     def head(of: Sweep) -> list[str]:
@@ -168,7 +168,7 @@ def caption(found: Arranged, drawn: Sequence[Sweep]) -> str:
 
 
 def remarks(found: Arranged, drawn: Sequence[Sweep]) -> str:
-    """What lines and bars are, and which methods are left out."""
+    """The caption's explanation of lines and bars, and of methods that are left out."""
     shown = {i for sweep in drawn for i in rows(found, sweep)}
     columns = {j for sweep in drawn for j in sweep.columns}
     once = {i for i, j in found.cells if j in columns} - shown

@@ -1,4 +1,4 @@
-"""Series that PFLlib recorded, beside our curves: by dataset alone, as their files say nothing of the protocol."""
+"""PFLlib's series beside our curves, by dataset only, since their files do not contain the protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IMPORT = "`pflbench import FILE.h5` takes in PFLlib's result files."
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """Mean accuracy in percent over the files of one method and goal, at the rounds that they share."""
+    """Mean accuracy in percent over the files of a method and goal, at their common rounds."""
 
     method: str
     label: str
@@ -42,7 +42,7 @@ class ReferenceLine:
         return Trace(self.round, self.accuracy, look, self.label, width=0.7, size=2.5, every=(step // 2, step))
 
     def until(self, last: float) -> ReferenceLine:
-        """The line as far as this round."""
+        """The line up to a round."""
         seen = self.round <= last
         return replace(self, round=self.round[seen], accuracy=self.accuracy[seen])
 
@@ -66,7 +66,7 @@ def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()
 
 
 def caption(drawn: Iterable[ReferenceLine]) -> str:
-    """Whose the dashed lines are, where they come from, and what is not known of them."""
+    """The caption's explanation of the dashed lines."""
     drawn = list(drawn)
     files = dict.fromkeys(file for line in drawn for file in line.files)
     mean = ", mean over the files of a method" if any(len(line.files) > 1 for line in drawn) else ""
@@ -81,7 +81,7 @@ def _names(curve: ReferenceCurve) -> set[str]:
 
 
 def _by_method(curves: Sequence[ReferenceCurve], drawn: Mapping[tuple[str, int], Look]) -> tuple[ReferenceLine, ...]:
-    """The lines of one dataset; where a method has several goals, they are named."""
+    """The lines of a dataset, labelled with goals if a method has several."""
     found = []
     for method, same in groupby(curves, key=lambda curve: curve.method):
         goals = [(goal, list(group)) for goal, group in groupby(same, key=lambda curve: curve.goal)]

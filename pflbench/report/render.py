@@ -114,7 +114,7 @@ def _draw_trace(ax: Axes, trace: Trace) -> None:
 
 
 def properties(trace: Trace) -> dict[str, Any]:
-    """As those of a Line2D."""
+    """Properties of a Line2D."""
     made = {**trace.look.line, "linewidth": trace.width, "markersize": trace.size, "alpha": trace.opacity}
     if trace.draws == "lines":
         made["marker"] = ""
@@ -149,7 +149,7 @@ def _set_axis(ax: Axes, name: str, axis: Axis) -> None:
 
 
 def _legend(figure: Figure, traces: Sequence[Trace], order: Sequence[str]) -> Legend | None:
-    """Below the panels, or beside them where the figure is wide and the entries are many."""
+    """A legend below the panels, or beside them in a wide figure with many entries."""
     from matplotlib.lines import Line2D
 
     entries = {trace.label: trace for trace in reversed(traces) if trace.label}
@@ -229,7 +229,7 @@ def _panel_size(figure: Figure) -> tuple[float, float]:
 
 
 def _wrapped(text: str, room: float, size: float) -> str:
-    """The text in lines of about this width in inches."""
+    """The text wrapped to about `room` inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 

@@ -1,4 +1,4 @@
-"""Which runs a report is about: what was asked for, and which attempt of a run and which of its rounds count."""
+"""The runs of a report: filters, and the attempt and the round of each run that count."""
 
 from __future__ import annotations
 
@@ -61,24 +61,24 @@ class Filters:
 
     @property
     def named(self) -> bool:
-        """Whether settings or methods are chosen by name."""
+        """Whether there is a filter for settings or methods."""
         return any(getattr(self, name) for name in _NAMED)
 
     @property
     def words(self) -> str:
-        """'model cnn, rounds 20 or 50, fedala.p=2': of which part of the runs a report is; nothing for all."""
+        """The filters in words, 'model cnn, rounds 20 or 50, fedala.p=2'; empty for all runs."""
         kinds = {"model": self.models, "clients": self.clients, "rounds": self.rounds, "run": self.runs}
         said = [f"{kind} {' or '.join(map(str, asked))}" for kind, asked in kinds.items() if asked]
         return ", ".join([*said, *self.where])
 
     @property
     def sentence(self) -> str:
-        """Of which methods, datasets, partitions and others it is, in words; nothing for all."""
+        """All filters in words, also those for methods, datasets and partitions; empty for all runs."""
         said = [f"{name} {', '.join(asked)}" for name in (*_NAMED, "status") if (asked := getattr(self, name))]
         return "; ".join([*said, *([self.words] if self.words else [])])
 
     def unnamed(self) -> Filters:
-        """The same without those that choose by the name of method, dataset and partition."""
+        """The filters without those for methods, datasets and partitions."""
         return replace(self, methods=(), datasets=(), partitions=())
 
     def among(self, engine: Engine) -> RunScope:
@@ -91,7 +91,7 @@ class Filters:
         return RunScope(frozenset(run.id for run in self.unnamed().matching(engine)))
 
     def matching(self, engine: Engine, rule: RoundRule = BEST) -> list[Result]:
-        """The runs that pass, of any status. Raises UserError for values that no run has, and where no run is left."""
+        """The runs that pass, of any status. Raises UserError for values that no run has, and if no run is left."""
         return self._once("matching", rule, lambda: self._passing(engine, self._all(engine, rule)))
 
     def select(self, engine: Engine, rule: RoundRule = BEST, belongs: Callable[[Result], bool] | None = None) -> Arranged:
@@ -127,11 +127,11 @@ class Filters:
 
     @property
     def _scope(self) -> RunScope:
-        """What there is to choose from: a run that is named may be a smoke run."""
+        """The scope of the choice: a run named by --run may be a smoke run."""
         return RunScope(self.only, smoke=self.smoke or bool(self.runs))
 
     def _all(self, engine: Engine, rule: RoundRule) -> list[Result]:
-        """All runs that there are to choose from, read once."""
+        """All runs in this scope, read once."""
         scope = self._scope
 
         def read() -> list[Result]:
@@ -163,7 +163,7 @@ class Filters:
         return self._kept((what, repr(self), rule), read)
 
     def _kept(self, key: Any, read: Callable[[], T]) -> T:
-        """Reads it, or gives what was kept of it."""
+        """Reads the runs, or returns the cached ones."""
         if self.kept is None:
             return read()
         if key not in self.kept:
@@ -193,7 +193,7 @@ def _having(
 
 
 def _plain(value: object) -> str:
-    """A value as it is compared: 80, 80.0 and '80' are the same, names in any case."""
+    """A value for comparison: 80, 80.0 and '80' are equal, as are names in any case."""
     text = str(value).casefold()
     try:
         return f"{float(text):.12g}"
@@ -202,7 +202,7 @@ def _plain(value: object) -> str:
 
 
 def _conditions(where: Iterable[str], found: Sequence[Result]) -> dict[str, list[str]]:
-    """The values by key. Raises UserError for what is no condition, and for a key that no run has."""
+    """The values of --where by key. Raises UserError for another form, and for a key that no run has."""
     asked: dict[str, list[str]] = {}
     for text in where:
         key, equals, value = text.partition("=")
@@ -223,7 +223,7 @@ def _conditions(where: Iterable[str], found: Sequence[Result]) -> dict[str, list
 
 
 def _items(run: Result) -> dict[str, Any]:
-    """What --where knows of a run: "train.lr", and "fedala.p" under the method's name as under its title."""
+    """A run's values for --where: "train.lr", and "fedala.p" under the method's name and its title."""
     train = run.spec["train"]
     own = run.spec["method"]["hyperparameters"]
     owners = {PROTOCOL: train, run.method: own, labels.method_title(run.method, run.title): own}
@@ -231,7 +231,7 @@ def _items(run: Result) -> dict[str, Any]:
 
 
 def _item(run: Result, key: str) -> tuple[object, ...] | None:
-    """The value of a key; None where it is of another method."""
+    """The value of a key; None if the key belongs to another method."""
     owner = key.partition(".")[0]
     known = (PROTOCOL, run.method.casefold(), labels.method_title(run.method, run.title).casefold())
     return (_items(run).get(key),) if owner in known else None
@@ -275,7 +275,7 @@ def with_arrays(engine: Engine, found: Arranged, names: Sequence[str], command: 
 
 
 def one_per_line(seen: Sequence[Observed]) -> list[Observed]:
-    """Of each method in each setting the run with the first seed."""
+    """The run with the first seed of each method in each setting."""
     first: dict[tuple[str, str | None, str], Observed] = {}
     for one in seen:
         first.setdefault((one.setting.protocol, one.setting.partition, one.row.label), one)
@@ -283,7 +283,7 @@ def one_per_line(seen: Sequence[Observed]) -> list[Observed]:
 
 
 def cut(seen: Sequence[Observed], filters: Filters) -> tuple[list[Observed], tuple[str, ...]]:
-    """As many as there is room for, and a note where that is not all."""
+    """As many as fit, and a note if some are left out."""
     most = style.PANELS_CHOSEN if filters.named else style.PANELS_UNASKED
     if len(seen) <= most:
         return list(seen), ()
@@ -292,14 +292,14 @@ def cut(seen: Sequence[Observed], filters: Filters) -> tuple[list[Observed], tup
 
 
 def spread(values: Sequence[int], most: int) -> list[int]:
-    """At most so many of these, evenly spaced, the first and the last among them."""
+    """Up to so many of these, evenly spaced, including the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
 
 
 def observed_titles(seen: Sequence[Observed], *, named: bool = False) -> list[str]:
-    """As `titles`, with the method where there are several rows, or always; its hyperparameters where nothing else differs."""
+    """As `titles`, with the method if there are several rows or `always`, and its hyperparameters if nothing else differs."""
     rows, settings = [one.row for one in seen], titles([one.setting for one in seen])
     if not named and len({row.label for row in rows}) == 1:
         return settings
@@ -321,7 +321,7 @@ def parse(text: str) -> RoundRule:
 
 
 def sentence(round_rule: RoundRule) -> str:
-    """What a table says about its selection; the best round is chosen on test data (methods.md 2.1)."""
+    """A table's note about its rule for rounds; the best round is chosen on test data (methods.md 2.1)."""
     if round_rule.rule == "best":
         return "Result of a run: its best round, chosen on the test data, which is optimistic."
     if round_rule.rule == "last":
@@ -330,7 +330,7 @@ def sentence(round_rule: RoundRule) -> str:
 
 
 def statuses(status: Collection[str]) -> tuple[str, ...]:
-    """The statuses that are meant, 'any' being all of them, and none finished. Raises UserError for an unknown one."""
+    """The statuses of a filter: 'any' means all, no filter means finished. Raises UserError for an unknown one."""
     for name in status:
         if name != "any" and name not in STATUSES:
             raise unknown("status", name, (*STATUSES, "any"))
@@ -338,7 +338,7 @@ def statuses(status: Collection[str]) -> tuple[str, ...]:
 
 
 def _newest(results: Iterable[Result], wanted: Collection[str]) -> tuple[list[Result], list[Result]]:
-    """Per key, the newest attempt that counts; and the newest attempt of the keys of which none does."""
+    """The newest attempt of each key that counts; and the newest attempt of each key without one."""
     attempts: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         attempts[result.key].append(result)

@@ -63,7 +63,7 @@ class Comparison:
 
 
 def deviation(values: Sequence[float], kind: Std) -> float | None:
-    """None where there is none: the sample std of one value."""
+    """None for the sample std of one value."""
     if kind == "sample" and len(values) < 2:
         return None
     return float(np.std(values, ddof=kind == "sample"))
@@ -115,7 +115,7 @@ def _differences(a: Values, b: Values) -> npt.NDArray[np.float64]:
 
 
 def by_client(a: ByClient, b: ByClient) -> tuple[dict[int, float], dict[int, float]]:
-    """Each client's mean over the seeds in which both rows tested it: its seeds are no independent pairs."""
+    """Each client's mean over the seeds in which both rows tested it, since the seeds of a client are not independent pairs."""
     shared = sorted(a.keys() & b.keys())
     clients = {client for _, client in shared}
     found = [{client: float(np.mean([row[key] for key in shared if key[1] == client])) for client in clients} for row in (a, b)]
@@ -123,7 +123,7 @@ def by_client(a: ByClient, b: ByClient) -> tuple[dict[int, float], dict[int, flo
 
 
 def least_p(pairs: int, test: Test) -> float:
-    """The smallest two-sided p that so many pairs can give: Wilcoxon's is that of one sign throughout, 2 / 2^n."""
+    """The smallest two-sided p for so many pairs: Wilcoxon's is 2 / 2^n, with one sign throughout."""
     return 0.0 if test == "t" else min(1.0, 2.0 ** (1 - pairs))
 
 
@@ -137,12 +137,12 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def compare(values: Mapping[str, Mapping[int, float]], against: str, test: Test) -> dict[str, Comparison]:
-    """By row of a setting, its values by seed against those of the row `against`; Holm's correction over all of them."""
+    """Tests each row of a setting against the row `against`, by seed, with Holm's correction over all rows."""
     return _compare({row: (own, values[against]) for row, own in values.items() if row != against}, against, test)
 
 
 def compare_clients(values: Mapping[str, ByClient], against: str) -> dict[str, Comparison]:
-    """The same by client, of values by seed and client."""
+    """As `compare`, by client."""
     return _compare(
         {row: by_client(own, values[against]) for row, own in values.items() if row != against}, against, OVER_CLIENTS
     )
@@ -165,7 +165,7 @@ def p_text(p: float) -> str:
 
 
 def notes(wanted: Statistics, counts: Collection[int], comparisons: Collection[Comparison]) -> list[str]:
-    """What a table says of its statistics, and where there are too few runs for them. counts: runs in each cell."""
+    """A table's notes about its statistics, also where there are too few runs. counts: runs in each cell."""
     said = []
     if wanted.ci is not None:
         said.append(f"[low, high]: {100 * wanted.ci:g} % bootstrap interval of the mean (BCa, {_RESAMPLES} resamples).")

@@ -1,4 +1,4 @@
-"""The page that figures are printed on, how they look, and how they are written to files."""
+"""The page of printed figures, their style, and writing them to files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _RC: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class PrintPage:
-    """What was asked of the paper. width: None for a column or a page, as the panels need. font_size: in points."""
+    """Options of print. width: None for a column or a page, as the panels need. font_size: in points."""
 
     width: float | None = None
     font_size: float = FONT
@@ -68,7 +68,7 @@ class PrintPage:
 
     @staticmethod
     def of(width: str | None, font_size: float, titles: bool, legend: str) -> PrintPage:
-        """width: one-column, two-column or inches. Raises UserError for what cannot be."""
+        """width: one-column, two-column or inches. Raises UserError for impossible values."""
         if legend not in LEGENDS:
             raise unknown("place of a legend", legend, LEGENDS)
         if not FONTS[0] <= font_size <= FONTS[1]:
@@ -94,7 +94,7 @@ _page: ContextVar[PrintPage] = ContextVar("page", default=PrintPage())  # noqa: 
 
 @contextmanager
 def on(page: PrintPage) -> Iterator[None]:
-    """Figures that are drawn in here are for this page."""
+    """Figures drawn inside are for this page."""
     before = _page.set(page)
     try:
         yield
@@ -112,13 +112,13 @@ def scale() -> float:
 
 
 def small() -> float:
-    """Points of what is less important: still legible in print where the text is."""
+    """Font size in points of less important text, still legible in print."""
     return page().font_size * 6 / 7
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, what to write under it, and what the person who asked for it should know (not part of the figure)."""
+    """A figure, its caption, and notes for the user that are not part of it."""
 
     figure: Figure
     caption: str
@@ -149,7 +149,7 @@ class Drawing:
 
 @contextmanager
 def context() -> Iterator[None]:
-    """Matplotlib with our settings, restored afterwards. Figures are made without pyplot: nothing is shown or kept."""
+    """Matplotlib with our settings, restored afterwards. Without pyplot no figure is shown or kept."""
     os.environ.setdefault("MPLBACKEND", "agg")
     import matplotlib
 

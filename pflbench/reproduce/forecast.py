@@ -19,7 +19,7 @@ from pflbench.reproduce.goal import Keeps, Wanted
 from pflbench.reproduce.progress import Clock, progress_of
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.federation_data import FederationData, load_setting
+from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.memory_estimate import footprint
 from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
@@ -52,7 +52,7 @@ def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Exec
     wanted = [Wanted(spec, Keeps(), {}) for spec in specs]
     left = [one for one in progress_of(engine, wanted) if one.rounds_left]
     ahead = [one.wanted.spec for one in left]
-    if force or not ahead or all(_small(spec, load_setting(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
+    if force or not ahead or all(_small(spec, load_federation_data(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
         return None
     known = speeds(engine, ALL, {"fedavg", *(spec.method.name for spec in ahead)})
     measured = False
@@ -60,13 +60,13 @@ def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Exec
         here = [one for one in left if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
         for one in sorted(here, key=lambda one: one.wanted.spec.method.name != "fedavg"):
             if Clock(known).left(one)[0] is None:
-                known.append(_measure(one.wanted.spec, load_setting(spec, data_dir), how))
+                known.append(_measure(one.wanted.spec, load_federation_data(spec, data_dir), how))
                 measured = True
     times = [Clock(known).left(one)[0] for one in left]
     seconds = None if None in times else sum(value for value in times if value is not None)
     if seconds is not None and seconds < LONG:
         return None
-    needs = [need for spec in _settings(ahead) if (need := footprint(spec, load_setting(spec, data_dir), how))]
+    needs = [need for spec in _settings(ahead) if (need := footprint(spec, load_federation_data(spec, data_dir), how))]
     rows = sum(one.rounds_left * (ROUND_BYTES + CLIENT_BYTES * one.wanted.spec.partition.clients) for one in left)
     # A checkpoint is the method's state; only that of the run under way is kept.
     disk = rows + max((need.models // 2 for need in needs), default=0)

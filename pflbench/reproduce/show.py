@@ -21,7 +21,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables.grid import Grid
 from pflbench.reproduce.goal import Goal
 from pflbench.run import surface
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.plan import RunOptions, partition_options, plan
 from pflbench.spec import RunSpec
 from pflbench.store import arrays
@@ -60,7 +60,7 @@ def held(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress | Non
     refused: list[UserError] = []
     for spec in {(spec.data, spec.partition): spec for spec in specs}.values():
         try:
-            made = load_setting(spec, data_dir, progress).record
+            made = load_federation_data(spec, data_dir, progress).record
         except UserError as error:
             refused.append(error)
             continue

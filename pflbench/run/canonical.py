@@ -13,7 +13,7 @@ import torch
 from pflbench import methods
 from pflbench.errors import UserError
 from pflbench.partition.core import least_samples
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.spec import Dirichlet, Pathological, RunSpec, Spec, Value
 
 
@@ -33,18 +33,18 @@ def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
     """Fields that depend on data or model. Loads them only if a typed value may equal a default."""
     partition = spec.partition
     if isinstance(partition, Pathological | Dirichlet) and partition.min_samples is not None:
-        setting = load_setting(spec, data_root)
+        setting = load_federation_data(spec, data_root)
         dealt = sum(map(len, (*setting.partition.train, *setting.partition.test))) + (setting.record.left_out or 0)
         if partition.min_samples == least_samples(dealt, partition.clients):
             spec = _changed(spec, "partition", min_samples=None)
     if spec.train.bn_buffers != "local":
         with torch.device("meta"):
-            model = load_setting(spec, data_root).model(spec)
+            model = load_federation_data(spec, data_root).model(spec)
         if not list(model.buffers()):
             spec = _changed(spec, "train", bn_buffers="local")
     values = methods.make(spec.method).canonical_values(spec)
     # A client without training data never joins, so that fewer clients join than the specification says.
-    if values and all(len(samples) for samples in load_setting(spec, data_root).partition.train):
+    if values and all(len(samples) for samples in load_federation_data(spec, data_root).partition.train):
         spec = _changed(spec, "method", hyperparameters={**spec.method.hyperparameters, **values})
     return spec
 

@@ -52,7 +52,7 @@ class FederationData:
         return max(float(x.max()), -float(x.min()))
 
 
-def load_setting(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> FederationData:
+def load_federation_data(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> FederationData:
     """Data and partition. The last result is cached, since the runs of a command mostly share it.
 
     Raises UserError if data are missing, damaged or too large for the run's arithmetic, or the partition is impossible.

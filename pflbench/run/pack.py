@@ -16,7 +16,7 @@ from pflbench.engine.packed.packed_executor import Pack
 from pflbench.errors import Diverged, Occupied
 from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.prepared import prepare
 from pflbench.run.record import as_begun
 from pflbench.run.training import Progress, execute, execute_on, goes_on
@@ -78,7 +78,7 @@ def execute_pack(
     begun = next(
         filter(None, (goes_on(patiently(partial(runs.newest, store, spec.key)), spec, how, force) for spec in specs)), None
     )
-    first = prepare(specs[0], load_setting(specs[0], data_root), device, as_begun(how, begun, device))
+    first = prepare(specs[0], load_federation_data(specs[0], data_root), device, as_begun(how, begun, device))
     with (
         exact_arithmetic(device, specs[0].train.dtype, how.deterministic),
         memory_errors(how, device),

@@ -18,7 +18,7 @@ from pflbench.errors import UserError
 from pflbench.run import trusted
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.prepared import prepare
 from pflbench.spec import RunSpec
 from pflbench.store import paths, runs
@@ -40,7 +40,7 @@ def losses(
     spec, place = RunSpec.model_validate(stored), find_device(device)
     trusted.require_typed(f"Run {run}", trusted.python_files([spec]), hint="Draw it where the run was made.")
     with exact_arithmetic(place, spec.train.dtype):
-        fed = prepare(spec, load_setting(spec, data_root), place, Execution()).federation()
+        fed = prepare(spec, load_federation_data(spec, data_root), place, Execution()).federation()
         try:
             if fed.flat.buffer_size:
                 raise UserError(

@@ -21,7 +21,7 @@ from pflbench.run import record
 from pflbench.run.arithmetic import exact_arithmetic, memory_errors
 from pflbench.run.checkpoint import Checkpoints, Snapshot, owner
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.federation_data import FederationData, load_setting
+from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.places import name_of, place_of
 from pflbench.run.prepared import Prepared, prepare
 from pflbench.run.record import RunRecord, as_begun
@@ -85,7 +85,7 @@ def execute_on(
         if found and found.status == "diverged":
             raise Diverged(found.message or "The run diverged.", f"It is stored as run {found.id}; --force runs it anew.")
         environment.reset_peak_memory()
-        setting = load_setting(spec, data_root)
+        setting = load_federation_data(spec, data_root)
         _require_test_samples(spec, setting)
         run = prepare(spec, setting, device, as_begun(how, found, device))
         fed = run.federation() if own is None else run.clients(run.initial_model(), own)

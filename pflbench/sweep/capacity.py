@@ -12,7 +12,7 @@ from pflbench import environment
 from pflbench.engine import devices, memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.run.execution import Execution, find_device
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import footprint
 from pflbench.spec import RunSpec
 
@@ -62,5 +62,5 @@ def together_on_gpu(specs: Sequence[RunSpec], data_dir: Path, how: Execution, fr
 
 def _largest(specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
     settings = {(spec.data, spec.partition, spec.model, spec.method.name): spec for spec in specs}.values()
-    needs = [footprint(spec, load_setting(spec, data_dir), how) for spec in settings]
+    needs = [footprint(spec, load_federation_data(spec, data_dir), how) for spec in settings]
     return max((need.total for need in needs if need is not None), default=0)

@@ -24,7 +24,7 @@ from pflbench.engine.batched.layers import Together
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.run.execution import Execution, checked, find_device
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import Peak, footprint
 from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
@@ -179,7 +179,7 @@ def images(tmp_path):
         np.savez(tmp_path / "own.npz", x=np.zeros((60, 16, 16), np.uint8), y=np.arange(60) % 3)
         few = {"clients": 4, "beta": 50.0, "min_samples": 4, "batch_size": 5, **more}
         (spec,) = plan(RunOptions(("fedavg",), (f"npz:{tmp_path / 'own.npz'}",), tmp_path, model, **few))
-        return spec, load_setting(spec, tmp_path)
+        return spec, load_federation_data(spec, tmp_path)
 
     return made
 

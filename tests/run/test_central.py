@@ -19,7 +19,7 @@ from pflbench import data, methods, partition
 from pflbench.contract.small import EXECUTORS, federation
 from pflbench.errors import Diverged, UserError
 from pflbench.report import paper
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.testing import evaluate_central, global_model
 from pflbench.run.training import execute
 from pflbench.spec import (
@@ -97,7 +97,7 @@ def test_keys_stay(held: Any, key: str, protocol: str) -> None:
 @pytest.mark.parametrize("held", SCHEMES.values(), ids=SCHEMES)
 def test_clients_share_the_training_part(held: Any, images: Path, tmp_path: Path) -> None:
     run = spec(data.parse(f"folder:{images}", tmp_path), held)
-    setting = load_setting(run, tmp_path)
+    setting = load_federation_data(run, tmp_path)
     train_size = len(CLASSES) * PER_CLASS
     assert setting.arrays.y[:train_size].tolist() == np.repeat(range(len(CLASSES)), PER_CLASS).tolist()
     assert setting.central is not None
@@ -105,7 +105,7 @@ def test_clients_share_the_training_part(held: Any, images: Path, tmp_path: Path
     alone = partition.make(held, setting.arrays.y[:train_size], len(CLASSES))
     for ours, theirs in zip((setting.partition.train, setting.partition.test), (alone.train, alone.test), strict=True):
         assert [part.tolist() for part in ours] == [part.tolist() for part in theirs]
-    merged = load_setting(run.model_copy(update={"partition": held.model_copy(update={"central_test": False})}), tmp_path)
+    merged = load_federation_data(run.model_copy(update={"partition": held.model_copy(update={"central_test": False})}), tmp_path)
     assert merged.central is None
     assert merged.record.hash != setting.record.hash
     held_by_all = np.concatenate([*merged.partition.train, *merged.partition.test])
@@ -116,7 +116,7 @@ def test_data_without_an_official_test_part_are_refused(tmp_path: Path) -> None:
     for name, dataset in data.DATASETS.items():
         assert dataset.test_part == (name not in ("digits", "tiny"))
     with pytest.raises(UserError, match="digits has no official test part") as caught:
-        load_setting(spec(DataSpec(name="digits"), IID(clients=4, central_test=True), model="mlp"), tmp_path)
+        load_federation_data(spec(DataSpec(name="digits"), IID(clients=4, central_test=True), model="mlp"), tmp_path)
     assert "mnist, fashionmnist, emnist, cifar10, cifar100, agnews, and folder:PATH" in caught.value.hint
 
 

@@ -14,7 +14,7 @@ from pflbench.contract.small import train
 from pflbench.engine import memory
 from pflbench.engine.batched.chunks import SHARE
 from pflbench.run.execution import Execution
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import Peak, footprint
 from pflbench.run.plan import RunOptions, plan
 from pflbench.run.prepared import prepare
@@ -57,7 +57,7 @@ def specs(*names, **more):
 
 def test_every_method_has_an_estimate_also_for_a_gpu_that_is_not_here():
     for spec in specs(*methods.names(with_ala=True)):
-        found = footprint(spec, load_setting(spec, Path("data")), Execution(device="cuda:7"))
+        found = footprint(spec, load_federation_data(spec, Path("data")), Execution(device="cuda:7"))
         assert found is not None, f"{spec.method.name}.init needs values"
         assert (found.device, found.engine, found.clients, found.free) == ("cuda:7", "batched", 10, None)
         assert found.models >= 4 * 4810 * 2 * 10
@@ -70,7 +70,7 @@ def test_every_method_has_an_estimate_also_for_a_gpu_that_is_not_here():
 def test_a_run_begins_with_as_many_clients_at_a_time_as_were_said(runs, monkeypatch):
     """By one estimate. Three runs keep three times as much, and share the data."""
     (spec,) = specs("fedavg", clients=12)
-    setting, how = load_setting(spec, Path("data")), Execution(engine="batched")
+    setting, how = load_federation_data(spec, Path("data")), Execution(engine="batched")
     whole = footprint(spec, setting, how)
     fixed = whole.data + runs * (whole.models + whole.batch_norm)
     each = (whole.copies + whole.activations) / whole.clients
@@ -88,7 +88,7 @@ def test_a_run_begins_with_as_many_clients_at_a_time_as_were_said(runs, monkeypa
 
 def test_where_nothing_is_known_all_are_tried(monkeypatch):
     (spec,) = specs("fedavg", clients=12)
-    setting, how = load_setting(spec, Path("data")), Execution(engine="batched")
+    setting, how = load_federation_data(spec, Path("data")), Execution(engine="batched")
     looks = Mock(side_effect=RuntimeError("Tensor.item() cannot be called on meta tensors"))
     monkeypatch.setattr(methods, "make", lambda spec: Mock(init=looks))
     assert footprint(spec, setting, how) is None
@@ -102,7 +102,7 @@ def test_what_optimizers_keep_is_counted():
     P = 64 * 64 + 64 + 64 * 10 + 10
     for more, rows in (("fresh", 2 * 2 * 6), ("kept", 2 * 2 * 6 + 2 * 2 * 2 * 12)):
         (spec,) = specs("ditto", clients=12, join_ratio=0.5, optimizer="adamw", optimizer_state=more)
-        one, other = (footprint(s, load_setting(s, Path("data")), Execution(engine="batched")) for s in (spec, plain))
+        one, other = (footprint(s, load_federation_data(s, Path("data")), Execution(engine="batched")) for s in (spec, plain))
         assert one.models - other.models == 4 * P * rows
         assert one.copies > 2 * other.copies
 
@@ -110,7 +110,7 @@ def test_what_optimizers_keep_is_counted():
 def test_what_is_only_tested_is_kept_once_more():
     """All models of FedALA's clients, its weights and flags: beside those of this and the last round, in a copy for the test."""
     found = [
-        footprint(spec, load_setting(spec, Path("data")), Execution(engine="batched")).models
+        footprint(spec, load_federation_data(spec, Path("data")), Execution(engine="batched")).models
         for evaluate in ("participants", "all")
         for spec in specs("fedala", clients=12, join_ratio=0.5, evaluate=evaluate)
     ]
@@ -127,7 +127,7 @@ def test_what_is_only_tested_is_kept_once_more():
 )
 def test_the_estimate_is_close_to_what_a_round_takes(name, more):
     (spec,) = specs(name, clients=12, **more)
-    setting = load_setting(spec, Path("data"))
+    setting = load_federation_data(spec, Path("data"))
     said = footprint(spec, setting, Execution(engine="batched"))
     fed = prepare(spec, setting, CPU, Execution(engine="batched")).federation()
     method = methods.make(spec.method)

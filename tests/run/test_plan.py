@@ -12,7 +12,7 @@ import pytest
 from pflbench import partition
 from pflbench.errors import UserError
 from pflbench.methods import METHODS, hyperparameters
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.plan import SCHEMES, RunOptions, plan
 from pflbench.spec import DataSpec, Dirichlet, Groups, Pathological, Pfllib, RunSpec
 
@@ -295,7 +295,7 @@ def test_labels_beyond_the_datasets_classes_are_refused_when_they_are_read(pflli
     many = np.array({"x": np.zeros((2, 1, 28, 28), np.float32), "y": np.array([0, 46])}, dtype=object)
     np.savez(pfllib / "test" / "2.npz", data=many)
     with pytest.raises(UserError, match=r"1 x 28 x 28 of 47 classes; 'mnist' has .* 10 classes"):
-        load_setting(one(datasets=("mnist",), partition=f"pfllib:{pfllib}"), tmp_path)
+        load_federation_data(one(datasets=("mnist",), partition=f"pfllib:{pfllib}"), tmp_path)
 
 
 def test_the_key_is_that_of_the_content(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pflbench.engine.federation import Federation
 from pflbench.methods.ditto import Ditto
 from pflbench.run.checkpoint import tensors
 from pflbench.run.execution import Execution
-from pflbench.run.federation_data import FederationData, load_setting
+from pflbench.run.federation_data import FederationData, load_federation_data
 from pflbench.run.prepared import prepare
 from pflbench.run.round import rounds
 
@@ -107,7 +107,7 @@ def by_hand(fed: Federation, rule: str) -> None:
 @pytest.mark.parametrize("evaluate", ["participants", "all"])
 def test_there_is_one_round(rule: str, evaluate: str, store: Engine, events: list[Event], tested: dict[int, set[int]]) -> None:
     this = spec("ditto", rounds=ROUNDS, join_ratio=0.5, bn_buffers=rule, evaluate=evaluate)
-    setting = load_setting(this, Path("data"))
+    setting = load_federation_data(this, Path("data"))
 
     def made() -> Federation:
         return prepare(this, setting, CPU, Execution(workers=1)).federation()

@@ -14,7 +14,7 @@ from pflbench.engine.federation import SCALARS_UP
 from pflbench.errors import Diverged, UserError
 from pflbench.methods import METHODS
 from pflbench.run.execution import Execution
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.prepared import prepare
 from pflbench.run.training import execute
 
@@ -39,7 +39,7 @@ def test_what_is_evaluated_is_what_was_received(store, name):
     """Row 0 is the initial model, as the reception of round 1 leaves it with each client (methods.md 0.2)."""
     this = short(name, rounds=1)
     run(this, store)
-    prepared = prepare(this, load_setting(this, Path("data")), torch.device("cpu"), Execution(workers=1))
+    prepared = prepare(this, load_federation_data(this, Path("data")), torch.device("cpu"), Execution(workers=1))
     fed = prepared.federation().at(1)
     method = methods.make(this.method)
     received = method.receive(fed, method.init(fed), fed.cohort(1))

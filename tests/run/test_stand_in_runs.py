@@ -18,7 +18,7 @@ from pflbench.errors import UserError
 from pflbench.run import doctor, prepared
 from pflbench.run.checkpoint import Checkpoints
 from pflbench.run.execution import Execution, checked, find_device
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import estimate
 from pflbench.run.pack import execute_pack
 from pflbench.run.training import execute
@@ -143,7 +143,7 @@ def test_where_memory_runs_out_clients_are_halved(store, monkeypatch, capture):
 
 def room_for(clients, spec):
     """Bytes of a device that by the estimate can compute so many clients at a time, if their steps are not captured."""
-    needed = estimate(spec, methods.make(spec.method), load_setting(spec, DATA), captured=False)
+    needed = estimate(spec, methods.make(spec.method), load_federation_data(spec, DATA), captured=False)
     return next(size for size in range(1 << 20, 1 << 30, 1 << 14) if needed.fitting(size) == clients)
 
 

@@ -17,7 +17,7 @@ from pflbench.models import build
 from pflbench.report.figures import trajectory
 from pflbench.report.figures.trajectory import numbers
 from pflbench.report.selection import Filters
-from pflbench.run.federation_data import load_setting
+from pflbench.run.federation_data import load_federation_data
 from pflbench.run.follow import parse
 from pflbench.spec import MethodSpec, RunSpec
 from pflbench.store import arrays, runs
@@ -68,7 +68,7 @@ def test_the_figure_and_its_surface(engine: Engine, shell: Shell) -> None:
     surface = arrays.read_one(engine, 1, "surface_2", 6)
     plane = numbers.plane(numbers.paths(engine, client=2))
     spec = RunSpec.model_validate(runs.find(engine, 1).spec)
-    setting = load_setting(spec, Path("data"))
+    setting = load_federation_data(spec, Path("data"))
     mine = setting.partition.train[2]
     module = build("mlp", tuple(setting.arrays.x.shape[1:]), 10)
     x = torch.from_numpy(setting.arrays.x[mine])

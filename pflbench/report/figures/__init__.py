@@ -31,7 +31,7 @@ def pages(name: str, engine: Engine, filters: Filters = Filters(), most: int | N
 
 
 def _distinct(made: Iterable[Interactive]) -> Iterator[Interactive]:
-    """Titles that differ in a sign alone make the same slug."""
+    """Titles that differ only in a sign give the same slug."""
     seen: set[str] = set()
     for one in made:
         free = next(id for k in count(1) if (id := one.id if k == 1 else f"{one.id}-{k}") not in seen)

@@ -37,7 +37,7 @@ class Learning:
 
 
 def plot(engine: Engine, filters: Filters = Filters(), *, client: int = CLIENT) -> style.Drawing:
-    """Of several seeds the first. Raises UserError where no run kept its losses, or none has this client."""
+    """Shows the first seed. Raises UserError if no run has stored its losses, or none has this client."""
     found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_epoch_losses"], COMMAND)), filters)
     learned = [made for one in seen if (made := learning(engine, one, client)).losses]
@@ -67,7 +67,7 @@ def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Inte
 
 
 def caption(learned: Sequence[Learning]) -> str:
-    """All panels are of one client."""
+    """All panels show the same client."""
     return (
         f"Loss of client {learned[0].client} over the epochs of weight learning in ALA, by round; mean over the mini-batches of "
         f"an epoch, each before its step: {lettered([one.of.title for one in learned])}. In the first round shown with more "
@@ -76,7 +76,7 @@ def caption(learned: Sequence[Learning]) -> str:
 
 
 def learning(engine: Engine, of: Observed, client: int) -> Learning:
-    """The first rounds tell more than the later ones, which are evenly spaced. No losses: the client learned no weights."""
+    """All of the first rounds, and later ones evenly spaced. Without losses a client learned no weights."""
     losses = {}
     if client < of.setting.spec["partition"]["clients"]:
         rows = sorted({*of.rounds[:2], *spread(of.rounds, ROUNDS - 1)})
@@ -95,7 +95,7 @@ def _first_that_learned(engine: Engine, of: Observed) -> Learning:
 
 
 def looks_of(rounds: Iterable[int], *part: float) -> dict[int, Look]:
-    """A look for each round, from dark to light. part: of the scale, for `style.shades`."""
+    """A look for each round, from dark to light. part: of the colour scale, for `style.shades`."""
     shades = style.shades(rounds, *part)
     return {t: Look(shade, MARKERS[k % len(MARKERS)], 0, 0) for k, (t, shade) in enumerate(shades.items())}
 

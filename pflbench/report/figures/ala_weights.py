@@ -1,4 +1,4 @@
-"""How ALA's element-wise weights are distributed, by layer, and how that moves over the rounds."""
+"""The distribution of ALA's element-wise weights, by layer and round."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLOOR = 1e-9  # percent: where there is nothing, the line goes below the axis, a
 
 @dataclass(frozen=True)
 class Layer:
-    """shares[t][b]: percent of a layer's weights, of all clients that used ALA in round t, in bin b of [0, 1]."""
+    """shares[t][b]: percentage of a layer's weights in bin b of [0, 1], over all clients that used ALA in round t."""
 
     of: Observed
     name: str
@@ -37,7 +37,7 @@ class Layer:
 
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
-    """A panel per run and layer, a line per round, at most five. Of several seeds the first; UserError where none was kept."""
+    """A panel per run and layer, a line for up to five rounds, of the first seed. Raises UserError without stored weights."""
     found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND)), filters)
     drawn = [layer for one in seen for layer in layers(engine, one)]
@@ -58,7 +58,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """A figure for each run and layer; of several seeds the first. Raises UserError where no run kept its weights."""
+    """A figure for each run and layer, of the first seed. Raises UserError without stored weights."""
     found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ["ala_blocks"], COMMAND))
     made, left_out = web.possible(seen[:most], partial(layers, engine))
@@ -79,7 +79,7 @@ def caption(seen: Sequence[Observed]) -> str:
 
 
 def layers(engine: Engine, of: Observed) -> list[Layer]:
-    """The layers of a run from the top, in at most five of its rounds. Raises UserError where it kept no weights."""
+    """The layers of a run from the top, in up to five rounds. Raises UserError without stored weights."""
     rows = spread(of.rounds, ROUNDS)
     weights = arrays.read(engine, of.run.id, "ala_weights", rows)
     spans = arrays.read(engine, of.run.id, "ala_blocks", rows[:1])[rows[0]]

@@ -62,7 +62,7 @@ def plot(
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """Of so many settings, those with the most runs, or of all. Raises UserError when there are no runs."""
+    """Curves of the `most` settings with the most runs, or of all. Raises UserError without runs."""
     found = filters.select(engine)
     return [
         web.figure("curves", panel(engine, found, j, seconds=True), caption(found, [j], "round", "minmax"), found.notes)
@@ -84,7 +84,7 @@ def panel(
     *,
     seconds: bool = False,
 ) -> Panel:
-    """The curves of the setting with this number. seconds: whether their times are told, too, where they are over rounds."""
+    """The curves of a setting. seconds: show the times on hover, too, if the x axis has rounds."""
     cells = {i: [run.id for run in runs] for (i, j), runs in sorted(found.cells.items()) if j == column}
     ids = [run for runs in cells.values() for run in runs]
     curves = rounds.curves(engine, ids, points=POINTS, seconds=seconds or x == "seconds")

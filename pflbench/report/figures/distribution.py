@@ -1,4 +1,4 @@
-"""Who holds what, as in Figures 6 to 9 of the FedALA paper: clients across, classes up, a circle's area the number of samples."""
+"""Samples per client and class, as in Figures 6 to 9 of the FedALA paper: the area of a circle is the number of samples."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
 
 
 def drawing(chosen: Sequence[PartitionRecord], most: int = style.PANELS_CHOSEN) -> style.Drawing:
-    """A panel per partition, of at most so many: they need not be in a database."""
+    """A panel per partition, up to a maximum; the partitions need no database."""
     notes: tuple[str, ...] = ()
     if len(chosen) > most:
         notes = (f"Drawn: the first {most} of {len(chosen)} partitions. Choose with --dataset and --partition.",)
@@ -59,7 +59,7 @@ def drawing(chosen: Sequence[PartitionRecord], most: int = style.PANELS_CHOSEN) 
 
 
 def choose(engine: Engine, filters: Filters) -> list[PartitionRecord]:
-    """The partitions meant by these filters, all for none. Raises UserError if there are no such partitions."""
+    """The partitions of these filters; all without filters. Raises UserError if there are none."""
     there = stored(engine, filters.among(engine))
     if not there:
         raise NothingYet(
@@ -115,7 +115,7 @@ def _circles(ax: Axes, partition: PartitionRecord) -> None:
 
 
 def diameter(width: float, height: float, places: tuple[int, ...]) -> float:
-    """Of the largest circle, in a panel of this size in points, for so many clients and classes."""
+    """The area of the largest circle, in points, in a panel of this size with so many clients and classes."""
     room = min(width / places[0], height / places[1])
     return max(DIAMETER * room, min(LEAST, 2 * DIAMETER * room))
 
@@ -129,7 +129,7 @@ def caption(chosen: Sequence[PartitionRecord]) -> str:
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """Of all stored partitions; the filters for methods and status have no say. Raises UserError if there are none."""
+    """All stored partitions; filters for methods and status are ignored. Raises UserError if there are none."""
     return [
         web.figure("distribution", _panel(partition, "Client"), caption([partition]), data=[_trace(partition)])
         for partition in choose(engine, filters)[:most]

@@ -26,7 +26,7 @@ COMMAND = "pflbench run -m fedavg -m elastic --local-epochs 1, and again with --
 
 @dataclass(frozen=True)
 class Varied:
-    """What a panel varies. key: in a run's specification; label: of the x axis."""
+    """The varied value of a panel. key: in a run's specification; label: of the x axis."""
 
     title: str
     key: str
@@ -49,7 +49,7 @@ class VariedPanel:
 
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
-    """A panel for each that is varied around one setting. UserError where Elastic Aggregation has no two settings to compare."""
+    """A panel for each value that is varied around one setting. Raises UserError without two settings of Elastic Aggregation."""
     found = collected(engine, filters)
     centre, drawn = around_one(found, panels(found))
     missing = dict.fromkeys(one.title for one in VARIED if one.title not in {panel.varied.title for panel in drawn})
@@ -60,7 +60,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
 
 
 def collected(engine: Engine, filters: Filters) -> Arranged:
-    """The runs that the filters name; of the methods, if none is named, Elastic Aggregation and FedAvg."""
+    """The filtered runs; without a filter for methods, those of Elastic Aggregation and FedAvg."""
     if not filters.methods:
         there = [name for name in (BASELINE, METHOD) if name in distinct(engine, filters.among(engine), "method")]
         if METHOD not in there:
@@ -70,7 +70,7 @@ def collected(engine: Engine, filters: Filters) -> Arranged:
 
 
 def panels(found: Arranged) -> list[VariedPanel]:
-    """All that can be drawn of Elastic Aggregation, in whatever settings. Raises UserError where there is nothing."""
+    """All figures of Elastic Aggregation, in any setting. Raises UserError if there are none."""
     made = [
         VariedPanel(varied, one)
         for varied in VARIED
@@ -86,7 +86,7 @@ def panels(found: Arranged) -> list[VariedPanel]:
 
 
 def around_one(found: Arranged, made: Sequence[VariedPanel]) -> tuple[int, list[VariedPanel]]:
-    """The setting around which most is varied, on a central test set rather than not, in most values; and its panels."""
+    """The setting with the most varied values, preferably with a central test set, and its panels."""
 
     def of(j: int) -> list[VariedPanel]:
         return [panel for panel in made if j in panel.sweep.columns]
@@ -99,7 +99,7 @@ def around_one(found: Arranged, made: Sequence[VariedPanel]) -> tuple[int, list[
 
 
 def measure(engine: Engine, found: Arranged) -> Measure:
-    """A run's best accuracy on the central test set, where it has one; else the best of its clients' together."""
+    """A run's best accuracy on the central test set; without one, its best pooled accuracy."""
     every = [run for cell in found.cells.values() for run in cell]
     central = {run.id: run for run in by_series(engine, every, CENTRAL, RoundRule("best"))}
 
@@ -126,7 +126,7 @@ def _central(found: Arranged, j: int) -> bool:
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """A figure for each group of settings that differ in one of the three alone; UserError where there is none."""
+    """A figure for each group of settings that differ only in one of the three. Raises UserError if there is none."""
     found = collected(engine, filters)
     accuracy = measure(engine, found)
     made = []

@@ -1,4 +1,4 @@
-"""How the clients fare under each method: all of them, their quartiles, median and worst tenth."""
+"""The accuracies of all clients by method, with quartiles, median and worst tenth."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MethodClients:
 
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
-    """The setting with the most runs, or up to four chosen ones. Raises UserError where no run has results by client."""
+    """The setting with the most runs, or up to four chosen ones. Raises UserError without results by client."""
     found = filters.select(engine)
     drawn = [panel(engine, found, j) for j in busiest(found, MOST if filters.datasets or filters.partitions else 1)]
     names = [[*(panel.y.ticks or {}).values()] for panel in drawn]
@@ -68,7 +68,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """Of all settings whose runs have results by client. Raises UserError when there are no runs."""
+    """All settings whose runs have results by client. Raises UserError without runs."""
     found = filters.select(engine)
     panels, left_out = web.possible(busiest(found, most), partial(panel, engine, found))
     return [web.figure("fairness", panel, caption([panel]), (*found.notes, *left_out)) for panel in panels]
@@ -88,7 +88,7 @@ def worst(accuracies: Floats) -> float:
 
 
 def panel(engine: Engine, found: Arranged, column: int) -> Panel:
-    """The clients of the setting with this number. Raises UserError where a run of it has no results by client."""
+    """The clients of a setting. Raises UserError if one of its runs has no results by client."""
     cells = [(found.rows[i], cell) for (i, j), cell in sorted(found.cells.items()) if j == column]
     tested = rounds.clients_of(engine, {run.id: _best(run) for _, cell in cells for run in cell})
     groups = [_group(row, cell, [tested[run.id] for run in cell]) for row, cell in cells]
@@ -134,7 +134,7 @@ def _traces(of: MethodClients, y: int) -> list[Trace]:
 
 
 def _drawn(kind: Trace, row: Row, x: Values, y: int, hover: str, data: Sequence[tuple[int, int]] = ()) -> Trace:
-    """In the colour and, but for ticks, with the marker of the method."""
+    """A trace in the method's colour, with its marker except for ticks."""
     marker = kind.look.marker if kind is CLIENTS else row.look.marker
     look = replace(kind.look, colour=row.look.colour, marker=marker)
     named = f"<b>{web.text(row.label)}</b>, {hover}"

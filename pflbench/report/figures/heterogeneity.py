@@ -17,7 +17,7 @@ COMMAND = "pflbench run -m fedavg -m fedala --beta 0.1, and again with --beta 1"
 
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
-    """Up to three groups of settings that differ in beta alone; UserError where there is none."""
+    """Up to three groups of settings that differ only in beta. Raises UserError if there is none."""
     found = filters.select(engine)
     drawn = parameter_curve.sweeps(found, KEY, COMMAND)[: parameter_curve.MOST]
     return parameter_curve.drawing(found, drawn, (parameter_curve.ACCURACY,), caption(found, drawn), X)
@@ -28,7 +28,7 @@ def caption(found: Arranged, drawn: Sequence[parameter_curve.Sweep]) -> str:
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """A figure for each group of settings that differ in beta alone; UserError where there is none."""
+    """A figure for each group of settings that differ only in beta. Raises UserError if there is none."""
     found = filters.select(engine)
     made = parameter_curve.sweeps(found, KEY, COMMAND)[:most]
     panels = [parameter_curve.panel(found, one, parameter_curve.ACCURACY, X) for one in made]

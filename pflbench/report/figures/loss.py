@@ -25,7 +25,7 @@ INITIALISED, TRAINED = Look(looks.COLOURS[1], "o", 0, 1), Look(looks.COLOURS[2],
 
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
-    """A panel per run; of several seeds the first. Raises UserError where no run kept the losses."""
+    """A panel per run, of the first seed. Raises UserError without stored losses."""
     found = filters.select(engine)
     seen, notes = cut(one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND)), filters)
     panels = [panel(engine, one) for one in seen]
@@ -33,7 +33,7 @@ def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """A figure for each run; of several seeds the first. Raises UserError where no run kept its losses."""
+    """A figure per run, of the first seed. Raises UserError without stored losses."""
     found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ["ala_objective"], COMMAND))
     panels, left_out = web.possible(seen[:most], partial(panel, engine))

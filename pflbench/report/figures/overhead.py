@@ -1,4 +1,4 @@
-"""What accuracy costs: training time and bytes until convergence, with the Pareto front."""
+"""Accuracy over its cost, training time and bytes until convergence, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def plot(engine: Engine, filters: Filters = Filters(), *, tolerance: float = TOL
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """Two figures for each setting: over the training time, and over the megabytes sent. UserError when there are no runs."""
+    """Two figures for each setting: over training time and over megabytes. Raises UserError without runs."""
     found = filters.select(engine)
     return [
         web.figure("overhead", panel(one, which), caption([one], TOLERANCE), found.notes)
@@ -88,7 +88,7 @@ def caption(drawn: Sequence[Measured], tolerance: float) -> str:
 
 
 def front(cost: Sequence[float], accuracy: Sequence[float]) -> list[int]:
-    """The points to which no other is better in one and at least as good in both, by rising cost."""
+    """The points that no other point dominates, by rising cost."""
     best, on_front = -math.inf, []
     for k in sorted(range(len(cost)), key=lambda k: (cost[k], -accuracy[k])):
         if accuracy[k] > best:
@@ -98,7 +98,7 @@ def front(cost: Sequence[float], accuracy: Sequence[float]) -> list[int]:
 
 
 def measured(engine: Engine, found: Arranged, column: int, tolerance: float = TOLERANCE) -> Measured:
-    """The points of the setting with this number; runs without a trained and evaluated round are left out."""
+    """The points of a setting, without runs that have no trained and evaluated round."""
     cells = {i: cell for (i, j), cell in sorted(found.cells.items()) if j == column}
     spent = costs(engine, [run.id for cell in cells.values() for run in cell], tolerance / 100)
     points = []
@@ -112,7 +112,7 @@ def measured(engine: Engine, found: Arranged, column: int, tolerance: float = TO
 
 
 def panel(of: Measured, which: int) -> Panel:
-    """Accuracy over this one of the costs."""
+    """A panel of accuracy over one kind of cost."""
     cost, accuracy = [point.cost[which] for point in of.points], [point.accuracy for point in of.points]
     best = front(cost, accuracy)
     # As long as nothing better is bought, more cost leaves the accuracy where it is.

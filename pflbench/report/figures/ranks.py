@@ -73,7 +73,7 @@ def _limits(table: Ranks) -> tuple[float, float]:
 
 
 def _diagram(table: Ranks, order: list[int], bars: list[tuple[float, float]], ax: Axes) -> None:
-    """Below the axis the bars, one to a line, and below these the names: the better half on the left, the others on the right."""
+    """Draws bars below the axis, one to a line, then the names: the better half on the left, the others on the right."""
     from matplotlib.ticker import MaxNLocator
 
     for k, (best, worst) in enumerate(bars, start=1):
@@ -107,7 +107,7 @@ def joined(average: npt.NDArray[np.float64], critical: float) -> list[tuple[floa
 
 
 def _critical_difference(ax: Axes, table: Ranks) -> None:
-    """Its length along the axis, above the numbers."""
+    """Draws the critical difference above the numbers."""
     start, y = float(table.average.min()), ABOVE - 0.9
     ax.plot([start, start + table.critical], [y, y], color="black", marker="|", linewidth=0.8, clip_on=False, gid="critical")
     ax.text(start + table.critical / 2, y + 0.2, f"critical difference {table.critical:.3g}", ha="center", va="bottom")
@@ -124,7 +124,7 @@ def _ranked(table: Ranks) -> str:
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """One figure. Raises UserError for fewer than three rows or two settings that all of them have."""
+    """One figure. Raises UserError for fewer than three rows or fewer than two settings that all rows have."""
     table = ranks.build(engine, filters)
     order = np.argsort(table.average, kind="stable").tolist()
     count = len(order)
@@ -149,7 +149,7 @@ def _point(table: Ranks, i: int, y: int, best: int) -> Trace:
 
 
 def _bars(table: Ranks, order: list[int]) -> web.Json:
-    """Half the critical difference to both sides of each method."""
+    """Intervals of half the critical difference on both sides of each method."""
     return {
         "type": "scatter",
         "mode": "markers",

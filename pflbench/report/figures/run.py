@@ -30,7 +30,7 @@ ACCURACY = Axis("Test accuracy (%)")
 
 
 def pages(engine: Engine, run_id: int) -> tuple[Interactive, ...]:
-    """Those that there are. Raises UserError where there is no such run."""
+    """All figures of a run. Raises UserError for an unknown run."""
     made = (make(engine, run_id) for make in (run_curve, train_loss, client_accuracy, phases))
     return tuple(one for one in made if one is not None)
 
@@ -55,7 +55,7 @@ def run_curve(engine: Engine, run_id: int) -> Interactive | None:
 
 
 def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
-    """Accuracy of each client after the best round. Raises UserError where there is no such run."""
+    """Accuracy of each client after the best round. Raises UserError for an unknown run."""
     run = _result(engine, run_id)
     if run.round is None:
         return None
@@ -71,7 +71,7 @@ def client_accuracy(engine: Engine, run_id: int) -> Interactive | None:
 
 
 def train_loss(engine: Engine, run_id: int) -> Interactive | None:
-    """Training loss over rounds. Raises UserError where there is no such run."""
+    """Training loss over rounds. Raises UserError for an unknown run."""
     look, found = _plain(find(engine, run_id).method), history(engine, run_id)
     (there,) = np.nonzero(~np.isnan(found.train_loss))
     if not len(there):
@@ -83,7 +83,7 @@ def train_loss(engine: Engine, run_id: int) -> Interactive | None:
 
 
 def phases(engine: Engine, run_id: int) -> Interactive | None:
-    """Seconds of each phase of a round. Raises UserError where there is no such run."""
+    """Seconds of each phase of a round. Raises UserError for an unknown run."""
     find(engine, run_id)
     found = history(engine, run_id)
     spent = np.stack([found.receive, found.update, found.evaluate])
@@ -101,19 +101,19 @@ def phases(engine: Engine, run_id: int) -> Interactive | None:
 
 
 def _result(engine: Engine, run_id: int) -> Result:
-    """The run with its best round. Raises UserError where there is no such run."""
+    """The run with its best round. Raises UserError for an unknown run."""
     find(engine, run_id)
     (run,) = results(engine, RunScope(frozenset([run_id])), RoundRule("best"))
     return run
 
 
 def _plain(method: str) -> Look:
-    """A line without gaps in the method's colour."""
+    """A solid line in the method's colour."""
     return replace(looks.of(method), dash=0)
 
 
 def _spread(count: int) -> Integers:
-    """Places of at most so many points, the first and the last among them."""
+    """Indices of up to so many points, including the first and the last."""
     return np.unique(np.linspace(0, count - 1, POINTS).round().astype(np.int64))
 
 
@@ -125,7 +125,7 @@ def _accuracy(name: str, rounds: Integers, accuracy: Floats, loss: Floats, look:
 
 
 def _clients(clients: Clients, trained: Integers | None, colour: str) -> Json:
-    """Bars. trained [N]: samples that each client trains on."""
+    """Bars by client. trained [N]: training samples of each client."""
     told = zip(clients.client, clients.correct, clients.total, clients.loss / clients.total, strict=True)
     return {
         "type": "bar",
@@ -149,7 +149,7 @@ def _clients(clients: Clients, trained: Integers | None, colour: str) -> Json:
 
 
 def _area(name: str, ends: list[tuple[int, int]], seconds: Floats, colour: str) -> Json:
-    """ends: the first and the last round that each point is the mean of."""
+    """ends: the first and last round of each point's mean."""
     return {
         "type": "scatter",
         "mode": "lines",

@@ -19,14 +19,14 @@ COMMAND = "pflbench run -m fedavg -m fedala --clients 10, and again with --clien
 
 
 def plot(engine: Engine, filters: Filters = Filters()) -> style.Drawing:
-    """Up to three groups of settings that differ in the number of clients alone; UserError where there is none."""
+    """Up to three groups of settings that differ only in the number of clients. Raises UserError if there is none."""
     found = filters.select(engine)
     drawn = parameter_curve.sweeps(found, KEY, COMMAND)[: parameter_curve.MOST]
     return parameter_curve.drawing(found, drawn, measures(engine, found), caption(found, drawn), X)
 
 
 def measures(engine: Engine, found: Arranged) -> tuple[parameter_curve.Measure, ...]:
-    """What is drawn: accuracy, and the seconds per round."""
+    """The two measures: accuracy and seconds per round."""
     spent = costs(engine, [run.id for cell in found.cells.values() for run in cell], 0.0)
 
     def seconds(run: Result) -> float | None:
@@ -43,7 +43,7 @@ def caption(found: Arranged, drawn: Sequence[parameter_curve.Sweep]) -> str:
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """Two figures for each group of settings that differ in the number of clients alone; UserError where there is none."""
+    """Two figures for each group of settings that differ only in the number of clients. Raises UserError if there is none."""
     found = filters.select(engine)
     return [
         web.figure("scalability", parameter_curve.panel(found, one, measure, X), caption(found, [one]), found.notes)

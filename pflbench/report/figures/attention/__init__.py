@@ -1,4 +1,4 @@
-"""Which clients draw on whose models (FedAMP, HeurFedAMP, FedFomo, APPLE), beside the clients' true groups."""
+"""The weights of clients on each other's models (FedAMP, HeurFedAMP, FedFomo, APPLE), beside the clients' true groups."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _draw_matrix(panel: AttentionPanel, ax: Axes) -> None:
 
 
 def caption(panels: Sequence[AttentionPanel], below: str = "white") -> str:
-    """below: the colour of what is less than the scale has."""
+    """below: the colour of weights below the scale."""
     named = lettered([f"{panel.seen.title}, after round {panel.round}: {numbers.measured(panel)}" for panel in panels])
     return (
         "Row i: client i's weights on other clients' models, by the logarithm of their sizes; "
@@ -118,7 +118,7 @@ def caption(panels: Sequence[AttentionPanel], below: str = "white") -> str:
 
 
 def page(engine: Engine, filters: Filters, most: int | None = None) -> list[Interactive]:
-    """After the last round that was kept; of several seeds the first. Raises UserError where no run kept a matrix."""
+    """The last stored round of the first seed. Raises UserError without stored matrices."""
     found = filters.select(engine)
     seen = one_per_line(with_arrays(engine, found, ARRAYS, COMMAND))
     panels, left_out = web.possible(seen[:most], partial(numbers.panel, engine))
@@ -141,7 +141,7 @@ def _page(panel: AttentionPanel, notes: tuple[str, ...]) -> Interactive:
 
 
 def _matrix(panel: AttentionPanel) -> list[Json]:
-    """The weights by their logarithms; below them in plain colours those that are too small for the scale, and none at all."""
+    """Weights on a logarithmic scale; weights below the scale, and missing ones, in plain colours."""
     place = np.ix_(panel.order, panel.order)
     weights, shares, clients = panel.weights[place], 100 * panel.shares[place], panel.order.tolist()
     low, high = numbers.scale(weights)
@@ -190,7 +190,7 @@ def _matrix(panel: AttentionPanel) -> list[Json]:
 
 
 def _ticks(low: float, high: float, signed: bool) -> dict[str, float]:
-    """Powers of ten -> their places on the scale."""
+    """Powers of ten -> positions on the scale."""
     named = {f"10<sup>{k}</sup>" if k else "1": float(k) for k in numbers.powers(low, high)}
     if not signed:
         return named
@@ -209,7 +209,7 @@ def _plain(where: np.ndarray[tuple[int, int], np.dtype[np.bool_]], colour: str) 
 
 
 def _nothing(panel: AttentionPanel) -> list[Json]:
-    """A word on the matrix where there is nothing to see on it."""
+    """A note on a matrix without visible weights."""
     if (said := numbers.nothing(panel.weights)) is None:
         return []
     middle = {"x": 0.5, "y": 0.5, "xref": "x domain", "yref": "y domain", "showarrow": False}

@@ -1,4 +1,4 @@
-"""Whose models clients draw on, as runs kept it, and how well that tells the clients' groups."""
+"""Stored weights of clients on each other's models, and how well they reveal the clients' groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOOR = 1e-6  # of a weight: with less, nobody gets anything of another's model
 
 @dataclass(frozen=True)
 class ClientGroups:
-    """of[i] is client i's group; `names` their dominating classes; true: the partition made them, else they are read off it."""
+    """of[i]: client i's group; names: the groups' dominating classes; true: the partition made the groups."""
 
     of: Integers
     names: tuple[str, ...]
@@ -52,7 +52,7 @@ class AttentionPanel:
     rand: float  # adjusted Rand index of the clients' clusters and the groups
 
     def spans(self) -> tuple[Integers, Integers, list[str]]:
-        """Of each group in `order`: the place of its first client, the place after its last one, and its classes."""
+        """For each group in `order`: the positions of its first client and after its last one, and its classes."""
         sorted_groups = self.groups.of[self.order]
         starts = np.flatnonzero(np.diff(sorted_groups, prepend=-1))
         return starts, np.append(starts[1:], len(sorted_groups)), [self.groups.names[sorted_groups[at]] for at in starts]
@@ -73,7 +73,7 @@ def _without_own(weights: Matrix) -> Matrix:
 
 
 def groups(partition: PartitionRecord) -> ClientGroups:
-    """By the partition's own groups or sets of classes; where it has none, by each client's most frequent class."""
+    """The partition's groups or sets of classes; without them, by each client's most frequent class."""
     counts = partition.train + partition.test
     clients, classes = counts.shape
     if partition.scheme == "groups":
@@ -94,7 +94,7 @@ def _classes(ids: Sequence[int]) -> str:
 
 
 def panel(engine: Engine, of: Observed, t: int | None = None) -> AttentionPanel:
-    """The run's matrix after t rounds, by default the last that was kept. Raises UserError for a run without a partition."""
+    """The run's matrix after t rounds, by default the last stored one. Raises UserError for a run without a partition."""
     if of.run.partition is None:
         raise UserError(f"Run {of.run.id} has no partition to order its clients by.", "Leave it out with --method.")
     partition, t = partitions.find(engine, of.run.partition), of.rounds[-1] if t is None else t
@@ -131,7 +131,7 @@ def recovered(shares: Matrix, groups: Integers) -> float:
 
 
 def measured(panel: AttentionPanel) -> str:
-    """Shares of nothing look like shares of much: attention can be clear-cut and too weak to matter."""
+    """Whether shares come from weights large enough to matter."""
     own = f"on own group {100 * panel.inside:.0f} % (by chance {100 * panel.by_chance:.0f} %)"
     return f"weight on others {panel.total:.2g}, {own}, ARI {panel.rand:.2f}"
 
@@ -149,12 +149,12 @@ def scale(weights: Floats) -> tuple[float, float]:
 
 
 def powers(low: float, high: float) -> range:
-    """The powers of ten on such a scale."""
+    """The powers of ten on the scale."""
     return range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
 
 
 def nothing(weights: Matrix) -> str | None:
-    """In words, that no client draws on another by as much as FLOOR."""
+    """A note that no weight reaches FLOOR."""
     most = float(np.nanmax(np.abs(weights), initial=0))
     if most >= FLOOR:
         return None

@@ -36,7 +36,7 @@ SHADE = [[0, "rgba(128,128,128,0.02)"], [1, "rgba(128,128,128,0.35)"]]
 
 
 def plot(engine: Engine, filters: Filters = Filters(), *, client: int = CLIENT) -> style.Drawing:
-    """The paths of all chosen methods in one plane, with the surface if it was computed. UserError where none were kept."""
+    """The paths of the chosen methods in one plane, with the surface if it was computed. Raises UserError without paths."""
     found = numbers.paths(engine, filters, client=client)
     flat = numbers.plane(found)
     surface = numbers.stored_surface(engine, found, flat)
@@ -63,7 +63,7 @@ def _thinned(found: Paths) -> str:
 
 
 def shown(rounds: Sequence[int], begins: int | None) -> list[int]:
-    """The places of the rounds that have arrows: at most SHOWN, evenly spaced, and that in which ALA begins."""
+    """The indices of rounds with arrows: up to SHOWN, evenly spaced, and the round in which ALA starts."""
     places = set(spread(range(len(rounds)), SHOWN))
     return sorted(places | {rounds.index(begins)} if begins in rounds else places)
 
