@@ -57,7 +57,7 @@ def require_regular(path: Path, largest: int | None = None) -> None:
     if path.is_dir() or not path.exists():
         return
     if not path.is_file():
-        raise UserError(f"{path} is a pipe or a device, no file.", "Write what it gives to a file, and name that.")
+        raise UserError(f"{path} is a pipe or a device, not a file.", "Save its content to a file and give that path.")
     if largest is not None and path.stat().st_size > largest:
         raise UserError(f"{path} has {path.stat().st_size:,} bytes; at most {largest:,} are read here.")
 

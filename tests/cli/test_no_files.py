@@ -45,7 +45,7 @@ def test_a_pipe_is_no_file(kind: str, shell: Shell, tmp_path: Path) -> None:
     for name in ("pipe", "pipe.py", "pipes/config.json"):
         os.mkfifo(tmp_path / name)
     told = shell.refused(*(word.format(tmp_path / "pipe") for word in COMMANDS[kind]))
-    assert "is a pipe or a device, no file." in told
+    assert "is a pipe or a device, not a file." in told
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv", "import", "database"])
