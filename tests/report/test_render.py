@@ -22,11 +22,13 @@ from support.report_database import add_partition, add_run, spec
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import style
+from pflbench.report import render, style
 from pflbench.report.declared import PLOTS
 from pflbench.report.figures import ala_convergence, curves, distribution, loss
+from pflbench.report.looks import Look
 from pflbench.report.selection import Filters
 from pflbench.report.style import PrintPage
+from pflbench.report.traces import Axis, Panel, Trace
 from pflbench.store import database as db
 
 LEAST = 6  # points that are legible in print
@@ -239,3 +241,14 @@ def test_the_options_of_plot(engine: Engine, tmp_path: Path, capsys: pytest.Capt
     assert "Valid: auto, below, inside, none, right" in shell.refused(*command, "--legend", "left")
     assert "--font-size 99 is not possible" in shell.refused(*command, "--font-size", "99")
     assert "does not fit 1 inches" in shell.refused(*command, "--width", "1", "--font-size", "20")
+
+
+def test_one_long_name_leaves_room_for_a_second_column_of_the_legend() -> None:
+    names = [*(f"M{k}" for k in range(13)), "A method with a rather long name"]
+    traces = [Trace([0, 1], [0, k], Look("#000000", "o", 0, 0), name) for k, name in enumerate(names)]
+    with style.on(PrintPage(legend="below")):
+        made = render.drawing([Panel("", Axis("x"), Axis("y"), traces)], [""], "").figure
+    (legend,) = made.legends
+    made.draw_without_rendering()
+    assert len({round(text.get_window_extent().x0) for text in legend.get_texts()}) > 1
+    assert legend.get_window_extent().width <= made.bbox.width
