@@ -90,7 +90,7 @@ ONLY = {
     "cli": {"typer", "rich", "sqlalchemy"},
     "methods": {"torch", "numpy", "pydantic", "pydantic_core"},
 }
-WITHOUT = dict.fromkeys(("store", "report", "site"), {"torch", "torchvision"})
+WITHOUT = {room: {"torch", "torchvision"} for room in ("store", "report", "site")}
 
 
 def part(module: Path) -> str:
