@@ -1,1 +1,1 @@
-"""A table or figure of the papers from nothing: which runs it needs, which of them there are, how long the others will take."""
+"""Reproduces a table or figure of the papers: which runs it needs, which exist, and how long the missing ones take."""

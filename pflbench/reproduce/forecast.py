@@ -1,6 +1,6 @@
-"""Before a long run: how long it will take, and what it needs of memory and disk.
+"""Forecasts time, memory and disk of runs before they start.
 
-By what rounds took in the database, else by a few batches of each client, measured here and now on streams of their own.
+Times come from the rounds in the database, else from a few batches of each client, measured with random streams of their own.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pflbench.spec import RunSpec
 from pflbench.store.rounds import Speed, speeds
 from pflbench.store.runs import ALL
 
-LONG = 300.0  # seconds, below which nothing is said
-ROUNDS = 3  # of a measurement: in the second, ALA has its initial stage; the last counts
-BATCHES = (1, 5)  # of each client: two points tell what a round costs by the sample, and what it costs anyway
-PATIENCE = 4.0  # seconds, after which a measurement makes do with what it has
-# Sample passes times parameters, and steps, that take seconds at most on any machine: then nothing is measured.
+LONG = 300.0  # seconds: shorter runs get no forecast
+ROUNDS = 3  # of a measurement, whose last round counts: ALA has its initial stage in the second
+BATCHES = (1, 5)  # of each client: two measurements give the time per sample and the constant part
+PATIENCE = 4.0  # seconds after which a measurement ends with the rounds that it has
+# Below these (samples x parameters, and steps) runs take seconds on any machine, and nothing is measured.
 SMALL_WORK, SMALL_STEPS = 2e9, 20_000
-ROUND_BYTES, CLIENT_BYTES = 700, 90  # of a row of `round` with its indexes and traffic, and more for each client
+ROUND_BYTES, CLIENT_BYTES = 700, 90  # of a row of `round` with its indexes and traffic; of each client in it
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of the runs that are still to be made. seconds: None where it cannot be told. memory, disk: bytes."""
+    """Needs of the unfinished runs. seconds: None if not known. memory, disk: bytes."""
 
     runs: int
     seconds: float | None
@@ -48,7 +48,7 @@ class Forecast:
 
 
 def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Execution, force: bool = False) -> Forecast | None:
-    """None for what takes less than LONG, or is so small that it is not worth a measurement."""
+    """The forecast of these runs; None if they take less than LONG or are too small to measure."""
     wanted = [Wanted(spec, Keeps(), {}) for spec in specs]
     left = [one for one in progress_of(engine, wanted) if one.rounds_left]
     ahead = [one.wanted.spec for one in left]
@@ -74,7 +74,7 @@ def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Exec
 
 
 def _settings(specs: Sequence[RunSpec]) -> list[RunSpec]:
-    """One for each data and partition."""
+    """One run of each data and partition."""
     return list({(spec.data, spec.partition): spec for spec in specs}.values())
 
 
@@ -87,7 +87,7 @@ def _small(spec: RunSpec, setting: FederationData, runs: int) -> bool:
 
 
 def _measure(spec: RunSpec, setting: FederationData, how: Execution) -> Speed:
-    """What a round takes, from rounds on one batch of each client, and on some more where that is quick."""
+    """Seconds of a round, extrapolated from rounds on one batch of each client, and on five where that is quick."""
     clients = int(spec.train.join_ratio * spec.partition.clients)
     whole = sum(map(len, setting.partition.train))
     points = [_timed(spec, setting, how, BATCHES[0])]
@@ -102,7 +102,7 @@ def _measure(spec: RunSpec, setting: FederationData, how: Execution) -> Speed:
 
 
 def _timed(spec: RunSpec, setting: FederationData, how: Execution, batches: int) -> tuple[int, float]:
-    """(training samples, seconds) of the last of some rounds on so many batches of each client."""
+    """Training samples and seconds of a round on so many batches of each client."""
     device, threads, size = find_device(how.device), torch.get_num_threads(), batches * spec.train.batch_size
     sides = setting.partition
     cut = Partition(tuple(part[:size] for part in sides.train), tuple(part[: max(1, size // 3)] for part in sides.test))

@@ -1,4 +1,4 @@
-"""What is to be reproduced: of a table and a figure of one name the part that was asked for, at a scale, and its runs."""
+"""A goal of `reproduce`: a table, a figure or both, at a scale, with the runs that they need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pflbench.spec import DataSpec, RunSpec
 
 @dataclass(frozen=True)
 class Keeps:
-    """What a run has to keep while it trains, in some of its rounds; a run's key does not tell."""
+    """The arrays that a run must keep in some of its rounds. They are no part of the run's key."""
 
     array: str | None = None
     rounds: range = range(0)
@@ -32,7 +32,7 @@ class Keeps:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `pflbench run` that ask for it."""
+        """The options of `pflbench run` that keep them."""
         found: dict[str, Any] = {"save_artifacts_every": self.save_artifacts_every} if self.save_artifacts_every else {}
         if self.follow is not None:
             found["trajectory"] = f"{self.follow.client}:{self.follow.first}-{self.follow.last}"
@@ -41,10 +41,7 @@ class Keeps:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run that is needed. options: those of the command that makes it, all of its seeds at once.
-
-    tabled: not for a figure alone.
-    """
+    """A run that is needed. options: of the command that runs all of its seeds. tabled: whether the table needs it."""
 
     spec: RunSpec
     keeps: Keeps
@@ -53,7 +50,7 @@ class Wanted:
 
     @property
     def command(self) -> str:
-        """The command that makes this run alone."""
+        """The command for this run alone."""
         return command({**{k: v for k, v in self.options.items() if k != "seeds"}, "seed": self.spec.seed})
 
     @property
@@ -64,12 +61,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Goal:
-    """table: as it is shown, None where there is none of this name or nothing of it was asked for. cells: what has to be run,
-    or, for a figure of data alone, where.
+    """table, figure: None if the name has none, or if only the other one is made. cells: to be run; of a figure that shows data
+    alone, its settings.
 
-    foreign: datasets that pflbench does not have, and the number of cells that need each. left_out: lines that the scale has no
-    room for. printed: the paper's table or figure, where only what stands there was asked for. drawn: those that only the figure
-    shows.
+    foreign: datasets that pflbench does not have -> number of their cells. left_out: lines with more blocks than the scale's
+    model. printed: the paper's table or figure, if only its cells are made. drawn: cells that only the figure shows.
     """
 
     name: str
@@ -83,18 +79,18 @@ class Goal:
     drawn: frozenset[Planned] = frozenset()
 
     def wanted(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
-        """All runs, each once, by setting and seed: what belongs together comes together, and data are read once.
+        """All runs without repetition, ordered by setting, so that data are read once, and by seed.
 
-        seeds: as of `pflbench run`, in place of the scale's.
+        seeds: as of `pflbench run`, instead of the scale's.
         """
         return () if self.untrained else self.planned(data_dir, seeds)
 
     def planned(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
-        """As `wanted`, also where no run is needed: then they say whose data and partitions are."""
+        """As `wanted`; of a figure that needs no run, the runs that would have its data and partitions."""
         found: dict[str, Wanted] = {}
         parsed: dict[str, DataSpec] = {}
         for cell in self.cells:
-            options = {**self._options(cell), "seeds": seeds or self._seeds}
+            options = {**self.scale.options(cell, self.figure.fewest if self.figure else 1), "seeds": seeds or self._seeds}
             keeps = self._keeps(cell)
             for spec in plan(RunOptions(**options, data_dir=data_dir), parsed):
                 found.setdefault(spec.key, Wanted(spec, keeps, {**options, **keeps.options}, cell not in self.drawn))
@@ -104,19 +100,19 @@ class Goal:
 
     @property
     def untrained(self) -> bool:
-        """Whether data and partitions are all it needs."""
+        """Whether it needs only data and partitions."""
         return self.table is None and self.figure is not None and not self.figure.trained
 
     @property
     def source(self) -> str:
-        """Where the papers have it."""
+        """Its place in the papers."""
         if self.printed:
             return f"FedALA paper, {self.printed}"
         return " and ".join(dict.fromkeys(part.source for part in (self.table, self.figure) if part is not None))
 
     @property
     def figure_options(self) -> dict[str, Any]:
-        """Arguments of the figure's function, beside what it shows."""
+        """Arguments of the figure's function beside the runs."""
         if self.figure is None or self.figure.client is None:
             return {}
         return {"client": min(self._client(cell) for cell in self.cells)}
@@ -125,13 +121,6 @@ class Goal:
     def _seeds(self) -> str:
         one = self.scale.seeds == 1 or (self.table is None and self.figure is not None and self.figure.one_seed)
         return "0" if one else f"0-{self.scale.seeds - 1}"
-
-    @property
-    def _fewest(self) -> int:
-        return self.figure.fewest if self.figure else 1
-
-    def _options(self, cell: Planned) -> dict[str, Any]:
-        return self.scale.options(cell, self._fewest)
 
     def _client(self, cell: Planned) -> int:
         assert self.figure is not None
@@ -162,11 +151,10 @@ def goals(
     datasets: Iterable[str] = (),
     partitions: Iterable[str] = (),
 ) -> tuple[Goal, ...]:
-    """What a name stands for (see `papermap.resolve`), of its cells those that the filters name: methods and datasets by name or
-    title. Of several tables those that have what the filters name.
+    """The goals of a name (see `papermap.resolve`), with the cells that pass the filters: methods and datasets by name or title.
+    Tables without such a cell are left out.
 
-    A dataset may be given other data in its place: "cifar10=folder:PATH". Raises UserError for unknown names, and for a name
-    that the table and the figure do not have.
+    A dataset may be replaced by other data: "cifar10=folder:PATH". Raises UserError for unknown names, and if no cell passes.
     """
     filters = tuple(methods), tuple(datasets), tuple(partitions)
     found: list[Goal] = []
@@ -185,7 +173,7 @@ def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[st
     name = part.name
     table: TableNeeds | None = TABLES[name].needs if part.kind != "plot" and name in TABLES else None
     figure: FigureNeeds | None = PLOTS[name].needs if part.kind != "table" and name in PLOTS else None
-    # Those of the table come first: a run that both need is one of the table's.
+    # The table's cells come first: a run that both need counts as the table's.
     cells = tuple(dict.fromkeys((*(table.needed if table else ()), *(figure.cells if figure else ()))))
     drawn = {cell for cell in cells if table and cell not in table.needed and cell.place not in table.beside}
     if part.printed:
@@ -219,16 +207,16 @@ def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[st
 
 
 def _printed(part: Part) -> set[Place]:
-    """Of a table or figure of ours the places that one of the paper's has."""
+    """The settings of the paper's table or figure."""
     if part.kind == "plot":
         return set(PLOTS[part.name].needs.printed[part.printed])
     return set(TABLES[part.name].needs.of(part.printed).places)
 
 
 def by_hand(wanted: Sequence[Wanted]) -> list[str]:
-    """The commands that make the same runs, of several methods together where they share everything else."""
+    """The commands that make the same runs; methods that share all other options share a command."""
     together: list[dict[str, Any]] = []
-    for options in _different(wanted):
+    for options in {command(one.options): one.options for one in wanted}.values():
         for before in together:
             if _apart(before) == _apart(options) and not set(before["methods"]) & set(options["methods"]):
                 before["methods"] += options["methods"]
@@ -240,16 +228,12 @@ def by_hand(wanted: Sequence[Wanted]) -> list[str]:
     return [command(options) for options in together]
 
 
-def _different(wanted: Sequence[Wanted]) -> Iterable[dict[str, Any]]:
-    return {command(one.options): one.options for one in wanted}.values()
-
-
 def _apart(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in ("methods", "settings")}
 
 
 def _stand_ins(datasets: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """From "NAME" and "NAME=DATA": the names, and by name in lower case the data that take the place of some."""
+    """From "NAME" and "NAME=DATA": the names, and by name in lower case the data that replace a dataset."""
     names, others = [], {}
     for text in datasets:
         name, equals, other = text.partition("=")
@@ -270,7 +254,7 @@ def _in_place(others: dict[str, str], place: Place) -> Place:
 
 
 def _part(table: TableNeeds, cells: Sequence[Planned]) -> TableNeeds | None:
-    """Of a table the lines and places that these cells are of; None without any."""
+    """The table with only the lines and places of these cells; None if there are none."""
     methods, places = {cell.line.method for cell in cells}, {cell.place for cell in cells}
     lines = tuple(line for line in table.lines if line.method in methods)
     here = tuple(place for place in table.places if place in places)

@@ -1,4 +1,4 @@
-"""What lies ahead: of a goal's runs those that there are, those still to be made, their time, and what stands in the way."""
+"""The outlook of a goal: finished and missing runs, the time left, and obstacles such as missing data."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ class Outlook:
 
     @property
     def ahead(self) -> list[RunProgress]:
-        """The runs that can be made."""
+        """Unfinished runs whose data are here."""
         return [one for one in self.progress if one.rounds_left and one.wanted.spec.data.label not in self.lacking]
 
     @property
     def seconds(self) -> float:
-        """Of all runs ahead of which it can be told."""
+        """The time of all runs ahead that have an estimate."""
         return Tally.of(self.ahead).seconds
 
     @property
     def unknown(self) -> dict[str, int]:
-        """Why the time of a run cannot be told -> of how many."""
+        """Reason why a run has no estimate of time -> number of runs."""
         return dict(Counter(one.basis for one in self.ahead if one.seconds is None))
 
     @property
     def runs(self) -> list[int]:
-        """Those that the result is made of, and those of which it has to say why it is not."""
+        """Numbers of the stored runs, also of those that the result only mentions, as diverged ones."""
         return [one.run for one in self.progress if one.run is not None]
 
     @property
     def tabled(self) -> list[int]:
-        """Of these runs those that the table is made of."""
+        """Those of `runs` that the table shows."""
         return [one.run for one in self.progress if one.run is not None and one.wanted.tabled]
 
     @property
     def weights(self) -> list[float]:
-        """The share of the time that each run ahead is expected to take: in seconds, or in rounds if one cannot be told."""
+        """Expected time of each run ahead: in seconds, or in rounds if the seconds of one are not known."""
         seconds = [one.seconds for one in self.ahead if one.seconds is not None]
         return seconds if len(seconds) == len(self.ahead) else [float(one.rounds_left) for one in self.ahead]
 
     def parts(self) -> dict[str, Tally]:
-        """How far each setting is, in the order of the table."""
+        """The progress of each setting, in the order of the table."""
         by_setting: dict[str, list[RunProgress]] = {}
         for one in self.progress:
-            # What cannot be made takes no time.
+            # Runs without data are not trained, so they take no time.
             there = one.wanted.spec.data.label not in self.lacking
             by_setting.setdefault(_setting(one.wanted.spec), []).append(one if there else replace(one, seconds=0.0))
         return {setting: Tally.of(same) for setting, same in by_setting.items()}
 
     def remarks(self) -> list[str]:
-        """What is particular about some of the runs, and what stands in the way, a line each."""
+        """Remarks about some of the runs, and obstacles, a line each."""
         said = warnings([one.wanted.spec for one in self.ahead])
         for one in self.progress:
             if one.state == "interrupted":
@@ -94,7 +94,7 @@ class Outlook:
         return said
 
     def require_something(self) -> None:
-        """Raises UserError where there is no run, and none can be made."""
+        """Raises UserError if there is no finished run and none can be trained."""
         if self.ahead or any(one.state == "there" for one in self.progress):
             return
         if self.goal.untrained and any(cell.place.data not in self.lacking for cell in self.goal.cells):
@@ -108,7 +108,7 @@ class Outlook:
         raise UserError(f"Nothing of '{name}' can be run: {lacking}.", "Choose others with --method and --dataset.")
 
     def document(self) -> dict[str, Any]:
-        """All of it as plain JSON types; times in seconds, None where they are not known."""
+        """The outlook as JSON types; times in seconds, None if not known."""
         return {
             "name": self.goal.name,
             "scale": self.goal.scale.name,
@@ -123,7 +123,7 @@ class Outlook:
 
 
 def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine | None, data_dir: Path, progress: data.Progress | None) -> Outlook:
-    """How things stand. engine: None where there is no database yet. Data are read only for runs that are still to be made."""
+    """The outlook of a goal. engine: None if there is no database yet. Only the data of unfinished runs are read."""
     each = progress_of(engine, wanted)
     ahead = [one.wanted.spec for one in each if one.rounds_left]
     read = [one.spec for one in goal.planned(data_dir)] if goal.untrained else ahead
@@ -131,7 +131,7 @@ def look(goal: Goal, wanted: Sequence[Wanted], engine: Engine | None, data_dir: 
 
 
 def lacking(specs: Sequence[RunSpec], data_dir: Path, progress: data.Progress | None = None) -> dict[str, UserError]:
-    """The datasets that runs need and that cannot be read here, with the reason."""
+    """The datasets of the runs that cannot be read, with the reason."""
     found = {}
     for label, source in {spec.data.label: spec.data for spec in specs}.items():
         try:

@@ -1,4 +1,4 @@
-"""How far every table and figure of the papers is, and what one of which there is nothing yet would take."""
+"""The progress of every table and figure of the papers, and what a missing one needs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ExhibitProgress:
 
 
 def overview(engine: Engine | None, scale: str, data_dir: Path) -> list[ExhibitProgress]:
-    """Of every table and figure. engine: None where there is no database yet. No data are read."""
+    """The progress of every table and figure. engine: None if there is no database yet. No data are read."""
     parts = [goals(one.command_name, scale) for one in EXHIBITS]
     wanted = [{(run.spec.key, str(run.keeps)): run for part in of for run in part.wanted(data_dir)} for of in parts]
     different = {key: run for runs in wanted for key, run in runs.items()}
@@ -69,7 +69,7 @@ def overview(engine: Engine | None, scale: str, data_dir: Path) -> list[ExhibitP
 
 
 def need(kind: Kind, name: str, engine: Engine | None, data_dir: Path) -> tuple[str, dict[str, float | None]]:
-    """Which table or figure of the papers it is with the runs that it needs, in words, and by scale the seconds left."""
+    """A sentence that names the paper's table or figure and its runs, and the seconds left at each scale."""
     left: dict[str, float | None] = {}
     words = ""
     for scale in ("full", "quick"):

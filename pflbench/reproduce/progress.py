@@ -1,4 +1,4 @@
-"""How far the wanted runs are, and how long what is left of them will take, from what rounds took in the same database."""
+"""The progress of the wanted runs, and the time left, estimated from the rounds in the same database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from sqlalchemy import Engine
 
 from pflbench.report.paper import seconds_per_iteration
-from pflbench.reproduce.goal import Keeps, Wanted
+from pflbench.reproduce.goal import Wanted
 from pflbench.spec import RunSpec
 from pflbench.store import arrays
 from pflbench.store.rounds import Speed, speeds
@@ -25,9 +25,9 @@ _Where = tuple[str, str, int, int]  # dataset, model, clients that join a round,
 
 @dataclass(frozen=True)
 class RunProgress:
-    """run: the attempt that counts or goes on. round: what it has reached. anew: one did not keep what is needed.
+    """run: number of the attempt that counts or is resumed. round: its last one. anew: a finished run lacks a needed array.
 
-    seconds: of what is left of it, None where nothing tells. basis: what that rests on.
+    seconds: the time left, None if it is not known. basis: how it was estimated.
     """
 
     wanted: Wanted
@@ -45,7 +45,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Tally:
-    """Of some runs: how many are in each state, and the seconds that are left; unknown: of how many these cannot be told."""
+    """Some runs: how many are in each state, and the seconds left. unknown: how many runs have no estimate."""
 
     counts: dict[State, int]
     seconds: float
@@ -60,7 +60,7 @@ class Tally:
 
 
 def progress_of(engine: Engine | None, wanted: Sequence[Wanted]) -> list[RunProgress]:
-    """How far each run is, in the same order, and how long the rest will take. engine: None where there is no database yet."""
+    """The progress of each run, in the same order. engine: None if there is no database yet."""
     if engine is None:
         return [timed(RunProgress(one, "missing"), Clock([])) for one in wanted]
     found = attempts(engine, [one.spec.key for one in wanted])
@@ -74,14 +74,16 @@ def progress_of(engine: Engine | None, wanted: Sequence[Wanted]) -> list[RunProg
 
 
 def timed(run: RunProgress, clock: Clock) -> RunProgress:
-    """The same with the time that is left."""
+    """The same run with the time left."""
     seconds, basis = clock.left(run)
     return replace(run, seconds=seconds, basis=basis)
 
 
 def _progress(wanted: Wanted, found: Sequence[Run], kept: dict[tuple[int, str], list[int]]) -> RunProgress:
     def whole(attempt: Run) -> bool:
-        return _kept(wanted.keeps, kept.get((attempt.id, wanted.keeps.array or ""), []), attempt.last_round or 0)
+        """Whether it kept the needed array in every round up to its last one."""
+        needed = {t for t in wanted.keeps.rounds if t <= (attempt.last_round or 0)}
+        return needed <= set(kept.get((attempt.id, wanted.keeps.array or ""), []))
 
     for attempt in reversed(found):
         if attempt.status == "finished" and whole(attempt):
@@ -98,13 +100,8 @@ def _progress(wanted: Wanted, found: Sequence[Run], kept: dict[tuple[int, str], 
     return RunProgress(wanted, "interrupted", newest.id, newest.last_round)
 
 
-def _kept(keeps: Keeps, rounds: Sequence[int], reached: int) -> bool:
-    """Whether a run kept its arrays in all rounds in which it has to, as far as it got."""
-    return {t for t in keeps.rounds if t <= reached} <= set(rounds)
-
-
 class Clock:
-    """Seconds per round by method and setting: medians over the runs that there are."""
+    """Seconds per round by method and setting: medians over the stored runs."""
 
     def __init__(self, measured: Sequence[Speed]) -> None:
         taken: dict[str, dict[_Where, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -113,7 +110,7 @@ class Clock:
         self._seconds = {name: {at: median(values) for at, values in own.items()} for name, own in taken.items()}
 
     def left(self, run: RunProgress) -> tuple[float | None, str]:
-        """The seconds of the rounds that a run has still to do, and what that rests on."""
+        """The seconds of a run's remaining rounds (None if unknown), and how they were estimated."""
         if not run.rounds_left:
             return 0.0, "nothing left"
         seconds, basis = self._round(run.wanted.spec)
@@ -131,7 +128,7 @@ class Clock:
         return (None if ratio is None else ratio * baseline), basis
 
     def _ratio(self, method: str) -> tuple[float | None, str]:
-        """A method's round in rounds of FedAvg: as measured in other settings, else as the paper's Table 3 has it."""
+        """Time of a method's round relative to FedAvg's: measured in other settings, else from the paper's Table 3."""
         baseline = self._seconds.get(BASELINE, {})
         ratios = [seconds / baseline[at] for at, seconds in self._seconds.get(method, {}).items() if baseline.get(at)]
         if ratios:

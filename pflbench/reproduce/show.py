@@ -1,12 +1,11 @@
-"""The table and the figure of a goal, made of its own runs alone: what else is in the database is not seen."""
+"""The table and the figure of a goal, from its own runs only; other runs of the database are ignored."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from sqlalchemy import Engine
@@ -33,9 +32,11 @@ AT_ONCE = 16  # models of a surface in memory
 
 def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
     """The table of these runs. Raises UserError where they are too few for it."""
-    build = _table(goal)
-    options = _accepted(build, {"declared": goal.table, "paper": _paper(goal)})
-    made: Grid = build(engine, Filters(only=frozenset(runs)), **options).grid()
+    # `table accuracy` shows any runs; the paper's Table 2 shows all settings of the paper, also those without runs.
+    build = TABLES[TABLES[goal.name].printed or goal.name].load()
+    options = {"declared": goal.table, "paper": "never" if goal.scale.embedded else "always"}
+    accepted = {name: options[name] for name in options.keys() & inspect.signature(build).parameters.keys()}
+    made: Grid = build(engine, Filters(only=frozenset(runs)), **accepted).grid()
     left_out = [f"Left out: {', '.join(goal.left_out)}."] if goal.left_out else []
     return replace(made, notes=(note(goal), *left_out, *made.notes))
 
@@ -43,19 +44,19 @@ def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
 def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
     """The figure of these runs, with all of their datasets. Raises UserError where there is nothing to draw."""
     own = Filters(only=frozenset(runs))
-    # What is named is drawn as long as it fits on a page.
+    # Datasets that are named are all drawn, as long as they fit on a page.
     filters = replace(own, datasets=distinct(engine, own.among(engine), "dataset"))
     made: style.Drawing = PLOTS[goal.name].build(engine, filters, **goal.figure_options)
     return noted(goal, made)
 
 
 def noted(goal: Goal, drawn: style.Drawing) -> style.Drawing:
-    """With a note of the scale."""
+    """The drawing with a note of the scale."""
     return replace(drawn, notes=(note(goal), *drawn.notes))
 
 
 def held(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress | None) -> list[PartitionRecord]:
-    """Who holds what, from data and partition alone, each once. What cannot be read is left out; UserError where nothing can."""
+    """The partitions of these runs, without repetition. Unreadable data are left out; UserError if none can be read."""
     found: dict[str, PartitionRecord] = {}
     refused: list[UserError] = []
     for spec in {(spec.data, spec.partition): spec for spec in specs}.values():
@@ -71,7 +72,7 @@ def held(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress | Non
 
 
 def data_drawing(goal: Goal, data_dir: Path, progress: data.Progress | None) -> style.Drawing:
-    """A figure that needs no run. Raises UserError where none of its data are here."""
+    """A figure that needs no run. Raises UserError if none of its data are here."""
     specs = [one.spec for one in goal.planned(data_dir)]
     made = held(specs, data_dir, progress)
     there = {one.dataset for one in made}
@@ -83,7 +84,7 @@ def data_drawing(goal: Goal, data_dir: Path, progress: data.Progress | None) -> 
 def planned_partitions(
     datasets: Sequence[str], partitions: Sequence[str], data_dir: Path, progress: data.Progress | None, missing: UserError
 ) -> style.Drawing:
-    """The partitions that runs would have, by dataset and label. missing: why the database cannot show them."""
+    """A figure of the partitions that runs on these datasets would have. missing: why the database cannot show them."""
     try:
         schemes = [partition_options(text) for text in partitions] or [{}]
     except UserError as no_label:
@@ -97,7 +98,7 @@ def planned_partitions(
 
 
 def compute_surface(goal: Goal, engine: Engine, runs: Sequence[int], data_dir: Path, device: str) -> None:
-    """The loss around a trajectory, which is no run's: computed and stored, unless it is there. Nothing for other figures."""
+    """Computes and stores the loss surface of a trajectory figure, if it is not stored yet. Other figures have none."""
     if goal.figure is None or goal.figure.window is None:
         return
     paths = trajectory.paths(engine, Filters(only=frozenset(runs)), **goal.figure_options)
@@ -106,7 +107,7 @@ def compute_surface(goal: Goal, engine: Engine, runs: Sequence[int], data_dir: P
 
 
 def keep_surface(engine: Engine, paths: trajectory.Paths, data_dir: Path, device: str = "auto") -> None:
-    """Stores the client's mean training loss on a grid in the plane of these paths, with the first of their runs."""
+    """Computes the client's mean training loss on a grid in the plane of these paths; stores it with the first run."""
     plane, run = trajectory.plane(paths), paths.runs[0]
     at = plane.grid()
     points = at.reshape(-1, 2)
@@ -115,20 +116,6 @@ def keep_surface(engine: Engine, paths: trajectory.Paths, data_dir: Path, device
     arrays.keep(engine, run, trajectory.surface_name(paths.client), paths.rounds[-1], np.concatenate([at, found], axis=2))
 
 
-def _table(goal: Goal) -> Callable[..., Any]:
-    """The table's function. `table accuracy` shows any runs; the paper's Table 2 has the paper's places, run or not."""
-    return TABLES[TABLES[goal.name].printed or goal.name].load()
-
-
 def note(goal: Goal) -> str:
-    """At which scale it was made."""
+    """The note that names the scale."""
     return f"Scale {goal.scale.name}: {goal.scale.sentence}."
-
-
-def _paper(goal: Goal) -> str:
-    return "never" if goal.scale.embedded else "always"
-
-
-def _accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    known = inspect.signature(function).parameters
-    return {name: value for name, value in options.items() if name in known}

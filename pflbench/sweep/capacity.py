@@ -1,4 +1,4 @@
-"""How many jobs a machine makes at a time, and on which devices: by cores, memory and the footprint of the runs."""
+"""How many jobs a machine runs at a time, and on which devices, by its cores and memory and the runs' needs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import footprint
 from pflbench.spec import RunSpec
 
-ITSELF = 600_000_000  # bytes of a process with PyTorch, beside its tensors
-ON_GPU = 1_000_000_000  # bytes that a process takes of a GPU, beside its tensors: context, kernels, their workspaces
+ITSELF = 600_000_000  # bytes of a process with PyTorch, without tensors
+ON_GPU = 1_000_000_000  # bytes of a process on a GPU, without tensors: context, kernels, their workspaces
 
 GpuShare = float | Literal["auto"] | None
-"""Of a GPU, for each job: at most 1; "auto": by the footprint of the runs; None: what is usual."""
+"""Share of a GPU for each job, at most 1; "auto": by the memory that runs need; None: the default."""
 
 
 def devices_for(how: Execution) -> tuple[str, ...]:
-    """All GPUs of a kind, where none of them is named; else the one device that is asked for."""
+    """The CPU, the named GPU, or all GPUs if none is named."""
     device = find_device(how.device)
     if device.type == "cpu" or ":" in how.device:
         return (str(device),)
@@ -34,8 +34,8 @@ def devices_for(how: Execution) -> tuple[str, ...]:
 def capacity(specs: Sequence[RunSpec], data_dir: Path, how: Execution, cores: int | None = None, share: GpuShare = None) -> int:
     """Jobs at a time on this machine, never more than there are runs.
 
-    On a CPU one for each core, or each `cores` of them, as far as memory goes. On GPUs one for each, or several where a share of
-    one is asked for: no measurement says yet that a GPU gains by them.
+    On a CPU one for each core, or for each `cores` of them, as memory allows. On GPUs one for each, or several if a share below
+    1 is given: no measurement shows yet that a GPU gains by them.
     """
     found = devices_for(how)
     if found[0] == "cpu":
@@ -51,12 +51,12 @@ def capacity(specs: Sequence[RunSpec], data_dir: Path, how: Execution, cores: in
 
 
 def needed(specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
-    """Bytes of memory that the most demanding of the runs needs on a CPU, with its process."""
+    """Bytes of memory that the largest run needs on a CPU, with its process."""
     return ITSELF + _largest(specs, data_dir, how)
 
 
 def together_on_gpu(specs: Sequence[RunSpec], data_dir: Path, how: Execution, free: int) -> int:
-    """How many of the runs fit one GPU with so many bytes free, by the footprint of the most demanding: at least 1."""
+    """How many runs as large as the largest fit on a GPU with so many bytes free: at least 1."""
     return max(1, int(SHARE * free / (ON_GPU + _largest(specs, data_dir, how))))
 
 

@@ -1,4 +1,4 @@
-"""Who makes the runs of a sweep: processes of this machine, a Ray cluster or a Slurm cluster, as it was asked for."""
+"""Chooses the executor of a sweep's runs: processes of this machine, a Ray cluster or a Slurm cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES: tuple[Place, ...] = typing.get_args(Place)
 
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """What was asked for. jobs: at a time, None: all that there is room for; slurm: what sbatch is told, "partition=gpu"."""
+    """The options. jobs: runs at a time, None: as many as there is room for; slurm: options of sbatch, as "partition=gpu"."""
 
     executor: Place = "local"
     jobs: int | None = None
@@ -48,19 +48,19 @@ class ExecutorOptions:
             )
 
     def words(self) -> tuple[str, ...]:
-        """The options that name a cluster, as they are typed; none for this machine."""
+        """The options that name a cluster, as typed; empty for this machine."""
         address = ("--ray-address", self.ray_address) if self.ray_address else ()
         options = tuple(word for text in self.slurm for word in ("--slurm", text))
         return () if self.executor == "local" else ("--executor", self.executor, *address, *options)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON types, to be kept with a sweep. How many jobs at a time is for one command alone."""
+        """The options as JSON types, to be stored with a sweep. `jobs` holds for one command only."""
         return {name: value for name, value in asdict(replace(self, jobs=None)).items() if value not in (None, ())}
 
 
 def executor_options(given: typing.Mapping[str, Any], before: typing.Mapping[str, Any] | None = None) -> ExecutorOptions:
-    """From the options as they were given, None or empty where they were not. before: what was kept, which holds as long as no
-    other executor is named.
+    """The ExecutorOptions of the options given, which are None or empty if not given. before: options stored with the sweep,
+    which hold unless another executor is given.
     """
     said = {field.name: given[field.name] for field in fields(ExecutorOptions) if given.get(field.name) not in (None, [], ())}
     kept = dict(before or {})
@@ -71,7 +71,7 @@ def executor_options(given: typing.Mapping[str, Any], before: typing.Mapping[str
 
 
 def at_a_time(asked: ExecutorOptions, specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int | None:
-    """How many of these runs are made at a time. None if a cluster decides."""
+    """How many of these runs are executed at a time. None if a cluster decides."""
     if asked.jobs or len(specs) < 2:
         return max(1, min(asked.jobs or 1, len(specs)))
     return capacity(specs, data_dir, how, asked.cpus_per_job, asked.gpus_per_job) if asked.executor == "local" else None
@@ -96,14 +96,14 @@ def submit_to_slurm(
     worker: Sequence[str],
     limit: int | None = None,
 ) -> str:
-    """The number of a job of Slurm's whose workers make these runs, at most `limit`. worker: the command, without its options.
+    """Submits a Slurm job whose workers execute these runs, at most `limit`. worker: the command without its options.
 
-    Raises UserError where Slurm takes none.
+    Returns the number of the job. Raises UserError if Slurm refuses it.
     """
     _require_shared(store, how)
     gpus = int(how.device.startswith("cuda") if asked.gpus_per_job is None else asked.gpus_per_job)
     cores = asked.cpus_per_job or 1
-    # A password stands in no file of ours: the job has it in its environment.
+    # No file contains a password: the job gets it by its environment.
     url = store.url.render_as_string(hide_password=False)
     place = {"variables": {"PFLBENCH_DB": url}} if store.url.password else {}
     return slurm.submit(
@@ -114,7 +114,7 @@ def submit_to_slurm(
         at_a_time=asked.jobs,
         cores=cores,
         gpus=gpus,
-        # Twice: what is over it is killed, and the footprint is an estimate.
+        # Twice the estimate: Slurm kills jobs that exceed it.
         bytes=2 * needed(specs, data_dir, how) if how.pack == 1 and not gpus else 0,
         **place,
     )
@@ -141,7 +141,7 @@ def _ray(asked: ExecutorOptions, queue: RunQueue, cores: int) -> Workers:
 
 
 def _require_shared(store: Engine, how: Execution) -> None:
-    """Raises UserError for what the machines of a cluster cannot share."""
+    """Raises UserError for a database or device that the machines of a cluster cannot share."""
     if store.dialect.name == "sqlite" and sqlite_path(store.url) is None:
         raise UserError(
             "A database in memory is not to be seen by a cluster.", "Give --db a file in a shared folder, or PostgreSQL."

@@ -1,7 +1,7 @@
-"""A grid: options of `run`, each with one value or several, and the specifications that it stands for.
+"""A grid of options of `run`, each with one value or several, and the specifications of its runs.
 
-An option that has no meaning at a point is left out there, as beta without a Dirichlet partition.
-Points that come to the same specification are one run.
+Options that do not apply to a point are ignored, as beta without a Dirichlet partition.
+Points with the same specification are one run.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from pflbench.run.plan import SCHEMES, Parsed, RunOptions, plan, setting
 from pflbench.spec import DEPENDS_ON, RunSpec, TrainSpec
 
 Point = Mapping[str, Any]
-"""One value for each option, by its name on the command line without dashes before it; "fedala.p" for a hyperparameter."""
+"""A value for each option, by its name without leading dashes, or as "fedala.p" for a hyperparameter."""
 
 Order = Literal["seed", "setting", "dataset"]
 ORDERS: tuple[Order, ...] = typing.get_args(Order)
-MOST = 50_000  # combinations, or runs: half a minute until all are planned
+MOST = 50_000  # combinations, or runs, which are planned in half a minute
 _RENAMED = {"method": "methods", "dataset": "datasets"}
 _LEFT_OUT = {"data_dir", "settings", "seed", *_RENAMED.values()}
-# They decide what else has a meaning.
+# These options decide which others apply.
 _FIRST = ("method", "dataset", "partition", "ala", *dict.fromkeys(owner.replace("_", "-") for owner, _ in DEPENDS_ON.values()))
 _PARTITION_OPTIONS = {option for options in SCHEMES.values() for option in options}
 
 
 @dataclass(frozen=True)
 class Change:
-    """Where all of `when` holds, `to` holds as well; None: there is no such run. A list in `when` means any of its values."""
+    """Sets the options `to` where all of `when` holds; None excludes the point. when: option -> values, any of which fits."""
 
     when: Mapping[str, tuple[Any, ...]]
     to: Point | None
@@ -49,7 +49,7 @@ class Change:
 
 @dataclass(frozen=True)
 class RunGrid:
-    """axes: option -> its values, of which all combinations are meant. also: further grids, which changes leave as they are."""
+    """axes: option -> its values; all combinations are run. also: further grids, to which changes do not apply."""
 
     axes: Mapping[str, tuple[Any, ...]]
     changes: tuple[Change, ...] = ()
@@ -58,7 +58,7 @@ class RunGrid:
     def points(self) -> Iterator[Point]:
         """All points in the order of the axes, the last one fastest.
 
-        Raises UserError for an axis without a meaning at any, and for too many combinations, whatever becomes of them.
+        Raises UserError for an axis that applies to no point, and for too many combinations, excluded ones included.
         """
         for count, point in enumerate(self._combinations()):
             if count >= MOST:
@@ -67,7 +67,7 @@ class RunGrid:
                 yield point
 
     def _combinations(self) -> Iterator[Point | None]:
-        """None: one that is excluded."""
+        """All points; None for an excluded one."""
         first = {name: self.axes[name] for name in _FIRST if name in self.axes}
         decided = [dict(zip(first, values, strict=True)) for values in _product(first)]
         for name in self.axes:
@@ -81,12 +81,12 @@ class RunGrid:
             yield from one._combinations()
 
     def values(self, name: str) -> list[Any]:
-        """All values of an option, wherever they are given."""
+        """All values of an option, in axes, changes and further grids."""
         changed = [change.to[name] for change in self.changes if change.to and name in change.to]
         return [*self.axes.get(name, ()), *changed, *(value for one in self.also for value in one.values(name))]
 
     def _holds(self, name: str, point: Point) -> bool:
-        """Whether an option means something where method, partition and the others of _FIRST are these."""
+        """Whether an option applies to a point, which has at least the options of _FIRST."""
         owner, dot, _ = name.partition(".")
         if dot:
             named = {_trained(method, point) for method in self.axes["method"]}
@@ -108,11 +108,11 @@ class RunGrid:
 
 
 def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: RunOptions = RunOptions()) -> list[RunSpec]:
-    """All runs of a grid, each once. base: the options that no axis has.
+    """All runs of a grid without repetition. base: the other options.
 
-    order: one seed of everything before the next; all seeds of a setting together; or a dataset after the other, one seed of
-    each before the next. Raises UserError for what `run` would refuse, with the values of the axes at which it does; and for
-    another order.
+    order: "seed" (all runs of a seed before the next seed), "setting" (all seeds of a setting together) or "dataset" (all runs
+    of a dataset before the next, by seed). Raises UserError for an unknown order, and for what `run` would refuse, with the
+    values of the axes at that point.
     """
     if order not in ORDERS:
         raise unknown("order", order, ORDERS)
@@ -125,7 +125,7 @@ def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Run
             if len(found) > MOST:
                 raise _too_many()
         except UserError as error:
-            # What concerns a method or a hyperparameter names it.
+            # Errors about a method or a hyperparameter name it already.
             chosen = {name: value for name, value in point.items() if name != "method" and grid.axes.get(name) != (value,)}
             told = [f"{name} {value}" for name, value in chosen.items() if f"{name} = " not in error.message]
             at = f" (at {', '.join(told)})" if told else ""
@@ -136,15 +136,15 @@ def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Run
 
 
 def of_run(wanted: RunOptions) -> list[RunSpec]:
-    """The runs of `pflbench run`: those of `plan`, in its order, where each --set may have several values (`listed`)."""
+    """The runs of `pflbench run`, in the order of `plan`; each --set may have several values (`listed`)."""
     grid = RunGrid({"method": wanted.methods, "ala": (wanted.ala,), **listed(wanted.settings)})
     return specifications(grid, wanted.data_dir, "dataset", wanted)
 
 
 def listed(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The values that --set names: "fedala.p=1,2,4" is a list. What takes free text has one value, which may have commas.
+    """The values of --set: "fedala.p=1,2,4" is a list. A hyperparameter of free text has one value, which may contain commas.
 
-    Raises UserError for another form, for unknown methods and for what is given twice.
+    Raises UserError for other forms, unknown methods and repeated names.
     """
     found: dict[str, tuple[str, ...]] = {}
     for text in settings:
@@ -168,7 +168,7 @@ def options() -> dict[str, str]:
 
 
 def checked(name: str, value: Any) -> tuple[str, Any]:
-    """The option's name with dashes, and the value in its type. Raises UserError for what is neither option nor value."""
+    """The option's name with dashes, and the value in its type. Raises UserError for an unknown option or a wrong value."""
     if "." in name:
         if not isinstance(value, (str, int, float, bool)):
             raise UserError(
@@ -203,7 +203,7 @@ def _options(point: Point, base: RunOptions) -> RunOptions:
 
 
 def _ordered(specs: list[RunSpec], order: str) -> list[RunSpec]:
-    """What is equal in that order stays as it is."""
+    """Sorts stably by the order."""
     if order == "setting":
         return specs
     seeds = list(dict.fromkeys(spec.seed for spec in specs))
@@ -212,12 +212,12 @@ def _ordered(specs: list[RunSpec], order: str) -> list[RunSpec]:
 
 
 def _trained(method: str, point: Point) -> str:
-    """The name of the method as it is trained at a point."""
+    """The method's name at a point, with +ala if the option `ala` is set."""
     return f"{method}{SUFFIX}" if point.get("ala") and not method.endswith(SUFFIX) else method
 
 
 def _product(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Raises UserError for too many at once, before the first."""
+    """All combinations. Raises UserError before the first if there are too many."""
     if math.prod(map(len, axes.values())) > MOST:
         raise _too_many()
     return product(*axes.values())

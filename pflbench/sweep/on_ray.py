@@ -19,15 +19,15 @@ from pflbench.run.execution import find_device
 from pflbench.sweep.capacity import ITSELF
 from pflbench.sweep.run_queue import RunQueue, work_alone
 
-LOOK = 2.0  # seconds between two looks at the nodes
-ANSWER = 5.0  # seconds in which an address should answer
+LOOK = 2.0  # seconds between two queries of the nodes
+ANSWER = 5.0  # seconds that an address has to answer
 VARIABLE = "RAY_ADDRESS"
-# What a queue does not say itself. Others may hold passwords, and Ray writes these into its logs.
+# Variables that workers need beside the queue. Others may hold passwords, which Ray would write into its logs.
 PASSED = ("PFLBENCH_DB_WAIT", "PFLBENCH_PLUGINS")
 
 
 class RayTasks:
-    """address: of the cluster; None: the one that Ray finds, or else one that is started here and ends with `close`."""
+    """address: of the cluster; None: one that Ray finds, else one started on this machine, which `close` ends."""
 
     def __init__(self, address: str | None) -> None:
         self.lost = 0
@@ -38,14 +38,14 @@ class RayTasks:
         self.take()
 
     def take(self, cores: int = 1, gpus: float = 0, bytes: int = 0, places: int | None = None, runs: int = 1) -> None:
-        """What each worker takes: cores, a share of a GPU.
+        """Sets what each worker reserves: cores, and GPUs (a share of one if below 1).
 
-        bytes: memory of one run, with its process. places: workers at a time; None: all that fit. runs: at a time in each.
+        bytes: memory of one run with its process. places: workers at a time; None: all that fit. runs: of a worker at a time.
 
-        Raises UserError if no node has so much.
+        Raises UserError if no node has that much.
         """
         self._cores, self._gpus, self._most = cores, gpus, places
-        # Never more than a node has: Ray would wait for one for ever.
+        # Not more than a node has: Ray would wait forever.
         able = [node for node in self._nodes() if node.get("CPU", 0) >= cores and node.get("GPU", 0) >= gpus]
         most = int(max((node.get("memory", 0) for node in able), default=0))
         self._bytes = min(most, ITSELF + runs * (bytes - ITSELF) if bytes else 0)
@@ -55,7 +55,7 @@ class RayTasks:
 
     @property
     def gpus(self) -> float:
-        """Of all nodes."""
+        """Number of GPUs of all nodes."""
         return sum(node.get("GPU", 0) for node in self._nodes())
 
     def gpu_memory(self) -> int:
@@ -72,7 +72,7 @@ class RayTasks:
         ours = {name: os.environ[name] for name in PASSED if name in os.environ}
         if not self._gpus and queue.how.device == "auto":
             queue = queue.on("cpu", self._cores)
-        # `run_jobs` replaces those that are killed: Ray itself would try for ever where memory runs out.
+        # `run_jobs` replaces killed workers: Ray itself would retry forever when memory runs out.
         worker = self._ray.remote(max_retries=0, max_calls=1, runtime_env={"env_vars": ours}, **share)(_worker)
         self._tasks.append(worker.remote(queue, Path.cwd(), self._cores, len(self._tasks)))
 
@@ -109,13 +109,13 @@ class RayTasks:
             self.lost += 1
 
     def _fitting(self) -> int:
-        """Workers that all nodes together have room for."""
+        """How many workers fit on all nodes together."""
         share = {"CPU": self._cores, "GPU": self._gpus, "memory": self._bytes}
         wanted = {name: asked for name, asked in share.items() if asked}
         return sum(min(int(node.get(name, 0) / asked) for name, asked in wanted.items()) for node in self._nodes())
 
     def _nodes(self) -> list[Mapping[str, float]]:
-        """What each node has that is alive now."""
+        """The resources of each live node."""
         if time.monotonic() > self._looked + LOOK:
             self._found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             self._looked = time.monotonic()
@@ -123,9 +123,9 @@ class RayTasks:
 
 
 def _connected(address: str | None) -> Any:
-    """The module, connected to a cluster. Raises UserError where that is not possible."""
+    """Connects to a cluster and returns the module `ray`. Raises UserError if that fails."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a thread that still waits after `close` would start a cluster of its own
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a thread that still waits after `close` would start another cluster
     try:
         import ray
     except ModuleNotFoundError:
@@ -139,17 +139,17 @@ def _connected(address: str | None) -> Any:
     told = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **settings)
-    except Exception as error:  # Ray has many, some without a name of their own
+    except Exception as error:  # Ray raises many types, also plain Exception
         raise UserError(
             f"Ray: {str(error).strip().splitlines()[0]}", f"--ray-address and {VARIABLE} name a cluster that is there."
         ) from None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, told)  # Ray has one of its own, which would end the command at once
+        signal.signal(signal.SIGTERM, told)  # Ray's own handler would end the command at once
     return ray
 
 
 def _answers(address: str) -> bool:
-    """Ray itself would try for minutes. What is no HOST:PORT is left to it."""
+    """Whether HOST:PORT answers, since Ray would try for minutes. True for other addresses, which Ray checks."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return True
@@ -164,7 +164,7 @@ def _answers(address: str) -> bool:
 
 
 def _worker(queue: RunQueue, folder: Path, cores: int, place: int) -> None:
-    """In the command's folder, if there is one here."""
+    """Works in the command's folder, if this node has it."""
     with suppress(OSError):
         os.chdir(folder)
     with suppress(KeyboardInterrupt):

@@ -15,9 +15,9 @@ from pflbench.sweep.run_queue import RunQueue, work_alone
 
 
 class Processes:
-    """places: processes. devices: they are given to them in turn, such as "cuda:0" and "cuda:1".
+    """places: number of processes. devices: given to the processes in turn, as "cuda:0" and "cuda:1".
 
-    cores: of each process; None: all of them share those that there are.
+    cores: of each process; None: an equal share of all.
     """
 
     def __init__(self, places: int, devices: tuple[str, ...], cores: int | None = None) -> None:
@@ -29,8 +29,8 @@ class Processes:
         place = next(place for place in range(self.places) if place not in self._at_work)
         device = self._devices[place % len(self._devices)]
         process = get_context("spawn").Process(target=_worker, args=(queue, device, self._cores, place))
-        resource_tracker.ensure_running()  # else it is started with the process, and unblocks signals
-        # Until it can tell what it is asked, a signal waits for it instead of ending it.
+        resource_tracker.ensure_running()  # else it starts together with the process and unblocks signals
+        # A signal waits until the process handles signals, instead of killing it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS)
         try:
             process.start()
@@ -52,7 +52,7 @@ class Processes:
             process.join()
 
     def close(self) -> None:
-        """They hold nothing."""
+        """Nothing to release."""
 
 
 # -- in the process of a worker -------------------------------------------------------------------------------------------
@@ -68,13 +68,13 @@ def _worker(queue: RunQueue, device: str, cores: int, place: int) -> None:
         except KeyboardInterrupt:
             sys.exit(interrupts.exit_code())
         except (Unreachable, Vanished):
-            sys.exit(2)  # the command finds the same, and says so
+            sys.exit(2)  # the command meets the same error and prints it
         except UserError as error:
             sys.exit(f"Error: {error}")
 
 
 def _end_with_command() -> None:
-    """A worker whose command was killed ends as after SIGTERM."""
+    """Ends the worker as after SIGTERM if its command was killed."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""The workers of a command: as many as there is room for, until all its runs are over."""
+"""Runs as many workers as there is room for until all runs of a command have ended."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from pflbench.store.failures import patiently
 from pflbench.store.sweeps import SweepState
 from pflbench.sweep.run_queue import RunQueue
 
-LOOK = 0.5  # seconds between two looks at the database, which take a tenth of the time at most
+LOOK = 0.5  # seconds between two reads of the database, which take at most a tenth of the time
 TRIES = 4
 KILLED = "its workers were killed, as by the system when memory runs out; fewer jobs at a time may help (--jobs)"
 
 
 class Workers(Protocol):
-    """Processes that each do `run_queue.work`, on this machine or in a cluster."""
+    """Processes that each call `run_queue.work`, on this machine or in a cluster."""
 
     lost: int
-    """How many have ended otherwise than by themselves."""
+    """Number of workers that were killed or ended with an error."""
 
     @property
     def places(self) -> int:
-        """How many there may be. It may change, as a cluster does."""
+        """The largest number of workers; it may change, as a cluster does."""
 
     def start(self, queue: RunQueue) -> None:
-        """One more."""
+        """Starts a worker."""
 
     def alive(self) -> int:
-        """How many there are. Raises UserError where none of them can work."""
+        """Number of workers alive. Raises UserError if none can work."""
 
     def stop(self) -> None:
-        """Interrupts them and waits for their end: their runs keep a checkpoint."""
+        """Interrupts the workers and waits for their end: their runs keep a checkpoint."""
 
     def close(self) -> None:
-        """Gives back what they hold."""
+        """Releases the workers' resources."""
 
 
 def run_jobs(queue: RunQueue, engine: Engine, workers: Workers, look: Callable[[SweepState], None]) -> str:
-    """Has all runs made, and waits for those that other commands are at. Returns why it has begun no further ones, or "".
+    """Has the workers execute all runs, and waits for runs of other commands. Returns why it started no further runs, or "".
 
-    look: is given the state at every look. A worker that is killed is replaced, and its run goes on, until one after another is
-    killed and no run gets to its end. KeyboardInterrupt, and errors of the database, interrupt all workers.
+    look: is called with every state that is read. A killed worker is replaced, and its run resumed, unless TRIES workers in a row
+    are killed before a run ends. KeyboardInterrupt, and errors of the database, interrupt all workers.
     """
     over = killed = lost = 0
     try:

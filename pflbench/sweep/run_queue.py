@@ -1,4 +1,4 @@
-"""The runs of a command as a queue, which is the database: any number of workers take runs from it until none is left."""
+"""The database as a queue of runs: any number of workers take runs from it until none is left."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from pflbench.store.failures import patiently
 from pflbench.store.runs import Run
 from pflbench.store.sweeps import MISSING, SweepState
 
-LOOK = 1.0  # seconds between two looks at whether a sweep was cancelled
+LOOK = 1.0  # seconds between two checks whether a sweep was cancelled
 
 Steps = Generator[tuple[int, Told], None, None]
-"""What the runs of a pack report, each with its number in the pack."""
+"""Reports of the runs of a pack, each with the run's number in the pack."""
 Follow = Callable[[Sequence[RunSpec], Steps], Steps]
 
 
 @dataclass(frozen=True)
 class RunQueue:
-    """Runs to be made, and how: all that a worker is given. What has become of them is in the database.
+    """Everything that a worker needs to execute runs. The state of the runs is in the database.
 
-    url: of the database, with its password. own: how a run is made if not by `how`. repeated: runs that are made anew, as in
-    `sweeps.sweep_state`. sweep: the number of the stored sweep, which may be cancelled.
+    url: of the database, with its password. own: key of a run -> its Execution, if not `how`. repeated: runs to execute again,
+    as in `sweeps.sweep_state`. sweep: the number of the stored sweep, which may be cancelled.
     """
 
     specs: tuple[RunSpec, ...]
@@ -58,17 +58,17 @@ class RunQueue:
         return sweeps.sweep_state(engine, self.specs, self.repeated)
 
     def ahead(self, state: SweepState) -> list[RunSpec]:
-        """Runs that are not over and that nobody is at."""
+        """Unfinished runs that no process is executing."""
         return [spec for spec in self.specs if state.states[spec.key] in (MISSING, "interrupted")]
 
     def stopped(self, engine: Engine, state: SweepState) -> str:
-        """Why no further run is begun; "" if runs are."""
+        """Why no further run is started; "" if runs are."""
         if state.counts["failed"] and not self.keep_going:
             return "a run failed; --keep-going makes the others all the same"
         return "it was cancelled" if self.cancelled(engine) else ""
 
     def cancelled(self, engine: Engine) -> bool:
-        """A server that does not answer for a while cancels nothing."""
+        """Whether the sweep was cancelled; False while the server does not answer."""
         with suppress(Unreachable):
             return self.sweep is not None and sweeps.cancelled(engine, self.sweep)
         return False
@@ -79,17 +79,17 @@ class RunQueue:
             specs,
             engine,
             self.how,
-            force=bool(self.repeated),  # else what is over takes no place in a pack
+            force=bool(self.repeated),  # else finished runs take no place in a pack
             also_alike=lambda spec: (self.execution(spec), spec.key in self.repeated),
         )
 
     def execute(self, specs: Sequence[RunSpec], engine: Engine) -> Steps:
-        """Makes the runs of a pack."""
+        """Executes the runs of a pack."""
         anew = specs[0].key in self.repeated
         return execute_pack(specs, engine, self.data_dir, self.execution(specs[0]), force=anew)
 
     def on(self, device: str, cores: int) -> RunQueue:
-        """The queue for a worker on a device, such as "cpu" or "cuda:1". cores: its share, on which clients go side by side."""
+        """The queue for a worker on a device, such as "cpu" or "cuda:1". cores: of the worker, for clients side by side."""
 
         def placed(how: Execution) -> Execution:
             alone = device == "cpu" and how.engine_on(device) == "loop"
@@ -99,7 +99,7 @@ class RunQueue:
 
 
 def news(run: Run | None) -> list[str]:
-    """What the user should know of a run: what it has noted, shortages of memory, and why steps were not captured."""
+    """Messages for the user about a run: its notes, shortages of memory, and why steps were not captured."""
     known = run.environment if run else {}
     shortages = [Shortage(one["work"], one["clients"], one["then"]) for one in known.get("chunk", {}).get("out_of_memory", [])]
     return [
@@ -110,10 +110,10 @@ def news(run: Run | None) -> list[str]:
 
 
 def unclaimed(queue: RunQueue, engine: Engine, place: int = 0) -> Iterator[list[RunSpec]]:
-    """Packs of runs that nobody has finished or is at when one is asked for. Each run is given once.
+    """Yields packs of runs that are unfinished and not being executed at that moment, each run once.
 
-    A run whose worker was killed comes last: it may need more memory than there is, and would take one worker after the other
-    with it. place: of the worker among those that begin at the same time; each begins with another pack.
+    A run whose worker was killed comes last: it may need more memory than there is, and would get one worker after another
+    killed. place: number of the worker among those that start together, each of which starts with another pack.
     """
     given: set[str] = set()
     while True:
@@ -121,7 +121,7 @@ def unclaimed(queue: RunQueue, engine: Engine, place: int = 0) -> Iterator[list[
         left = [spec for spec in queue.ahead(state) if spec.key not in given]
         if not left or queue.stopped(engine, state):
             return
-        over = set(state.keys("finished", "diverged"))  # each is read once: a large sweep's take a second
+        over = set(state.keys("finished", "diverged"))  # read once: those of a large sweep take a second
         queue = replace(queue, specs=tuple(spec for spec in queue.specs if spec.key not in over))
         killed = {key for key, run in state.runs.items() if run is not None and run.status == "running"}
         left.sort(key=lambda spec: spec.key in killed)
@@ -140,10 +140,10 @@ def work(
     follow: Follow = lambda specs, steps: steps,
     failed: Callable[[str], None] = lambda message: None,
 ) -> list[str]:
-    """Makes runs of the queue, one pack after another, until none is left. The keys of those that this worker was at.
+    """Executes runs of the queue, one pack after another, until none is left. Returns the keys of this worker's runs.
 
-    follow: sees the steps of a pack as they come, and passes them on. failed: is told why a run failed; that is also stored.
-    Raises KeyboardInterrupt after a signal, Unreachable and Vanished: each run keeps its checkpoint.
+    follow: receives the steps of a pack and passes them on. failed: is called with the reason of a failure, which is also
+    stored. Raises KeyboardInterrupt after a signal, Unreachable and Vanished: each run keeps its checkpoint.
     """
     made: list[str] = []
     for specs in islice(unclaimed(queue, engine, place), limit):
@@ -156,14 +156,14 @@ def work(
         except (Unreachable, Vanished):
             raise
         except Exception as error:
-            if interrupts.arrived():  # what a library makes of KeyboardInterrupt
+            if interrupts.arrived():  # a library turned KeyboardInterrupt into another error
                 raise KeyboardInterrupt from error
             failed(_store_failure(queue, engine, specs, error))
     return made
 
 
 def work_alone(queue: RunQueue, device: str | None, cores: int, place: int = 0) -> None:
-    """As `work`, in a process that does nothing else. device None: the one that `queue.how` finds here."""
+    """As `work`, in a process of its own. device None: the device that `queue.how` selects on this machine."""
     with plugged_in(queue.plugins):
         engine = patiently(lambda: connect(queue.url))
         try:
@@ -173,7 +173,7 @@ def work_alone(queue: RunQueue, device: str | None, cores: int, place: int = 0) 
 
 
 def _until_cancelled(queue: RunQueue, engine: Engine, steps: Steps) -> None:
-    """Goes through the steps. Once the sweep is cancelled it leaves them: runs that are left keep a checkpoint."""
+    """Executes the steps until the end or until the sweep is cancelled; interrupted runs keep a checkpoint."""
     looked = time.monotonic()
     for _ in steps:
         if time.monotonic() > looked + LOOK:
@@ -183,11 +183,11 @@ def _until_cancelled(queue: RunQueue, engine: Engine, steps: Steps) -> None:
 
 
 def _store_failure(queue: RunQueue, engine: Engine, specs: Sequence[RunSpec], error: Exception) -> str:
-    """Why runs failed, which is also stored of a run that could not begin: other workers would try it again."""
+    """Returns why runs failed. Stores it for runs that could not start, which other workers would try again."""
     told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     queue = replace(queue, specs=tuple(specs))
     state = patiently(lambda: queue.state(engine))
-    if state.counts["failed"]:  # the others of the pack were interrupted, and may go on
+    if state.counts["failed"]:  # the others of the pack were interrupted and can be resumed
         return told
     for spec in queue.ahead(state):
         with suppress(Occupied), locks.locked(engine, spec.key):

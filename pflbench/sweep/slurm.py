@@ -1,4 +1,4 @@
-"""Runs of a stored sweep by Slurm: an array of workers, each `pflbench sweep work`, which take runs from the database."""
+"""Submits a stored sweep to Slurm: a job array of workers (`pflbench sweep work`), which take runs from the database."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 
 from pflbench.errors import UserError
 
-HOUR = 60  # minutes of a worker where no time is given: it goes on after them
-LARGEST_ARRAY = 1000  # of workers, which is what Slurm allows where it is not told otherwise
-PATIENCE = 60  # seconds for sbatch's answer
-# What other options say.
+HOUR = 60  # default time limit of a worker, in minutes; after it the job is requeued
+LARGEST_ARRAY = 1000  # workers: Slurm's default limit
+PATIENCE = 60  # seconds to wait for sbatch
+# Options of sbatch that options of pflbench set.
 ELSEWHERE = {
     "array": "--jobs says how many workers there are at a time.",
     "cpus-per-task": "--cpus-per-job says how many cores a worker has.",
 }
-# 90 seconds before the time limit Slurm tells the shell alone: the worker keeps its checkpoint and the job is queued again.
-# When Slurm ends a job, it tells all its processes, and the shell waits for the worker.
+# 90 seconds before the time limit Slurm signals the shell only: the worker writes its checkpoint and the job is requeued.
+# When Slurm ends a job, it signals all processes, and the shell waits for the worker.
 SCRIPT = """#!/bin/bash
 {setup}
 {worker} &
@@ -43,12 +43,12 @@ def submit(
     bytes: int = 0,
     variables: Mapping[str, str] | None = None,
 ) -> str:
-    """The number of the job array, which is in the queue.
+    """Submits the job array and returns its number.
 
-    name: of the sweep. given: "partition=gpu" and so on. worker: the command of each. cores, gpus, bytes of memory: of each
-    worker, where they are not given. variables: of its environment, beside those here.
+    name: of the sweep. given: options of sbatch, as "partition=gpu". worker: the command. cores, gpus, bytes of memory: of each
+    worker, unless `given` sets them. variables: added to the environment.
 
-    Raises UserError without Slurm, and for what sbatch refuses.
+    Raises UserError without Slurm, and if sbatch refuses the job.
     """
     setup, asked = options(given)
     usual = [f"--job-name=pflbench-{name}", f"--time={HOUR}", "--requeue", "--open-mode=append", "--signal=B:USR1@90"]
@@ -74,9 +74,9 @@ def submit(
 
 
 def options(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Lines to be executed before the worker (`setup`), and options of sbatch, from "KEY=VALUE" or "KEY".
+    """Splits "KEY=VALUE" or "KEY" into lines to execute before the worker (`setup`) and options of sbatch.
 
-    Raises UserError for what is no option, or what another one says.
+    Raises UserError for other forms, and for options that pflbench sets.
     """
     setup, asked = [], []
     for text in given:

@@ -1,11 +1,11 @@
-"""A sweep as a YAML file, or as `--grid NAME=V,V` on the command line; whatever is wrong is said with its line and column.
+"""Reads a sweep from a YAML file, or from `--grid NAME=V,V`; errors name the line and column.
 
 name: heads
 method: [fedavg, fedala]
 partition: [dirichlet, pathological]
-beta: [0.1, 1]                # where the partition is dirichlet
+beta: [0.1, 1]                # only for the partition dirichlet
 seeds: 0-2
-fedala.p: [1, 2, 4]           # where the method is fedala
+fedala.p: [1, 2, 4]           # only for the method fedala
 exclude:
   - {method: fedala, partition: pathological}
 change:
@@ -29,23 +29,23 @@ import yaml
 from pflbench.errors import UserError, require_regular, unknown
 from pflbench.sweep.grid import Change, RunGrid, checked, listed
 
-PARTS = ("name", "exclude", "change", "include")  # of a file, beside the options
+PARTS = ("name", "exclude", "change", "include")  # of a file, besides options
 Axes = dict[str, tuple[Any, ...]]  # option -> its values
 _WHOLE = ("seeds", "group-sizes")  # their values have commas themselves
-_LARGEST = 2**18  # bytes of a file: some seconds for the parser
+_LARGEST = 2**18  # bytes of a file, which the parser reads in some seconds
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 
 
 @dataclass(frozen=True)
 class Study:
-    """name: what the sweep is found by in the database."""
+    """name: of the sweep in the database."""
 
     name: str
     grid: RunGrid
 
 
 def read(path: Path) -> Study:
-    """Raises UserError for what is no file, no YAML or no sweep."""
+    """Reads a YAML file. Raises UserError if it is missing, no YAML or no sweep."""
     require_regular(path, _LARGEST)
     try:
         text = path.read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def read(path: Path) -> Study:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{path}{_at(error.problem_mark)}: {error.problem or 'no YAML'}.") from None
-    except (yaml.YAMLError, RecursionError) as error:  # a character that YAML does not know; brackets in brackets without end
+    except (yaml.YAMLError, RecursionError) as error:  # an invalid character; too deeply nested brackets
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}.") from None
     if root is None:
         raise UserError(f"{path} is empty.", "It needs at least: method: [fedavg, fedala]")
@@ -67,9 +67,9 @@ def read(path: Path) -> Study:
 
 
 def from_command_line(grids: Sequence[str], given: Mapping[str, Any], name: str | None, settings: Sequence[str] = ()) -> Study:
-    """grids: "beta=0.1,1". given: the options of `run` that were given, each with one value or several. settings: its --set.
+    """grids: as "beta=0.1,1". given: options of `run`, each with one value or several. settings: of --set.
 
-    Without a name it has one that the same command has again. Raises UserError for what is no grid.
+    The default name is a hash of the grid, so that the same command finds the sweep again. Raises UserError for a faulty grid.
     """
     axes: Axes = {}
     for option, value in given.items():
@@ -97,7 +97,7 @@ def _axis(option: str, texts: Iterable[Any]) -> Axes:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values alone: an alias can stand for any number of them, and a tag or a date for other types."""
+    """Reads plain values only: an alias may expand to any number of values, a tag or a date gives other types."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -149,7 +149,7 @@ class _Reader:
         return Change(self._condition(parts["if"], axes), {name: values[0] for name, values in to.items()})
 
     def _condition(self, node: yaml.Node, axes: Axes) -> Axes:
-        """Raises UserError for one that holds nowhere: a misspelt value would change nothing, silently."""
+        """Raises UserError for a condition that never holds: a misspelt value would be ignored silently."""
         when = self._axes(self._entries(node, "a condition"))
         with self._located(node):
             for name, values in when.items():
@@ -173,7 +173,7 @@ class _Reader:
         return axes
 
     def _entries(self, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node]]:
-        """Of a mapping, each key once."""
+        """Keys and values of a mapping. Raises UserError for other nodes and repeated keys."""
         with self._located(node):
             if not isinstance(node, yaml.MappingNode):
                 raise UserError(f"Expected names and values for {what}.", "For example method: [fedavg, fedala]")
@@ -199,7 +199,7 @@ class _Reader:
         with self._located(node):
             try:
                 value = _Loader("").construct_object(node, deep=True)
-                repr(value)  # of 6,000 digits there is none
+                repr(value)  # fails for a number of 6,000 digits
             except (yaml.YAMLError, ValueError, RecursionError):  # "=", a list as a name, brackets in brackets
                 text = node.value if isinstance(node.value, str) else "this"
                 raise UserError(f"{text:.50} is no value.", "Give a number, a word or a list of these.") from None

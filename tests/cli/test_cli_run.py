@@ -15,17 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.command import Shell, assert_refused, finish, parsed, start
+from support.command import Shell, assert_refused, finish, parsed, rows, start
 from support.privileges import unprivileged
 
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
-
-
-def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
-    with sqlite3.connect(folder / "pflbench.db") as connection:
-        found = connection.execute(query).fetchall()
-    connection.close()
-    return found
 
 
 def test_a_dry_run_resolves_everything_and_does_nothing(shell: Shell, tmp_path: Path) -> None:
@@ -39,22 +32,22 @@ def test_a_dry_run_resolves_everything_and_does_nothing(shell: Shell, tmp_path: 
     assert len({plan["key"] for plan in planned}) == 4
 
 
-def test_results_on_stdout_messages_on_stderr_and_once_is_enough(shell: Shell, tmp_path: Path) -> None:
+def test_results_on_stdout_messages_on_stderr_and_once_is_enough(shell: Shell) -> None:
     (planned,) = parsed(shell("run", "-m", "fedavg", *SHORT, "--dry-run"))
     first = shell("run", "-m", "fedavg", *SHORT)
     assert first.code == 0
     assert len(first.out.splitlines()) == 1
-    (best,) = rows(tmp_path, "SELECT MAX(accuracy) FROM round")[0]
+    (best,) = rows("SELECT MAX(accuracy) FROM round")[0]
     assert f"best {100 * best:.2f} %" in first.out
     assert [line.split(": ")[1].split("  ")[0] for line in first.err.splitlines()] == [
         "run 1 started, 2 rounds", "round 0/2", "round 2/2",
     ]  # fmt: skip
-    assert rows(tmp_path, "SELECT key FROM run") == [(planned["key"],)]
+    assert rows("SELECT key FROM run") == [(planned["key"],)]
     again = shell("run", "-m", "fedavg", *SHORT, "--json")
     assert "run 1 is finished already; --force" in again.err
     assert [(row["run"], row["status"], row["best"]) for row in parsed(again)] == [(1, "finished", best)]
     assert parsed(shell("run", "-m", "fedavg", *SHORT, "--force", "--json"))[0]["run"] == 2
-    assert rows(tmp_path, "SELECT attempt, status FROM run") == [(1, "finished"), (2, "finished")]
+    assert rows("SELECT attempt, status FROM run") == [(1, "finished"), (2, "finished")]
 
 
 def test_quiet(shell: Shell) -> None:
@@ -62,7 +55,7 @@ def test_quiet(shell: Shell) -> None:
     assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 1)
 
 
-def test_progress_on_a_terminal_is_a_bar(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_on_a_terminal_is_a_bar(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     shown: list[bytes] = []
@@ -76,7 +69,7 @@ def test_progress_on_a_terminal_is_a_bar(shell: Shell, tmp_path: Path, monkeypat
     reader.join()
     os.close(ours)
     assert (done.code, len(done.out.splitlines())) == (0, 1)
-    (best,) = rows(tmp_path, "SELECT MAX(accuracy) FROM round")[0]
+    (best,) = rows("SELECT MAX(accuracy) FROM round")[0]
     told = b"".join(shown).decode()
     assert f"best {100 * best:.2f} %" in told
     assert "s/round" in told
@@ -102,18 +95,18 @@ def test_ctrl_c_keeps_the_rounds_and_the_same_command_goes_on(shell: Shell, tmp_
     assert interrupted.code == 130
     assert "Interrupted. Run 1 keeps its rounds" in interrupted.err
     assert "Traceback" not in interrupted.err
-    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)]
-    ((kept,),) = rows(tmp_path, "SELECT MAX(round) FROM round")
-    before = rows(tmp_path, "SELECT round, accuracy, test_loss FROM round")
+    assert rows("SELECT status FROM run") == [("interrupted",)]
+    ((kept,),) = rows("SELECT MAX(round) FROM round")
+    before = rows("SELECT round, accuracy, test_loss FROM round")
     resumed = shell(*command)
     assert (resumed.code, f"resumed after round {kept}" in resumed.err) == (0, True)
-    after = rows(tmp_path, "SELECT round, accuracy, test_loss FROM round")
+    after = rows("SELECT round, accuracy, test_loss FROM round")
     assert after[: len(before)] == before
     assert [row[0] for row in after] == list(range(16))
-    assert rows(tmp_path, "SELECT id, status FROM run") == [(1, "finished")]
+    assert rows("SELECT id, status FROM run") == [(1, "finished")]
 
 
-def test_a_diverged_run_is_reported_and_the_others_go_on(shell: Shell, tmp_path: Path) -> None:
+def test_a_diverged_run_is_reported_and_the_others_go_on(shell: Shell) -> None:
     command = ("run", "-m", "fedprox", "-m", "fedavg", *SHORT, "--set", "fedprox.mu=1e38", "--json")
     done = shell(*command)
     assert done.code == 2
@@ -123,7 +116,7 @@ def test_a_diverged_run_is_reported_and_the_others_go_on(shell: Shell, tmp_path:
     assert "in round 1" in told[at]
     assert told[at + 2].startswith("fedavg"), "two lines, and the next run"
     assert [(row["method"], row["status"]) for row in parsed(done, 2)] == [("fedprox", "diverged"), ("fedavg", "finished")]
-    reached = rows(tmp_path, "SELECT method, MAX(round) FROM run JOIN round ON id = run_id GROUP BY id")
+    reached = rows("SELECT method, MAX(round) FROM run JOIN round ON id = run_id GROUP BY id")
     assert reached == [("fedprox", 0), ("fedavg", 2)]
     again = shell(*command)
     assert (again.code, "--force" in again.err) == (2, True)
@@ -178,7 +171,7 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_stored(shell: Shell, tmp_path: Path, options: str, words: str) -> None:
     assert words in shell.refused("run", "-m", "fedavg", *options.split())
-    assert not (tmp_path / "pflbench.db").exists() or rows(tmp_path, "SELECT * FROM run") == []
+    assert not (tmp_path / "pflbench.db").exists() or rows("SELECT * FROM run") == []
 
 
 def test_what_the_second_dataset_lacks_shows_before_the_first_is_run(shell: Shell, tmp_path: Path) -> None:
@@ -192,7 +185,7 @@ def test_a_gpu_that_is_not_there(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
     assert "PyTorch sees no GPU" in shell.refused("run", "-m", "fedavg", *SHORT, "--device", "cuda")
 
 
-def test_out_of_gpu_memory_names_the_option_that_helps(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_gpu_memory_names_the_option_that_helps(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     from pflbench.methods.fedavg import FedAvg
 
     whole, calls = FedAvg.update, []
@@ -205,9 +198,9 @@ def test_out_of_gpu_memory_names_the_option_that_helps(shell: Shell, tmp_path: P
 
     monkeypatch.setattr(FedAvg, "update", update)
     assert "--chunk N" in shell.refused("run", "-m", "fedavg", *SHORT)
-    assert rows(tmp_path, "SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("failed", 1)]
+    assert rows("SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("failed", 1)]
     assert shell("run", "-m", "fedavg", *SHORT).code == 0
-    assert rows(tmp_path, "SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("finished", 2)]
+    assert rows("SELECT status, MAX(round) FROM run JOIN round ON id = run_id") == [("finished", 2)]
 
 
 def test_a_corrupt_data_file_is_named(shell: Shell, tmp_path: Path) -> None:
@@ -217,7 +210,7 @@ def test_a_corrupt_data_file_is_named(shell: Shell, tmp_path: Path) -> None:
     assert shell(*command).code == 0
     path.write_bytes(path.read_bytes()[:-200])
     assert "own.npz" in shell.refused(*command)
-    assert rows(tmp_path, "SELECT status FROM run") == [("finished",)]
+    assert rows("SELECT status FROM run") == [("finished",)]
 
 
 def test_a_database_of_another_program_is_left_alone(shell: Shell, tmp_path: Path) -> None:
@@ -230,7 +223,7 @@ def test_a_database_of_another_program_is_left_alone(shell: Shell, tmp_path: Pat
     path.write_bytes(b"no database at all " * 100)
     assert "not a SQLite database" in shell.refused("run", "-m", "fedavg", *SHORT)
     path.write_bytes(before)
-    assert rows(tmp_path, "SELECT name FROM sqlite_master") == [("recipe",)]
+    assert rows("SELECT name FROM sqlite_master") == [("recipe",)]
 
 
 def test_a_newer_database_is_refused(shell: Shell, tmp_path: Path) -> None:
@@ -261,17 +254,17 @@ def files_end_at(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
 
 
-def test_a_disk_that_fills_up_loses_nothing_committed(shell: Shell, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_loses_nothing_committed(shell: Shell) -> None:
     command = ("run", "-m", "local", "-d", "digits", "--rounds", "40", "--clients", "5", "--batch-size", "500")
     with files_end_at(470_000):
         done = shell(*command)
     assert_refused(done)
     assert "committed before is kept" in done.err
-    ((stored,),) = rows(tmp_path, "SELECT MAX(round) FROM round")
+    ((stored,),) = rows("SELECT MAX(round) FROM round")
     assert stored > 5
     query = "SELECT round, accuracy FROM round ORDER BY round"
-    before = rows(tmp_path, query)
+    before = rows(query)
     assert [row[0] for row in before] == list(range(stored + 1))
     assert shell(*command, "--quiet").code == 0
-    assert rows(tmp_path, query)[: len(before)] == before
+    assert rows(query)[: len(before)] == before
     assert parsed(shell("db", "check", "--json")) == {"ok": True, "problems": []}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
-from support.command import Shell
+from support.command import Shell, rows
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
@@ -19,15 +18,8 @@ from pflbench.methods.fedavg import FedAvg
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5", "--engine", "batched")
 
 
-def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
-    with sqlite3.connect(folder / "pflbench.db") as connection:
-        found = connection.execute(query).fetchall()
-    connection.close()
-    return found
-
-
 @pytest.mark.slow
-def test_the_same_lines(shell: Shell, tmp_path: Path) -> None:
+def test_the_same_lines(shell: Shell) -> None:
     command = ("run", "-m", "local", "-m", "fedavg", *SHORT, "--seeds", "0-1")
     packed = shell(*command, "--pack", "2")
     assert packed.code == 0
@@ -42,16 +34,16 @@ def test_the_same_lines(shell: Shell, tmp_path: Path) -> None:
     assert [line.split(": ")[1].split("  ")[0] for line in told] == [
         "run 3 started, 2 rounds", "run 4 started, 2 rounds", "round 0/2", "round 0/2", "round 2/2", "round 2/2",
     ]  # fmt: skip
-    found = rows(tmp_path, "SELECT json_extract(environment, '$.pack') FROM run ORDER BY id")
+    found = rows("SELECT json_extract(environment, '$.pack') FROM run ORDER BY id")
     assert [json.loads(str(pack)) for (pack,) in found[:4]] == [{"runs": 2, "calls": 5, "apart": 0}] * 4
     assert found[4:] == [(None,)] * 4, "on a CPU nothing is packed unasked"
 
 
-def test_a_diverged_run_is_told_and_the_exit_code_says_so(shell: Shell, tmp_path: Path) -> None:
+def test_a_diverged_run_is_told_and_the_exit_code_says_so(shell: Shell) -> None:
     command = ("run", "-m", "fedprox", *SHORT, "--seeds", "0-1", "--set", "fedprox.mu=1e38", "--pack", "2", "--quiet")
     done = shell(*command)
     assert (done.code, done.err.count("Error: fedprox, seed")) == (2, 2)
-    assert rows(tmp_path, "SELECT status FROM run") == [("diverged",)] * 2
+    assert rows("SELECT status FROM run") == [("diverged",)] * 2
     assert shell(*command).err.count("--force runs it anew") == 2
 
 
@@ -70,16 +62,16 @@ def test_what_is_refused(shell: Shell, tmp_path: Path, options: str, words: str)
 
 
 @pytest.mark.slow
-def test_reproduce_packs_too(shell: Shell, tmp_path: Path) -> None:
+def test_reproduce_packs_too(shell: Shell) -> None:
     command = ("reproduce", "ablation", "--scale", "smoke", "--seeds", "0-1", "--engine", "batched", "--pack", "2", "--json")
     done = shell(*command)
     assert (done.code, "Runs 1 to 2 of 4" in done.err, "Runs 3 to 4 of 4" in done.err) == (0, True, True)
-    found = rows(tmp_path, "SELECT seed, status, json_extract(environment, '$.pack.runs') FROM run ORDER BY id")
+    found = rows("SELECT seed, status, json_extract(environment, '$.pack.runs') FROM run ORDER BY id")
     assert found == [(0, "finished", 2), (1, "finished", 2)] * 2
     assert [cell["n"] for cell in json.loads(done.out)["cells"]] == [2, 2]
 
 
-def test_ctrl_c_keeps_the_rounds_of_all(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_the_rounds_of_all(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal comes when both runs have rounds behind them."""
     whole, interrupted = FedAvg.update, threading.Event()
 
@@ -99,10 +91,10 @@ def test_ctrl_c_keeps_the_rounds_of_all(shell: Shell, tmp_path: Path, monkeypatc
     assert done.code == 130
     assert "Interrupted. Run 1 keeps its rounds up to " in done.err
     assert "Traceback" not in done.err
-    assert rows(tmp_path, "SELECT status FROM run") == [("interrupted",)] * 2
-    kept = rows(tmp_path, "SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
+    assert rows("SELECT status FROM run") == [("interrupted",)] * 2
+    kept = rows("SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
     resumed = shell(*command)
     assert (resumed.code, resumed.err.count("resumed after round")) == (0, 2)
-    after = rows(tmp_path, "SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
+    after = rows("SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
     assert set(kept) < set(after)
     assert [round for _, round, *_ in after] == [*range(9)] * 2

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.command import PROGRAM, environment, finish, parsed, start
+from support.command import PROGRAM, environment, finish, parsed, rows, start
 
 from pflbench.methods.local import Local
 
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
 CAPPED = ("--set", "fedala.max_init_epochs=2", "--set", "fedala.threshold=1e-9")  # each run of FedALA notes the same
-
-
-def rows(query, database="pflbench.db"):
-    with sqlite3.connect(database) as connection:
-        found = connection.execute(query).fetchall()
-    connection.close()
-    return found
 
 
 @pytest.mark.slow

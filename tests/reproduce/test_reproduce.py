@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import typer
 from sqlalchemy import Engine
-from support.command import Shell, parsed
+from support.command import Shell, parsed, rows
 from support.report_database import add_run
 from support.report_database import spec as measured
 
@@ -43,13 +42,6 @@ NAMES = list(dict.fromkeys((*TABLES, *PLOTS)))
 @pytest.fixture
 def engine(shell: Shell, new_database: Path) -> Engine:
     return db.connect(db.to_url(shutil.copy(new_database, "pflbench.db")))
-
-
-def rows(query: str) -> list[tuple[Any, ...]]:
-    with sqlite3.connect("pflbench.db") as connection:
-        found = connection.execute(query).fetchall()
-    connection.close()
-    return found
 
 
 def goal(name: str, scale: str = "full", **filters: Any) -> Goal:

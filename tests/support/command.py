@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,3 +96,18 @@ def write(path: str, text: str) -> str:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(text)
     return path
+
+
+def rows(query: str, database: Path | str = "pflbench.db") -> list[tuple[Any, ...]]:
+    """What a command left in its database."""
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Waits for a minute at most."""
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it never came to that")

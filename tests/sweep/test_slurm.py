@@ -8,12 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command import Done, Shell, finish, parsed, start
+from support.command import Done, Shell, finish, parsed, start, until
 from support.runs import by_key, rows
 
 from pflbench.errors import UserError
@@ -99,14 +98,6 @@ def test_runs_that_failed_wait_in_the_queue_again(shell: Shell, cluster: Path) -
     shell("sweep", "resume", "small", "--executor", "slurm", "--retry-failed")
     assert rows(store, "SELECT status FROM run") == [("queued",)]
     store.dispose()
-
-
-def until(condition: Callable[[], object]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it never came to that")
 
 
 def begun(folder: Path) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from support.command import finish, start
+from support.command import finish, start, until
 
 from pflbench.store import runs, sweeps
 from pflbench.store.database import connect, to_url
@@ -18,7 +17,7 @@ LONG = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 80\nseeds:
 SHORT = "method: [fedavg, local]\ndataset: digits\nclients: 3\nrounds: 2\nseeds: 0-1\n"
 
 
-def test_dry_run_list_status_and_refusals(shell, tmp_path):
+def test_dry_run_list_status_and_refusals(shell):
     Path("small.yaml").write_text(SHORT)
     told = json.loads(shell("sweep", "small.yaml", "--dry-run", "--json").out)
     assert (told["name"], told["runs"], told["to_run"], told["states"]) == ("small", 4, 4, {"missing": 4})
@@ -59,14 +58,6 @@ def test_a_sweep_with_processes_then_again(shell, tmp_path):
     status = json.loads(shell("sweep", "status", "small", "--json").out)
     assert [one["rounds"] for one in status["runs"]] == ["2/2"] * 4
     assert "To run" not in shell("sweep", "small.yaml", "--dry-run").out
-
-
-def until(condition):
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it never came to that")
 
 
 def reached(url: str) -> list[int]:
