@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CUDA := .venv-cuda
+PAGES := build/pages
 CUDA_LIBRARY := $(CUDA)/stand-in/libcuda.so.1
 WORKERS ?= 2
 DEMO_DB := demo.db
@@ -14,13 +15,14 @@ DEMO_REPORT := reports/demo-report.html
 # Tests start one process per worker; each with one thread, or they stand in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install demo test cuda reliability lint clean
+.PHONY: help install demo test cuda reliability lint docs clean
 help:
 	@echo "make demo   train FedAvg, Ditto and FedALA on the embedded digits, print the table, save $(DEMO_FIGURE) and $(DEMO_REPORT)"
 	@echo "make test   the test suite"
 	@echo "make cuda   rounds of all methods on PyTorch's CUDA build, without a GPU; installs 5 GB in $(CUDA), needs g++"
 	@echo "make reliability   kills, signals and starves run, import and db upgrade at 100 places each, and draws 200 federations for each method"
 	@echo "make lint   ruff and mypy"
+	@echo "make docs   the documentation as a site, build/site/index.html; a broken link is an error"
 	@echo "make clean  remove .venv, $(CUDA) and what the demo made"
 
 install: $(STAMP)
@@ -74,6 +76,14 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# MkDocs takes one folder: links to the files that the pages refer to, in their places.
+docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	rm -rf $(PAGES) && mkdir -p $(PAGES)/tests
+	for file in README.md CONTRIBUTING.md CHANGELOG.md CITATION.cff LICENSE docs examples reports benchmarks; do ln -s ../../$$file $(PAGES)/$$file; done
+	ln -s ../../../tests/golden $(PAGES)/tests/golden
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) $(CUDA) $(DEMO_FIGURE) $(DEMO_FIGURE:.png=.caption.txt) $(DEMO_REPORT) .pytest_cache .mypy_cache .ruff_cache build dist

@@ -1,29 +1,33 @@
-"""The examples in README.md and docs/ are what the commands say: they are run here, in one folder, in the order of the pages.
+"""The examples in README.md and docs/ are what the commands say: they are run here, in the order of the pages.
 
 A block with lines that begin with `$ pflbench` has the commands and what they print; `...` stands for lines that are left out.
-A block of Python that begins with `# name.py` is that file.
-Points in time may differ, and decimal numbers by a point: other machines round otherwise. Of the other commands the options are
-looked up.
+A block of Python that begins with `# name.py` is that file. Points in time may differ, and decimal numbers by a point: other
+machines round otherwise. The commands without `$` are typed as well, with --dry-run where they would train or change something.
 """
 
 from __future__ import annotations
 
+import json
+import lzma
 import re
 import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer.main
 from support.command import ROOT, Shell
+from support.vision_files import put_set
 
 from pflbench.cli import app
 
 DOCS = ROOT / "docs"
-TOGETHER = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("running", "data", "tables-and-figures", "database")))
+README = ROOT / "README.md"
+USAGE = tuple(DOCS / f"{name}.md" for name in ("running", "data", "tables-and-figures", "database"))
 AUTHORS = (DOCS / "add-a-method.md", DOCS / "own-model.md")
-PAGES = (*TOGETHER, *AUTHORS)
+PAGES = (README, *USAGE, *AUTHORS)
 ALL = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -77,10 +81,10 @@ def differs_after(shown: list[str], rest: list[str]) -> str:
     return next((told for told in tails if not told), f"{shown!r} is not in {rest!r}")
 
 
-GROUPS = [TOGETHER, *(pytest.param((page,), marks=pytest.mark.slow) for page in AUTHORS)]
+GROUPS = [USAGE, *(pytest.param((page,), marks=pytest.mark.slow) for page in (README, *AUTHORS))]
 
 
-@pytest.mark.parametrize("pages", GROUPS, ids=["usage", "methods", "models"])
+@pytest.mark.parametrize("pages", GROUPS, ids=["usage", "readme", "methods", "models"])
 def test_the_examples_are_what_is_printed(shell: Shell, pages: tuple[Path, ...]) -> None:
     wrong = []
     for page in pages:
@@ -98,12 +102,81 @@ def test_the_examples_are_what_is_printed(shell: Shell, pages: tuple[Path, ...])
             ]
             if all(told):
                 wrong.append(f"{page.name}: $ {command}\n{told[0]}")
+            expected = 2 if any(line.startswith("Error: ") for line in shown) else 0
+            if done.code != expected:
+                wrong.append(f"{page.name}: $ {command}\nends with exit code {done.code}:\n{done.err}")
     assert not wrong, "\n\n".join(wrong)
 
 
 def test_no_page_has_examples_that_are_not_run() -> None:
     assert [page.name for page in ALL if page not in PAGES and any(True for _ in examples(page))] == []
     assert sum(1 for page in PAGES for _ in examples(page)) > 7
+
+
+# Of the following, what is written is tested where there are servers, signals and hardware, or above.
+ELSEWHERE = ("serve", "track", "doctor --gpu", "data download", "db copy", "methods")
+ELSEWHERE += tuple(f"sweep {command}" for command in ("status", "list", "cancel", "resume", "work"))
+DRY = ("run", "sweep", "reproduce", "import")
+PLACES = {"pfllib:PATH": "pfllib:MNIST", "folder:PATH": "folder:cifar10-6000", "METHOD": "fedavg", "SEED": "0"}
+PLACES |= {"gpu.db laptop.db": "cifar10-6000.db mnist-6000.db", "results/MNIST_FedALA_test_*.h5": "cifar10-6000.db"}
+
+
+REFUSED = ("was run yet", "none kept trajectory", "no reference series", "Unknown method 'fedvg'")  # as the pages say
+
+
+def lay_out_data() -> None:
+    """Small data under the names that the pages have, and the stored databases."""
+    random = np.random.default_rng(0)
+    images, labels = random.integers(0, 256, (600, 28, 28), np.uint8), np.arange(600) % 10
+    np.savez("mnist-6000.npz", x=images, y=labels)
+    put_set(Path("data/MNIST/raw"), ("train", "t10k"), (list(range(10)) * 60, list(range(10)) * 20))
+    for folder in ("cifar10-6000", "cifar10-jpeg"):
+        for k in range(10):
+            Path(folder, str(k)).mkdir(parents=True)
+            for n in range(60):
+                pixels = random.integers(0, 256, (32, 32, 3), np.uint8)
+                Path(folder, str(k), f"{n}.ppm").write_bytes(b"P6 32 32 255\n" + pixels.tobytes())
+    for side in ("train", "test"):
+        Path("MNIST", side).mkdir(parents=True)
+        for client in range(2):
+            held = {"x": random.random((20, 1, 28, 28), np.float32), "y": np.arange(20) % 10}
+            np.savez(Path("MNIST", side, f"{client}.npz"), data=np.array(held, dtype=object))
+    config = {"num_clients": 2, "num_classes": 10, "non_iid": True, "balance": False, "partition": "dir", "alpha": 0.1}
+    Path("MNIST", "config.json").write_text(json.dumps(config))
+    for name in ("agnews-quick", "cifar10-6000", "mnist-6000"):
+        Path(f"{name}.db").write_bytes(lzma.decompress((ROOT / "reports" / f"{name}.db.xz").read_bytes()))
+    Path("examples").symlink_to(ROOT / "examples")
+    Path("reports").mkdir()
+
+
+def typed(page: Path) -> Iterator[list[str]]:
+    text = page.read_text(encoding="utf-8")
+    variables = dict(re.findall(r'^(\w+)="(.*)"$', text, re.MULTILINE))
+    for command in commands(page):
+        for name, value in variables.items():
+            command = command.replace(f"${name}", value)
+        for name, value in PLACES.items():
+            command = command.replace(name, value)
+        words = shlex.split(command, comments=True)[1:]
+        if not " ".join(words).startswith(ELSEWHERE):
+            yield [*words, *["--dry-run"] * (words[0] in DRY and "--dry-run" not in words)]
+
+
+@pytest.mark.slow
+def test_every_command_is_accepted(shell: Shell) -> None:
+    lay_out_data()
+    assert shell("methods", "new", "fed-mix").code == 0
+    Path("heads.yaml").write_text(re.search(r"^```yaml\n(name: heads.*?)^```", (DOCS / "sweeps.md").read_text(), re.M | re.S)[1])
+    for text, name in FILE.findall(AUTHORS[1].read_text(encoding="utf-8")):
+        Path(name).write_text(text, encoding="utf-8")
+    assert shell("run", "-m", "fedala", "-m", "fedavg", "-d", "mnist", "-r", "1", "--model", "logreg").code == 0
+    pages = {tuple(words): page.name for page in ALL for words in typed(page)}
+    wrong = []
+    for words, page in pages.items():
+        done = shell(*words)
+        if done.code and not any(text in done.err for text in REFUSED):
+            wrong.append(f"{page}: pflbench {shlex.join(words)}\n{done.err}")
+    assert not wrong, "\n".join(wrong)
 
 
 def cases() -> list[str]:

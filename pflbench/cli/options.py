@@ -244,7 +244,9 @@ PARTITION = group(
     classes_per_client=_paper(int, help="pathological: classes a client holds. Default: 2 of 10, 10 of 100."),
     balanced=_paper(bool, "--balanced/--unbalanced", help="pathological: equal shares of a class. Default: unbalanced."),
     min_samples=_paper(
-        int, help="dirichlet, pathological: fewest samples of a client. Default: 40, or half an equal share if that is less."
+        int,
+        help="dirichlet, pathological: fewest samples of a client. Default: 40, or half an equal share if that is less; "
+        "dirichlet: what draws can reach of it.",
     ),
     iid_shares=_paper(str, **among("equal", "reference"), help="iid: equal shares, or PFLlib's unequal ones. Default: equal."),
     groups=_paper(int, help="groups: number of groups of clients. Default: 5."),

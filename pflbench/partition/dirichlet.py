@@ -19,19 +19,26 @@ MAX_TRIES = 1000
 
 
 def shares(spec: Dirichlet, labels: NDArray[np.integer[Any]], classes: int, stream: np.random.RandomState) -> list[Indices]:
-    """One index array per client, none shorter than `least`. Raises UserError after MAX_TRIES draws that fail."""
+    """One index array per client, none shorter than `spec.min_samples`.
+
+    The default is the reference's; if MAX_TRIES draws fail to give every client so many, half of it is tried, and so on.
+    Raises UserError if MAX_TRIES draws fail with a given minimum.
+    """
     least = least_samples(len(labels), spec.clients) if spec.min_samples is None else spec.min_samples
     if least * spec.clients > len(labels):
         raise UserError(
             f"{spec.clients} clients cannot hold at least {least} of {len(labels)} samples each.",
-            f"Use at most {len(labels) // least} clients, or a smaller --min-samples.",
+            f"Use at most {len(labels) // least} clients (--clients), or a smaller --min-samples.",
         )
     by_class = [np.flatnonzero(labels == k) for k in range(classes)]
-    for _ in range(MAX_TRIES):
-        result = _draw(spec, by_class, len(labels) / spec.clients, stream)
-        if min(len(share) for share in result) >= least:
-            return result
-    raise _hopeless(spec, f"gave every client at least {least} samples in {MAX_TRIES} draws", least)
+    while True:
+        for _ in range(MAX_TRIES):
+            result = _draw(spec, by_class, len(labels) / spec.clients, stream)
+            if min(len(share) for share in result) >= least:
+                return result
+        if spec.min_samples is not None:
+            raise _hopeless(spec, f"gave every client at least {least} samples in {MAX_TRIES} draws", least)
+        least //= 2
 
 
 def _draw(spec: Dirichlet, by_class: list[Indices], even_share: float, stream: np.random.RandomState) -> list[Indices]:
@@ -58,8 +65,8 @@ def _proportions(spec: Dirichlet, admissible: NDArray[np.bool_], stream: np.rand
 
 
 def _hopeless(spec: Dirichlet, failure: str, least: int | None = None) -> UserError:
-    smaller = "" if least is None else f" or --min-samples below {least}"
+    smaller = "" if least is None else f", or --min-samples below {least}"
     return UserError(
         f"No Dir({spec.beta:g}) partition over {spec.clients} clients {failure}.",
-        f"Use a larger beta, fewer clients{smaller}.",
+        f"Use a larger --beta, fewer --clients{smaller}.",
     )

@@ -365,3 +365,12 @@ def test_impossible_partitions(spec, sizes, message):
         make(spec, sorted_labels(sizes), len(sizes))
     assert caught.value.hint
     assert "\n" not in caught.value.message + caught.value.hint
+
+
+def test_the_default_minimum_falls_to_what_draws_reach():
+    """30 samples a client: Dir(0.1) over 20 clients never gives each of them half of that; an own minimum is kept."""
+    sizes = (60,) * 10
+    smallest = min(totals(Dirichlet(beta=0.1, clients=20), sizes))
+    assert 1 <= smallest < 15
+    with pytest.raises(UserError, match="gave every client at least 15 samples"):
+        make(Dirichlet(beta=0.1, clients=20, min_samples=15), sorted_labels(sizes), 10)

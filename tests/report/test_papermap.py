@@ -78,9 +78,9 @@ def test_every_exhibit_is_one_of_ours_and_none_is_forgotten() -> None:
     assert numbers == [*(f"Table {k}" for k in range(1, 8)), *(f"Figure {k}" for k in range(3, 10))]
 
 
-def test_the_readme_and_the_help_show_the_map(shell: Shell) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = readme.partition("<!-- paper map -->\n")[2].partition("\n<!-- end of the paper map -->")[0]
+def test_the_docs_and_the_help_show_the_map(shell: Shell) -> None:
+    page = (ROOT / "docs" / "tables-and-figures.md").read_text(encoding="utf-8")
+    shown = page.partition("<!-- paper map -->\n")[2].partition("\n<!-- end of the paper map -->")[0]
     assert shown == papermap.markdown(), "write papermap.markdown() between the marks"
     told = " ".join(shell("reproduce", "--help").out.split())
     for one in papermap.EXHIBITS:
