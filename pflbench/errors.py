@@ -25,6 +25,10 @@ class NothingYet(UserError):
     """There are no results of this kind yet. The command line adds what they take."""
 
 
+class Missing(UserError):
+    """The files of a dataset are not there."""
+
+
 class Occupied(UserError):
     """Another process is at this run, or it is there no more: this one has nothing to write to it."""
 

@@ -48,6 +48,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     for name in os.environ:
         if name.startswith("PFLBENCH_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("PFLBENCH_DOWNLOAD", "0")
     monkeypatch.setenv("XDG_STATE_HOME", f"{tmp_path}-state")  # what is known of a GPU here is not the tests'
     monkeypatch.chdir(tmp_path)
     return Shell(capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,6 +91,27 @@ def download(name: Name, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
     with data_view() as progress:
         data.download(base, data_dir, variant, progress)
     message(f"{name} is complete in {data_dir}.")
+
+
+def fetch_missing(names: Iterable[str], data_dir: Path, wanted: bool, quiet: bool) -> None:
+    """Downloads the datasets among `names` that are missing. If that fails, the reason is printed, and the run reports the data.
+
+    wanted: False for --no-download.
+    """
+    from pflbench import data
+
+    for name in dict.fromkeys(names) if wanted else ():
+        with data_view(quiet) as progress:
+            size = data.missing_size(name, data_dir, progress)
+        if not size:
+            continue
+        message(f"{name} is not in {data_dir}: downloading {size}. Ctrl-C ends it, and the same command continues it.")
+        base, variant = _split(name)
+        try:
+            with data_view(quiet) as progress:
+                data.download(base, data_dir, variant, progress)
+        except UserError as failed:
+            message(f"Note: {failed.message}")
 
 
 def _row(dataset: Dataset) -> dict[str, Any]:

@@ -169,6 +169,14 @@ Db = Annotated[
     typer.Option("--db", envvar="PFLBENCH_DB", metavar="PATH|URL", help="Results database: a file or a SQLAlchemy URL."),
 ]
 DataDir = Annotated[Path, typer.Option("--data-dir", envvar="PFLBENCH_DATA", metavar="PATH", help="Folder of the datasets.")]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download/--no-download",
+        envvar="PFLBENCH_DOWNLOAD",
+        help="Download missing datasets; their size is printed first.",
+    ),
+]
 DEFAULT_DB = "pflbench.db"
 DEFAULT_DATA = Path("data")
 

@@ -14,6 +14,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table, say
+from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.making import Jobs, KeepGoing, Limit, make_all
 from pflbench.cli.progress import data_view, followed
@@ -91,6 +92,7 @@ def reproduce(
     executed: o.Given,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
+    download: o.Download = True,
     jobs: Jobs = 1,
     keep_going: KeepGoing = False,
     limit: Limit = None,
@@ -123,6 +125,7 @@ def reproduce(
     # A figure of data alone makes no database.
     with opened_if_there(db) if all(one.untrained for one in asked) else opened(db, create=True) as results:
         for one, runs, target in zip(asked, wanted, targets, strict=True):
+            fetch_missing([run.spec.data.named for run in runs if run.spec.data.path is None], data_dir, download, quiet)
             outlook = _look(one, runs, results, data_dir, quiet)
             with _reported(len(asked) > 1) as possible:
                 outlook.require_something()

@@ -13,6 +13,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, message, print_json, say
+from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
 from pflbench.cli.making import Jobs, KeepGoing, make_all
 from pflbench.cli.progress import apart, data_view, followed, named
@@ -34,6 +35,7 @@ def run(
     executed: o.Given,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
+    download: o.Download = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the complete specifications and their keys; train nothing.")
     ] = False,
@@ -51,6 +53,8 @@ def run(
     from pflbench.sweep.grid import of_run
 
     wanted = o.run_options({**asked, "data_dir": data_dir})
+    if not (wanted.partition or "").startswith("pfllib"):
+        fetch_missing(wanted.datasets, data_dir, download and not dry_run, quiet)
     specs = of_run(wanted)
     for text in (*preset_notes(wanted), *warnings(specs), *_remarks(specs, data_dir)):
         message(f"Note: {text}")

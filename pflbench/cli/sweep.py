@@ -13,11 +13,12 @@ from typer.core import TyperGroup
 
 from pflbench.cli import options as o
 from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
+from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.executors import EXECUTORS
 from pflbench.cli.making import KeepGoing, Limit
 from pflbench.cli.progress import apart
-from pflbench.cli.run import execution
+from pflbench.cli.run import execution, prepare
 from pflbench.cli.sweep_runs import NAMED, Quiet, RetryFailed, SweepCommand, counted_states, make, resume, work
 from pflbench.errors import UserError
 
@@ -76,6 +77,7 @@ def run(
     workers: o.Given,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
+    download: o.Download = True,
     quiet: Quiet = False,
     as_json: o.Json = False,
 ) -> None:
@@ -93,6 +95,7 @@ def run(
     study = _study(file, grid, name, asked)
     if file and (code := trusted.files_named([*study.grid.values("model"), *study.grid.values("dataset")])):
         message(f"{file} names Python files, which are executed: {', '.join(code)}")
+    fetch_missing(map(str, study.grid.values("dataset")), data_dir, download and not dry_run, quiet)
     specs = specifications(study.grid, data_dir, order)
     for text in warnings(specs):
         message(f"Note: {text}")
@@ -108,6 +111,7 @@ def run(
         "plugins": [str(path.absolute()) for path in asked["plugins"]],
         "file": None if file is None else file.read_text(encoding="utf-8"),
     }
+    prepare(specs, data_dir, quiet)  # a sweep that is refused is not stored
     with opened(db, create=True) as results:
         from pflbench.store import sweeps
 
@@ -115,7 +119,7 @@ def run(
         sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
         trusted.remember(trusted.wanted(specs, asked["plugins"], how.checkpoints, executor.words()))
         asked_now = SweepCommand(sweep, results, how, executor, data_dir, quiet, as_json)
-        make(asked_now, retry_failed=retry_failed, keep_going=keep_going, limit=limit)
+        make(asked_now, retry_failed=retry_failed, keep_going=keep_going, limit=limit, prepared=True)
 
 
 app.command()(resume)

@@ -138,15 +138,19 @@ def work(
             _report(asked, state, skipped, "it was cancelled" if queue.cancelled(results) else "")
 
 
-def make(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: int | None) -> None:
-    """Trains the remaining runs. Exit code 2 if one did not finish; after a signal, the signal's exit code."""
+def make(asked: SweepCommand, *, retry_failed: bool, keep_going: bool, limit: int | None, prepared: bool = False) -> None:
+    """Trains the remaining runs. Exit code 2 if one did not finish; after a signal, the signal's exit code.
+
+    prepared: `prepare` has checked all runs.
+    """
     from pflbench.store import sweeps
     from pflbench.sweep.choose_executor import choose_executor
 
     ahead, skipped = _ahead(asked, retry_failed)
     ahead, why = ahead[:limit], ""
     if ahead:
-        prepare(ahead, asked.data_dir, asked.quiet)
+        if not prepared:
+            prepare(ahead, asked.data_dir, asked.quiet)
         tell_checkpoints(asked.results, asked.how)
     if ahead and asked.workers.executor == "slurm":
         _submit(asked, ahead, limit)

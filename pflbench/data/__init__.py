@@ -14,7 +14,7 @@ from pflbench.data.npz import NPZ
 from pflbench.data.table import CSV
 from pflbench.data.tiny import TINY
 from pflbench.data.vision import CIFAR10, CIFAR100, EMNIST, FASHIONMNIST, MNIST
-from pflbench.errors import UserError, unknown
+from pflbench.errors import Missing, UserError, unknown
 from pflbench.plugins import datasets as own
 from pflbench.plugins.datasets import PYTHON
 from pflbench.spec import DataSpec
@@ -36,6 +36,7 @@ __all__ = [
     "identify",
     "load",
     "missing",
+    "missing_size",
     "named",
     "names",
     "parse",
@@ -155,6 +156,19 @@ def verify(name: str, root: Path, variant: str | None = None) -> list[Finding]:
     """Looks at every file of a dataset. Raises UserError for an unknown name or variant."""
     dataset = _dataset(name)
     return dataset.verify(root, _variant(dataset, variant))
+
+
+def missing_size(text: str, root: Path, progress: Progress | None = None) -> str:
+    """The size of the download, as text, of a dataset whose files are missing; "" of any other."""
+    if own.place(text) is not None or text.partition(":")[0] in SOURCES:
+        return ""
+    try:
+        identify(named(text), root, progress)
+    except Missing:
+        return DATASETS[text.partition(":")[0]].size
+    except UserError:  # unknown or damaged, which `parse` and `load` report
+        pass
+    return ""
 
 
 def download(name: str, root: Path, variant: str | None = None, progress: Progress | None = None) -> None:

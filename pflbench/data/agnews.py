@@ -108,9 +108,7 @@ def _download(root: Path, variant: str | None, progress: Progress | None) -> Non
     from pflbench.data.fetch import fetch
 
     for name in _files(variant):
-        path = _folder(root) / name
-        if not (path.is_file() and md5(path) == MD5[name]):
-            fetch(URL + name, path, MD5[name])
+        fetch([URL + name], _folder(root) / name, MD5[name], progress)
 
 
 AGNEWS = Dataset(

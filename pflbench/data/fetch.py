@@ -1,30 +1,68 @@
-"""Downloads by torchvision: checked, and only then put in place."""
+"""Downloads: continued where one was broken off, checked, and only then put in place."""
 
 from __future__ import annotations
 
 import os
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
+from pflbench import __version__
+from pflbench.data.base import Progress
+from pflbench.data.hashing import md5
 from pflbench.errors import UserError
 
+CHUNK = 1 << 18  # bytes
+TIMEOUT = 30.0  # seconds without an answer or a byte
+COMPLETE = 416  # "range not satisfiable": no byte is left to be sent
 
-def fetch(url: str, target: Path, checksum: str) -> None:
-    """Downloads `url` to `target` if its MD5 is `checksum`. Raises UserError where that fails; `target` then does not exist."""
-    from pflbench._torchvision import torchvision
 
+def fetch(urls: Sequence[str], target: Path, checksum: str, progress: Progress | None = None) -> None:
+    """Downloads `target` from the first of `urls` that serves it. What an earlier call has left of it is continued.
+
+    Raises UserError if none does, or if the MD5 is not `checksum`: `target` is then as it was.
+    """
+    if target.is_file() and md5(target) == checksum:
+        return
     part = target.with_name(f"{target.name}.part")
-    with told(url, target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    for url in urls:
         try:
-            torchvision().datasets.utils.download_url(url, target.parent, part.name, checksum)
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
+            with told(url, target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _receive(url, part, target.name, progress)
+                if md5(part) != checksum:
+                    part.unlink()
+                    raise OSError("the file is corrupted: its MD5 is not the published one")
+                os.replace(part, target)
+            return
+        except UserError:
+            if url == urls[-1]:
+                raise
+
+
+def _receive(url: str, part: Path, name: str, progress: Progress | None) -> None:
+    """Appends to `part` what is missing of it, or writes it anew if the server does not serve ranges."""
+    held = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": f"pflbench/{__version__}"} | ({"Range": f"bytes={held}-"} if held else {})
+    try:
+        answer = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
+    except HTTPError as error:
+        if error.code == COMPLETE and held:
+            return
+        raise
+    with answer, part.open("ab" if answer.status == 206 else "wb") as file:
+        total = file.tell() + int(answer.headers.get("Content-Length", 0))
+        while chunk := answer.read(CHUNK):
+            file.write(chunk)
+            if progress is not None:
+                progress(f"Downloading {name}", file.tell(), total)
+        if file.tell() < total:
+            raise OSError(f"the connection broke off after {file.tell():,} of {total:,} bytes; the next attempt continues there")
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from pflbench.data import images
 from pflbench.data.base import IMAGE_RATE, Arrays, Dataset, Defaults, Finding, Progress, corrupt, missing
 from pflbench.data.content import Content
 from pflbench.data.folder import class_files
-from pflbench.data.hashing import md5
 from pflbench.data.images import DAMAGED, Listing, is_image
 from pflbench.errors import UserError
 
@@ -117,9 +116,7 @@ def _download(root: Path, variant: str | None, progress: Progress | None) -> Non
         except UserError as e:
             raise UserError(f"{place} is incomplete: {e.message}.", f"Remove {place} and run this again.") from e
         return
-    target = root / f"{NAME}.zip"
-    if not (target.is_file() and md5(target) == MD5):
-        fetch(URL, target, MD5)
+    fetch([URL], root / f"{NAME}.zip", MD5, progress)
 
 
 TINY = Dataset(

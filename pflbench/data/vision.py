@@ -17,7 +17,7 @@ from pflbench.data import cache
 from pflbench.data import content as contents
 from pflbench.data.base import IMAGE_RATE, Arrays, Dataset, Defaults, Finding, Progress, corrupt, missing
 from pflbench.data.content import Content
-from pflbench.data.fetch import told
+from pflbench.data.fetch import fetch, told
 from pflbench.data.hashing import md5
 from pflbench.errors import UserError
 
@@ -74,10 +74,25 @@ class _Reader:
         return next((p for p in places if any((p / f).is_file() for f in self.files(variant))), places[0])
 
     def open(self, place: Path, variant: str | None, **options: Any) -> Any:
+        # It opens Cifar's pickles only if they have the published checksums.
+        return self._class()(place, **({"split": variant} if variant else {}), **options)
+
+    def archives(self) -> list[tuple[list[str], str, str]]:
+        """URLs, place below torchvision's root and MD5 of each archive, as torchvision has them."""
+        source = self._class()
+        if self.cls in BATCHES:
+            return [([source.url], source.filename, source.tgz_md5)]
+        if self.cls == "EMNIST":
+            return [([source.url], f"EMNIST/raw/{ARCHIVE}", source.md5)]
+        return [
+            ([f"{mirror}{name}" for mirror in source.mirrors], f"{self.cls}/raw/{name}", checksum)
+            for name, checksum in source.resources
+        ]
+
+    def _class(self) -> Any:
         from pflbench._torchvision import torchvision
 
-        # It opens Cifar's pickles only if they have the published checksums.
-        return getattr(torchvision().datasets, self.cls)(place, **({"split": variant} if variant else {}), **options)
+        return getattr(torchvision().datasets, self.cls)
 
 
 def _arrays(reader: _Reader, place: Path, variant: str | None) -> Arrays:
@@ -154,7 +169,7 @@ def _is_official(reader: _Reader, place: Path, files: list[str], variant: str | 
 
 
 def _download(reader: _Reader, root: Path, variant: str | None, progress: Progress | None) -> None:
-    """Lets torchvision fetch, check and unpack what is not whole. Raises UserError where that fails."""
+    """Fetches the archives that torchvision names, and lets it unpack them. Raises UserError where that fails."""
     found = {finding.state for finding in _verify(reader, root, variant)}
     place = reader.place(root, variant)
     if found == {"ok"}:
@@ -163,7 +178,9 @@ def _download(reader: _Reader, root: Path, variant: str | None, progress: Progre
         for file in reader.files(variant) if "corrupt" in found else ():
             (place / file).unlink()  # torchvision looks only whether an IDX file exists
         place.mkdir(parents=True, exist_ok=True)
-        reader.open(place, variant, train=True, download=True)
+        for urls, archive, checksum in reader.archives():
+            fetch(urls, place / archive, checksum, progress)
+        reader.open(place, variant, train=True, download=True)  # archives with their checksum are only unpacked
     for finding in _verify(reader, root, variant):
         if finding.state != "ok":
             raise UserError(f"{finding.file} is {finding.state} after the download: {finding.detail}.")

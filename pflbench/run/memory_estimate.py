@@ -86,7 +86,7 @@ def estimate(spec: RunSpec, method: Method, setting: FederationData, *, captured
     Raises UserError where the method does not go with the model or the protocol.
     """
     fed, samples = _without_data(spec, setting)
-    kept = _kept(method, fed)
+    kept = _kept(spec, method, fed)
     if kept is None:
         return None
     try:
@@ -153,7 +153,7 @@ def require_possible(spec: RunSpec, setting: FederationData) -> None:
             f"The model has {fed.flat.size:,} parameters: with their gradient more than this machine's {2 * half / 1e9:,.0f} GB.",
             f"At most {half // fed.dtype.itemsize:,} fit: a smaller model has fewer, and of texts a smaller vocabulary.",
         )
-    _kept(methods.make(spec.method), fed)
+    _kept(spec, methods.make(spec.method), fed)
 
 
 def readable(size: float) -> str:
@@ -175,12 +175,12 @@ def _batch(samples: Samples, size: int) -> tuple[Tensor, Tensor]:
     return samples.batch(torch.zeros(size, dtype=torch.int64, device="meta"))
 
 
-def _kept(method: Method, fed: Federation) -> int | None:
+def _kept(spec: RunSpec, method: Method, fed: Federation) -> int | None:
     """Bytes of the method's state."""
     try:
         state = method.init(fed)
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"{spec.method.name} on {spec.data.label}, model {spec.model}: {error.message}", error.hint) from error
     except Exception:
         return None
     return sum(value.nbytes for value in tensors(state).values())

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.command import Shell
 
 from pflbench import data
 from pflbench._torchvision import torchvision
@@ -33,6 +34,7 @@ class Server:
     files: dict[str, bytes] = field(default_factory=dict)
     cut: int | None = None
     requests: list[str] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -48,9 +50,15 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
             if content is None:
                 self.send_error(404)
                 return
-            self.send_response(200)
+            wanted = self.headers.get("Range", "bytes=0-")
+            content = content[int(wanted.removeprefix("bytes=").removesuffix("-")) :]
+            if not content:
+                self.send_error(416)
+                return
+            self.send_response(206 if "Range" in self.headers else 200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
+            state.ranges.append(wanted)
             if self.command == "GET":
                 state.requests.append(self.path)
                 self.wfile.write(content[: state.cut])
@@ -73,7 +81,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     ("fault", "told"),
     [
         ("", ""),
-        ("cut off", "could not be downloaded: .*(corrupted|retrieval incomplete)"),
+        ("cut off", "could not be downloaded: the connection broke off after 1,000 of 1,024,000 bytes"),
         ("other bytes", "could not be downloaded: .*corrupted"),
         ("refused", "could not be downloaded: .*404"),
         ("no folder", "cannot be written"),
@@ -89,12 +97,31 @@ def test_a_file_is_put_in_place_whole_or_not_at_all(fault: str, told: str, serve
     target = tmp_path / "new" / "f.bin"
     if fault:
         with pytest.raises(UserError, match=told):
-            fetch.fetch(f"{server.url}/f.bin", target, MD5)
-        assert fault == "no folder" or list((tmp_path / "new").iterdir()) == []
-        return
-    fetch.fetch(f"{server.url}/f.bin", target, MD5)
+            fetch.fetch([f"{server.url}/f.bin"], target, MD5)
+        assert not target.exists()
+        if fault != "cut off":
+            assert fault == "no folder" or list((tmp_path / "new").iterdir()) == []
+            return
+        server.cut = None
+    steps: list[tuple[str, int, int]] = []
+    fetch.fetch([f"{server.url}/f.bin"], target, MD5, lambda *step: steps.append(step))
     assert target.read_bytes() == CONTENT
     assert list((tmp_path / "new").iterdir()) == [target]
+    assert server.ranges[-1] == ("bytes=1000-" if fault else "bytes=0-")
+    assert steps[-1] == ("Downloading f.bin", len(CONTENT), len(CONTENT))
+
+
+def test_a_part_that_is_whole_is_checked_and_put_in_place(server: Server, tmp_path: Path) -> None:
+    server.files["/f.bin"] = CONTENT
+    (tmp_path / "f.bin.part").write_bytes(CONTENT)
+    fetch.fetch([f"{server.url}/f.bin"], tmp_path / "f.bin", MD5)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.bin"]
+
+
+def test_another_server_is_asked_if_the_first_one_fails(server: Server, tmp_path: Path) -> None:
+    server.files["/f.bin"] = CONTENT
+    fetch.fetch([f"{server.url}/absent", f"{server.url}/f.bin"], tmp_path / "f.bin", MD5)
+    assert (tmp_path / "f.bin").read_bytes() == CONTENT
 
 
 def test_agnews_fetches_only_what_is_not_whole(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +195,7 @@ def test_torchvision_downloads_and_replaces_what_is_damaged(mnist_mirror: Callab
 
 def test_a_failed_download_of_torchvision_is_a_users_error(mnist_mirror: Callable[[], None], tmp_path: Path) -> None:
     mnist_mirror()
-    with pytest.raises(UserError, match=r"'mnist' could not be downloaded: .*404") as e:
+    with pytest.raises(UserError, match=r"could not be downloaded: .*404") as e:
         data.download("mnist", tmp_path)
     assert "\n" not in e.value.message
 
@@ -177,7 +204,7 @@ def test_a_corrupt_download_of_torchvision_is_a_users_error(
     mnist_mirror: Callable[[], None], server: Server, tmp_path: Path
 ) -> None:
     server.files["/train-images-idx3-ubyte.gz"] = gzip.compress(b"something else")
-    with pytest.raises(UserError, match=r"'mnist' could not be downloaded: .*corrupted"):
+    with pytest.raises(UserError, match=r"could not be downloaded: .*corrupted"):
         data.download("mnist", tmp_path)
     assert {f.state for f in data.verify("mnist", tmp_path)} == {"missing"}
 
@@ -190,10 +217,29 @@ def test_torchvision_unpacks_only_what_has_its_checksum(server: Server, tmp_path
     server.files["/cifar.tar.gz"] = buffer.getvalue()
     reader = torchvision().datasets.CIFAR10
     monkeypatch.setattr(reader, "url", f"{server.url}/cifar.tar.gz")
-    with pytest.raises(UserError, match=r"'cifar10' could not be downloaded: .*corrupted"):
+    with pytest.raises(UserError, match=r"could not be downloaded: .*corrupted"):
         data.download("cifar10", tmp_path)
     assert not list(tmp_path.rglob("cifar10-unpacked"))
     monkeypatch.setattr(reader, "tgz_md5", hashlib.md5(buffer.getvalue()).hexdigest())
     with pytest.raises(UserError):
         data.download("cifar10", tmp_path)
     assert list(tmp_path.rglob("cifar10-unpacked")), "with its checksum it is"
+
+
+def test_run_downloads_what_is_missing(
+    mnist_mirror: Callable[[], None], server: Server, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken connection ends with the missing data's error; the same command continues the download and trains."""
+    command = ("run", "-m", "fedavg", "-d", "mnist", "-p", "iid", "--clients", "1", "--model", "logreg", "-r", "1", "-q")
+    assert "Get them (12 MB): pflbench data download mnist" in shell.refused(*command, "--no-download")
+    assert not server.requests
+    monkeypatch.delenv("PFLBENCH_DOWNLOAD")
+    server.cut = 30
+    done = shell(*command)
+    assert done.code == 2
+    assert "mnist is not in data: downloading 12 MB." in done.err
+    assert "the connection broke off after 30 of" in done.err
+    server.cut = None
+    assert shell(*command).code == 0
+    assert "bytes=30-" in server.ranges
+    assert "downloading" not in shell(*command).err

@@ -41,7 +41,7 @@ class Done:
 def environment(**variables: str) -> dict[str, str]:
     """Ours without the settings of whoever runs the tests."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PFLBENCH_")}
-    return {**plain, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    return {**plain, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PFLBENCH_DOWNLOAD": "0", **variables}
 
 
 def start(*arguments: str, folder: Path, program: str = PROGRAM, **variables: str) -> subprocess.Popen[str]:
