@@ -184,10 +184,11 @@ def leading(kind: Kind, name: str, db: str, data_dir: Path = o.DEFAULT_DATA) -> 
 
         with opened_if_there(db) as engine:
             words, left = need(kind, name, engine, data_dir)
+        how = command(kind, name)
         times = [f"{scale} about {duration(seconds)}" for scale, seconds in left.items() if seconds]
-        known = ", ".join([*times, "smoke about a minute"]) + ("" if times else ", the rest not known before a first run")
-        takes = f"{words[0].upper()}{words[1:]}; {known}: {command(kind, name)}."
-        raise NothingYet(nothing.message, f"{takes} {nothing.hint}".rstrip()) from None
+        takes = "; ".join([words, *times])
+        hint = f"In about a minute: {how} --scale smoke. In full ({takes}): {how}; --dry-run estimates the time."
+        raise NothingYet(nothing.message, hint) from None
 
 
 def write_table(found: Grid, format: str, output: Path | None) -> None:

@@ -13,7 +13,6 @@ from pflbench.report.declared import Kind
 from pflbench.report.papermap import EXHIBITS, Exhibit, Part
 from pflbench.reproduce.goal import goals
 from pflbench.reproduce.progress import Tally, progress_of
-from pflbench.reproduce.scales import SCALES
 
 
 @dataclass(frozen=True)
@@ -86,4 +85,4 @@ def need(kind: Kind, name: str, engine: Engine | None, data_dir: Path) -> tuple[
 
 
 def command(kind: Kind, name: str) -> str:
-    return f"pflbench reproduce {Part(kind, name).command_name} --scale {'|'.join(reversed(SCALES))}"
+    return f"pflbench reproduce {Part(kind, name).command_name}"

@@ -15,8 +15,8 @@ from pflbench.errors import UserError
 from pflbench.models import build
 from pflbench.models.base import Backbone
 from pflbench.partition import Partition, make, pfllib
-from pflbench.partition.core import Indices
-from pflbench.spec import DataSpec, PartitionSpec, Pfllib, RunSpec
+from pflbench.partition.core import Indices, least_samples
+from pflbench.spec import DataSpec, Dirichlet, PartitionSpec, Pfllib, RunSpec
 from pflbench.store.partitions import PartitionRecord
 from pflbench.store.paths import in_spec
 
@@ -110,6 +110,15 @@ def _pfllib(source: DataSpec, spec: Pfllib) -> tuple[Arrays, Partition]:
     x, y, classes, partition = pfllib.read(Path(spec.path))
     data.require_alike(source, x.shape[1:], classes, spec.path)
     return Arrays(x, y, tuple(str(k) for k in range(classes))), partition
+
+
+def smaller_than_usual(spec: PartitionSpec, record: PartitionRecord) -> str:
+    """The samples of the smallest client, if no draw gave every client the reference's minimum; else ""."""
+    sizes = record.train.sum(1) + record.test.sum(1)
+    usual = least_samples(int(sizes.sum()), len(sizes))
+    if not isinstance(spec, Dirichlet) or spec.min_samples is not None or sizes.min() >= usual:
+        return ""
+    return f"{sizes.min()} samples, less than the usual {usual}"
 
 
 def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Partition, samples: int) -> PartitionRecord:

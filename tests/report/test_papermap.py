@@ -184,8 +184,8 @@ def test_table_and_plot_take_the_paper_s_numbers(engine: Engine, shell: Shell) -
     done = shell("table", "table4")
     assert done.code == 2
     assert done.out == shell("table", "heterogeneity").out
-    assert "reproduce table:scalability --scale smoke|quick|full" in done.err
-    assert "reproduce applicability --scale smoke|quick|full" in done.err
+    assert "reproduce table:scalability --scale smoke" in done.err
+    assert "reproduce applicability --scale smoke" in done.err
     for one in wanted("table:scalability"):
         if one.spec.method.name == "fedavg":
             add_run(engine, one.spec, [0.1, 0.3])
