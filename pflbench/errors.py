@@ -25,7 +25,7 @@ class NothingYet(UserError):
     """There are no results of this kind yet. The command line adds what they take."""
 
 
-class Missing(UserError):
+class NoData(UserError):
     """The files of a dataset are not there."""
 
 

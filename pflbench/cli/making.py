@@ -130,7 +130,8 @@ def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
     """Prints a note about the place of checkpoints if needed. Raises UserError for an impossible place."""
     from pflbench.run.places import note, place_of
 
-    place_of(results.url, how.checkpoints)
+    if how.checkpoints:
+        place_of(results.url, how.checkpoints).require_writable()
     text = note(results.url, how.checkpoints)
     if text is not None:
         message(f"Note: {text}")

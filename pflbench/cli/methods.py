@@ -44,6 +44,7 @@ def show(
     """Show one method: its source and its hyperparameters, for `run --set METHOD.NAME=VALUE`."""
     from pflbench import methods
 
+    name = methods.in_any_case(name)
     cls, hypers = methods.load(name), methods.hyperparameters(name)
     facts = {
         "name": name,
@@ -85,6 +86,7 @@ def new(
 def check(name: Name, plugins: o.Plugins = []) -> None:  # noqa: B006
     """Run the contract suite, which every method must pass, on a method. Exit code 1 if it fails."""
     from pflbench.contract import keeps_the_contract
+    from pflbench.methods import in_any_case
 
-    if not keeps_the_contract(name):
+    if not keeps_the_contract(in_any_case(name)):
         raise typer.Exit(1)

@@ -188,7 +188,7 @@ def leading(kind: Kind, name: str, db: str, data_dir: Path = o.DEFAULT_DATA) -> 
         times = [f"{scale} about {duration(seconds)}" for scale, seconds in left.items() if seconds]
         takes = "; ".join([words, *times])
         hint = f"In about a minute: {how} --scale smoke. In full ({takes}): {how}; --dry-run estimates the time."
-        raise NothingYet(nothing.message, hint) from None
+        raise NothingYet(nothing.message, f"{hint} {nothing.hint}".rstrip()) from None
 
 
 def write_table(found: Grid, format: str, output: Path | None) -> None:

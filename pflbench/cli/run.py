@@ -185,7 +185,7 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
 
 def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     """Loads all data and makes all partitions once, so that errors show before the first run."""
-    from pflbench.run.federation_data import load_federation_data, smaller_than_usual
+    from pflbench.run.federation_data import load_federation_data, remarks
     from pflbench.run.memory_estimate import require_possible
 
     notes: dict[str, None] = {}  # in order, each once
@@ -197,10 +197,7 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
         require_possible(spec, setting)
         if setting.central is not None:
             _require_global_model(spec, setting)
-        if left_out := setting.record.left_out:
-            notes[f"{spec.partition.label} of {spec.data.label} leaves out {left_out:,} samples, which no client gets."] = None
-        if smallest := smaller_than_usual(spec.partition, setting.record):
-            notes[f"{spec.partition.label} of {spec.data.label}: the smallest client has {smallest}. See --min-samples."] = None
+        notes |= dict.fromkeys(remarks(spec, setting))
     for note in notes:
         message(f"Note: {note}")
 

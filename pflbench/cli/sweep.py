@@ -115,7 +115,8 @@ def run(
     with opened(db, create=True) as results:
         from pflbench.store import sweeps
 
-        place_of(results.url, how.checkpoints)  # an impossible place must not be stored
+        if how.checkpoints:
+            place_of(results.url, how.checkpoints).require_writable()  # an impossible place must not be stored
         sweep = sweeps.save(results, study.name, specs, json.loads(json.dumps(environment, default=str)))
         trusted.remember(trusted.wanted(specs, asked["plugins"], how.checkpoints, executor.words()))
         asked_now = SweepCommand(sweep, results, how, executor, data_dir, quiet, as_json)

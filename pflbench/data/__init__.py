@@ -14,7 +14,7 @@ from pflbench.data.npz import NPZ
 from pflbench.data.table import CSV
 from pflbench.data.tiny import TINY
 from pflbench.data.vision import CIFAR10, CIFAR100, EMNIST, FASHIONMNIST, MNIST
-from pflbench.errors import Missing, UserError, unknown
+from pflbench.errors import NoData, UserError, unknown
 from pflbench.plugins import datasets as own
 from pflbench.plugins.datasets import PYTHON
 from pflbench.spec import DataSpec
@@ -77,7 +77,8 @@ def names() -> list[str]:
 
 
 def named(text: str) -> DataSpec:
-    """A dataset's name, with a variant or not, whatever lies in the data folder. Raises UserError for unknown ones."""
+    """A dataset's name in any case, with a variant or not, whatever the data folder holds. Raises UserError for unknown ones."""
+    text = text if text.partition(":")[0] in names() else text.lower()
     name, _, rest = text.partition(":")
     dataset = _dataset(name)
     return DataSpec(name=name, variant=_variant(dataset, rest or None))
@@ -164,8 +165,8 @@ def missing_size(text: str, root: Path, progress: Progress | None = None) -> str
         return ""
     try:
         identify(named(text), root, progress)
-    except Missing:
-        return DATASETS[text.partition(":")[0]].size
+    except NoData:
+        return DATASETS[named(text).name].size
     except UserError:  # unknown or damaged, which `parse` and `load` report
         pass
     return ""
@@ -198,6 +199,7 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def _dataset(name: str) -> Dataset:
+    name = name.lower() if name.lower() in DATASETS else name
     if name == "pfllib":
         raise UserError("'pfllib:PATH' is a partition that brings its data, no dataset.", "Write -p pfllib:PATH.")
     if name not in DATASETS:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pflbench.errors import Missing, UserError
+from pflbench.errors import NoData, UserError
 
 if TYPE_CHECKING:
     from pflbench.data.content import Content
@@ -115,7 +115,7 @@ def fetch_command(name: str, root: Path) -> str:
 def missing(name: str, size: str, root: Path, looked_for: Sequence[Path]) -> UserError:
     """The error for data that are not here: what, where it was looked for, how large, and how to get it."""
     places = " or ".join(map(str, looked_for))
-    return Missing(f"The data of '{name}' are missing: no {places}.", f"Get them ({size}): {fetch_command(name, root)}")
+    return NoData(f"The data of '{name}' are missing: no {places}.", f"Get them ({size}): {fetch_command(name, root)}")
 
 
 def corrupt(name: str, root: Path, finding: Finding) -> UserError:

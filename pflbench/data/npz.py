@@ -50,10 +50,10 @@ def checked(place: str, x: npt.NDArray[Any], y: npt.NDArray[Any], names: npt.NDA
 
     Raises UserError for other types and shapes, values that are not finite, and labels without a sample or a name.
     """
-    x = _samples(place, x)
-    y, classes = labelled(place, y, names)
     if len(x) != len(y):
         raise UserError(f"{place}: x has {len(x)} samples, y has {len(y)} labels.", "Expected one label per sample.")
+    x = _samples(place, x)
+    y, classes = labelled(place, y, names)
     return Arrays(x, y, classes)
 
 

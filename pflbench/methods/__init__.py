@@ -74,6 +74,12 @@ def names(with_ala: bool = False) -> list[str]:
     return [*plain, *(f"{name}{SUFFIX}" for name in plain if with_ala and name not in refused)]
 
 
+def in_any_case(name: str) -> str:
+    """The name of the method that is meant: "FedALA" is fedala. Unknown names stay as they are."""
+    known = names(with_ala=True)
+    return name if name in known or name.lower() not in known else name.lower()
+
+
 def card(name: str) -> Card:
     """The attributes of a built-in method, or of one with ALA ("ditto+ala"); blank for others. No method is imported."""
     base = name.removesuffix(SUFFIX)
@@ -86,7 +92,7 @@ def load(name: str) -> type[Method]:
     base = name.removesuffix(SUFFIX)
     plugin = plugins.find(base)
     if plugin is None and base not in METHODS:
-        raise unknown("method", name, names())
+        raise unknown("method", name, names(with_ala="+" in name))
     refused = card(base).ala_refused if plugin is None else plugins.card(plugin).ala_refused
     if base != name and refused:
         fitting = (other for other in METHODS if not card(other).ala_refused)

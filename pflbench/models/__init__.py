@@ -47,6 +47,7 @@ def find(text: str) -> tuple[str, OwnModel | None]:
 
     text: a name, or `FILE.py:NAME`. Raises UserError for what is no model.
     """
+    text = text.lower() if text.lower() in MODELS else text
     found = plugins.find(text, MODELS)
     return (text, None) if found is None else (found.name, plugins.source(found))
 

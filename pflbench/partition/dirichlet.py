@@ -21,8 +21,8 @@ MAX_TRIES = 1000
 def shares(spec: Dirichlet, labels: NDArray[np.integer[Any]], classes: int, stream: np.random.RandomState) -> list[Indices]:
     """One index array per client, none shorter than `spec.min_samples`.
 
-    The default is the reference's; if MAX_TRIES draws fail to give every client so many, half of it is tried, and so on.
-    Raises UserError if MAX_TRIES draws fail with a given minimum.
+    The default is the reference's; if MAX_TRIES draws fail to give every client so many, half of it is tried, and so on down to 1.
+    Raises UserError if MAX_TRIES draws fail with 1, or with a given minimum.
     """
     least = least_samples(len(labels), spec.clients) if spec.min_samples is None else spec.min_samples
     if least * spec.clients > len(labels):
@@ -36,7 +36,7 @@ def shares(spec: Dirichlet, labels: NDArray[np.integer[Any]], classes: int, stre
             result = _draw(spec, by_class, len(labels) / spec.clients, stream)
             if min(len(share) for share in result) >= least:
                 return result
-        if spec.min_samples is not None:
+        if spec.min_samples is not None or least <= 1:
             raise _hopeless(spec, f"gave every client at least {least} samples in {MAX_TRIES} draws", least)
         least //= 2
 

@@ -112,13 +112,24 @@ def _pfllib(source: DataSpec, spec: Pfllib) -> tuple[Arrays, Partition]:
     return Arrays(x, y, tuple(str(k) for k in range(classes))), partition
 
 
-def smaller_than_usual(spec: PartitionSpec, record: PartitionRecord) -> str:
-    """The samples of the smallest client, if no draw gave every client the reference's minimum; else ""."""
-    sizes = record.train.sum(1) + record.test.sum(1)
-    usual = least_samples(int(sizes.sum()), len(sizes))
-    if not isinstance(spec, Dirichlet) or spec.min_samples is not None or sizes.min() >= usual:
-        return ""
-    return f"{sizes.min()} samples, less than the usual {usual}"
+def remarks(spec: RunSpec, held: FederationData) -> list[str]:
+    """What a user may not expect of a partition."""
+    record, where = held.record, f"{spec.partition.label} of {spec.data.label}"
+    train = record.train.sum(1)
+    sizes = train + record.test.sum(1)
+    usual, smallest = least_samples(int(sizes.sum()), len(sizes)), int(sizes.min())
+    found = []
+    if record.left_out:
+        found.append(f"{where} leaves out {record.left_out:,} samples, which no client gets.")
+    if isinstance(spec.partition, Dirichlet) and spec.partition.min_samples is None and smallest < usual:
+        found.append(
+            f"{where}: the smallest client has {smallest} samples. No draw gave every client the usual {usual} (--min-samples)."
+        )
+    if len(sizes) == 1:
+        found.append(f"{where} has one client, so that nothing is federated.")
+    elif spec.train.batch_size > train.max():
+        found.append(f"--batch-size {spec.train.batch_size}: no client has so many samples; each of its epochs is one step.")
+    return found
 
 
 def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Partition, samples: int) -> PartitionRecord:

@@ -29,6 +29,17 @@ class Folder:
     def __str__(self) -> str:
         return str(self._path)
 
+    def require_writable(self) -> None:
+        """Raises UserError for a folder in which no file can be made."""
+        try:
+            self._path.mkdir(parents=not self._beside, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._path):
+                pass
+        except OSError as error:
+            raise UserError(
+                f"Checkpoints cannot be stored in {self}: {error.strerror}.", "Name another place: --checkpoints PATH|URL."
+            ) from None
+
     @contextmanager
     def write(self, name: str) -> Iterator[IO[bytes]]:
         """A file that appears as a whole or not at all. Raises OSError."""
@@ -63,6 +74,9 @@ class Remote:
 
     def __str__(self) -> str:
         return without_passwords(self._url, alone=True)
+
+    def require_writable(self) -> None:
+        """Nothing is tried at a URL: a test file would cost money, and may not be removable."""
 
     @contextmanager
     def write(self, name: str) -> Iterator[IO[bytes]]:

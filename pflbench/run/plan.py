@@ -167,12 +167,15 @@ def _require_optimizer(spec: RunSpec) -> None:
 
 
 def preset_notes(wanted: RunOptions) -> list[str]:
-    """The values that a preset leaves out because they use test labels, and how to ask for them (methods.md 0.6)."""
-    settings = _settings(wanted.settings, _names(wanted))
-    return [
+    """The methods that a preset does not change, and values that it leaves out since they use test labels (methods.md 0.6)."""
+    names = _names(wanted)
+    settings = _settings(wanted.settings, names)
+    untouched = [name for name in names if methods.spec(name, {}, wanted.preset) == methods.spec(name, {})]
+    unchanged = [f"--preset {wanted.preset} changes nothing of {', '.join(untouched)}."] if wanted.preset and untouched else []
+    return unchanged + [
         f"--preset {wanted.preset} leaves {name} as it is: {item}={value} adapts on test labels. Ask for it: "
         f"--set {name}.{item}={value}"
-        for name in _names(wanted)
+        for name in names
         for item, value in methods.load(name).presets_on_test_labels.get(wanted.preset or "", {}).items()
         if item not in settings[name]
     ]
@@ -181,7 +184,7 @@ def preset_notes(wanted: RunOptions) -> list[str]:
 def _names(wanted: RunOptions) -> tuple[str, ...]:
     if wanted.preset is not None and wanted.preset not in methods.PRESETS:
         raise unknown("preset", wanted.preset, methods.PRESETS)
-    names = dict.fromkeys(wanted.methods)
+    names = dict.fromkeys(map(methods.in_any_case, wanted.methods))
     for name in names:
         methods.load(name)
     if wanted.ala:
@@ -306,6 +309,7 @@ def setting(text: str) -> tuple[str, str, str]:
     method, dot, parameter = target.strip().partition(".")
     if not (equals and dot and method and parameter):
         raise UserError(f"--set {text}: expected method.name=value.", "For example --set fedala.p=2.")
+    method = methods.in_any_case(method)
     methods.load(method)
     return method, parameter, value.strip()
 

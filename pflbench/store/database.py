@@ -203,6 +203,11 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
     """
     try:
         target = sa.make_url(url)
+        if target.get_backend_name() not in ("sqlite", "postgresql", "postgres"):
+            raise UserError(
+                f"{target.get_backend_name()} is not supported as a results database.",
+                "Give a file, or postgresql://user@host/name.",
+            )
         if "@" in (target.host or ""):
             raise UserError("The password in the database's URL has an @.", "Write it as %40, or leave it to ~/.pgpass.")
         if target.drivername in ("postgresql", "postgres"):
@@ -211,18 +216,14 @@ def open_engine(url: str, *, read_only: bool = False) -> Engine:
             return _server(target, read_only)
         if read_only:
             engine = sa.create_engine(target, creator=_reader(target), json_deserializer=from_json)
-        elif target.get_backend_name() != "sqlite":
-            return sa.create_engine(target, pool_pre_ping=True)
         else:
             engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS}, json_deserializer=from_json)
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise UserError(
             f"'{without_passwords(url, alone=True)}' is no database URL.", "Give a path, or e.g. postgresql://user@host/name."
         ) from None
-    except ImportError as error:
-        if target.get_driver_name() == "psycopg":  # also if it is installed without its library
-            raise UserError(f"{place(target)} needs the driver 'psycopg'.", 'pip install "pflbench[postgres]"') from None
-        raise UserError(f"{place(target)} needs the driver '{error.name}'.", f"pip install {error.name}") from None
+    except ImportError:  # also if psycopg is installed without its library
+        raise UserError(f"{place(target)} needs the driver 'psycopg'.", 'pip install "pflbench[postgres]"') from None
     if path := sqlite_path(target):
         watch(engine, path, read_only=read_only)
     event.listen(engine, "connect", _prepare_sqlite)
@@ -347,7 +348,7 @@ def _require_place(url: URL, create: bool) -> None:
 def _missing(url: URL) -> UserError:
     path = sqlite_path(url)
     why = f"there is no database at {path}" if path and not path.exists() else f"{place(url)} is empty"
-    return NothingYet(f"No results yet: {why}.", f"`pflbench run ...` makes one; {ELSEWHERE}")
+    return NothingYet(f"No results yet: {why}.", f"`pflbench run` makes one; {ELSEWHERE}")
 
 
 def _some(names: list[str]) -> str:

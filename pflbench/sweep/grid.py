@@ -137,7 +137,7 @@ def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Run
 
 def of_run(wanted: RunOptions) -> list[RunSpec]:
     """The runs of `pflbench run`, in the order of `plan`; each --set may have several values (`listed`)."""
-    grid = RunGrid({"method": wanted.methods, "ala": (wanted.ala,), **listed(wanted.settings)})
+    grid = RunGrid({"method": tuple(map(methods.in_any_case, wanted.methods)), "ala": (wanted.ala,), **listed(wanted.settings)})
     return specifications(grid, wanted.data_dir, "dataset", wanted)
 
 
@@ -213,6 +213,7 @@ def _ordered(specs: list[RunSpec], order: str) -> list[RunSpec]:
 
 def _trained(method: str, point: Point) -> str:
     """The method's name at a point, with +ala if the option `ala` is set."""
+    method = methods.in_any_case(method)
     return f"{method}{SUFFIX}" if point.get("ala") and not method.endswith(SUFFIX) else method
 
 

@@ -204,7 +204,7 @@ def test_db(shell: Shell, tmp_path: Path) -> None:
     assert "not a SQLite database" in shell.refused("db", "info", "--db", "foreign.db")
     assert "no database at" in shell.refused("runs", "list", "--db", "missing.db")
     assert not (tmp_path / "missing.db").exists()
-    assert "no database URL" in shell.refused("table", "--db", "nosuch://x")
+    assert "nosuch is not supported" in shell.refused("table", "--db", "nosuch://x")
 
 
 def test_db_check_reports_damage(shell: Shell, tmp_path: Path) -> None:

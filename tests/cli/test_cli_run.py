@@ -144,7 +144,7 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
         ("-p pathological --classes-per-client 11", "11 classes per client are more than the 10 classes"),
         ("--clients 2000", "2000 clients are too many for 1797 samples"),
         ("--beta 0", "--beta 0.0 is not possible: it must be above 0."),
-        ("--beta 0.0001 --clients 30", "Use a larger beta, fewer clients"),
+        ("--beta 0.0001 --clients 30", "Use a larger --beta, fewer --clients"),
         ("--rounds 0", "--rounds 0 is not possible: it must be at least 1."),
         ("--rounds many", "--rounds many is not possible: it must be a whole number."),
         ("--lr fast", "--lr fast is not possible: it must be a number."),
@@ -159,6 +159,9 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
         ("-d mnist", "pflbench data download mnist"),
         ("-p pfllib:nowhere -d mnist", "config.json is missing"),
         ("-d npz:nowhere.npz", "nowhere.npz does not exist"),
+        ("--checkpoints /proc/nowhere", "Checkpoints cannot be stored in /proc/nowhere"),
+        ("-m fedala --set fedala.p=4", "fedala on digits, model mlp: p = 4, but of this model 2 blocks"),
+        ("-m ditto+alaa", "Did you mean 'ditto+ala'?"),
         ("--set fedavg.mu=1", "fedavg"),
         ("-m fedala --set fedala.p=x", "fedala.p = 'x' is not possible: it must be a whole number."),
         ("-m fedala --set fedala.eta=nan", "fedala.eta = 'nan' is not possible: it must be a finite number."),
@@ -268,3 +271,22 @@ def test_a_disk_that_fills_up_loses_nothing_committed(shell: Shell) -> None:
     assert shell(*command, "--quiet").code == 0
     assert rows(query)[: len(before)] == before
     assert parsed(shell("db", "check", "--json")) == {"ok": True, "problems": []}
+
+
+def test_names_in_any_case_are_one_run(shell: Shell) -> None:
+    asked = ("run", "-m", "FedALA", "--set", "FedALA.p=2", "-d", "DIGITS", "--model", "MLP", "--dry-run")
+    assert shell(*asked).out == shell(*map(str.lower, asked)).out != ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--clients 1", "has one client, so that nothing is federated"),
+        ("--batch-size 100000", "no client has so many samples"),
+        ("--preset fedala2022", "--preset fedala2022 changes nothing of fedavg."),
+        ("--clients 40 --beta 0.05", "No draw gave every client the usual 22 (--min-samples)."),
+    ],
+)
+def test_what_a_user_may_not_expect_is_said(options: str, words: str, shell: Shell) -> None:
+    done = shell("run", "-m", "fedavg", "-d", "digits", "-r", "1", *options.split())
+    assert (done.code, words in done.err) == (0, True), done
