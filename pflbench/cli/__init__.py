@@ -29,6 +29,7 @@ from pflbench.cli import (
     track,
 )
 from pflbench.cli.console import BROKEN_PIPE, error, flushed, prepare_streams, remember, say
+from pflbench.cli.help import LongCommand
 from pflbench.errors import UserError, unknown, why
 
 app = typer.Typer(
@@ -42,12 +43,12 @@ app.add_typer(data.app, name="data")
 app.add_typer(partition.app, name="partition")
 app.add_typer(methods.app, name="methods")
 app.add_typer(models.app, name="models")
-app.command()(run.run)
+app.command(cls=LongCommand)(run.run)
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(runs.app, name="runs")
 app.command()(table.table)
 app.command()(plot.plot)
-app.command(epilog=reproduce.MAP)(reproduce.reproduce)
+app.command(cls=LongCommand, epilog=reproduce.MAP)(reproduce.reproduce)
 app.command()(site.report)
 app.command()(site.serve)
 app.command()(exchange.export)

@@ -94,16 +94,16 @@ def download(name: Name, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
 
 
 def fetch_missing(names: Iterable[str], data_dir: Path, wanted: bool, quiet: bool) -> None:
-    """Downloads the datasets among `names` that are missing. If that fails, the reason is printed, and the run reports the data.
+    """Reads the named datasets, and downloads missing ones. If that fails, the reason is printed, and the run reports the data.
 
     wanted: False for --no-download.
     """
     from pflbench import data
 
-    for name in dict.fromkeys(names) if wanted else ():
+    for name in dict.fromkeys(names):
         with data_view(quiet) as progress:
             size = data.missing_size(name, data_dir, progress)
-        if not size:
+        if not size or not wanted:
             continue
         message(f"{name} is not in {data_dir}: downloading {size}. Ctrl-C ends it, and the same command continues it.")
         base, variant = _split(name)

@@ -169,9 +169,19 @@ def followed(specs: Sequence[RunSpec], quiet: bool) -> Follow:
 
 @contextmanager
 def data_view(quiet: bool = False) -> Iterator[DataProgress | None]:
-    """A callback (what, done, total) that shows a bar for each `what`; None where no bar can be shown."""
-    if quiet or not sys.stderr.isatty():
+    """A callback (what, done, total) that shows a bar for each `what`, or prints it once where there is no terminal."""
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        printed = set[str]()
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in printed and done < total:
+                printed.add(what)
+                message(f"{what} ...")
+
+        yield tell
         return
     with _display() as display:
         tasks: dict[str, TaskID] = {}

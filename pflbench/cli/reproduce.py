@@ -16,6 +16,7 @@ from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table, say
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened, opened_if_there
+from pflbench.cli.help import HelpAll
 from pflbench.cli.making import Jobs, KeepGoing, Limit, make_all
 from pflbench.cli.progress import data_view, followed
 from pflbench.cli.reports import FILTERS, Format, one_at_a_time, table_format, write_figure, write_table
@@ -98,6 +99,7 @@ def reproduce(
     limit: Limit = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No list and no progress on stderr.")] = False,
     as_json: o.Json = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Make a table or figure of the papers: list the runs that it needs, train the missing ones, then show it.
 

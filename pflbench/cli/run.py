@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import typer
 
 from pflbench.cli import options as o
+from pflbench.cli.ahead import Ahead, look_ahead
 from pflbench.cli.checkup import note_unchecked
-from pflbench.cli.console import command_line, duration, message, print_json, say
+from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
+from pflbench.cli.help import HelpAll
 from pflbench.cli.making import Jobs, KeepGoing, make_all
 from pflbench.cli.progress import apart, data_view, followed, named
-from pflbench.errors import UserError, unknown
+from pflbench.errors import NoData, unknown
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -37,12 +39,16 @@ def run(
     data_dir: o.DataDir = o.DEFAULT_DATA,
     download: o.Download = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the complete specifications and their keys; train nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the runs, their keys and what they take; --json also their specifications. Train nothing."
+        ),
     ] = False,
     jobs: Jobs = 1,
     keep_going: KeepGoing = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     as_json: o.Json = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Train methods on datasets, and store every round and every client in the results database.
 
@@ -60,9 +66,17 @@ def run(
         message(f"Note: {text}")
     how = execution(executed)
     if dry_run:
+        from pflbench.reproduce.outlook import lacking
+        from pflbench.sweep.choose_executor import ExecutorOptions
+
         needed = _footprints(specs, how, data_dir, quiet)
-        planned = zip(specs, needed, strict=True)
-        print_json([{"key": spec.key, "memory": need, "spec": spec.model_dump(mode="json")} for spec, need in planned])
+        if as_json:
+            for reason in lacking(specs, data_dir).values():
+                message(f"Note: {reason.message}")
+            planned = zip(specs, needed, strict=True)
+            print_json([{"key": spec.key, "memory": need, "spec": spec.model_dump(mode="json")} for spec, need in planned])
+            return
+        _show_plan(specs, needed, look_ahead(specs, db, data_dir, how, ExecutorOptions(jobs=jobs)))
         return
 
     from pflbench.run import trusted
@@ -110,6 +124,27 @@ def run(
             print_json(list(done.values()))
     if not whole:
         raise typer.Exit(2)
+
+
+def _show_plan(specs: Sequence[RunSpec], needed: Sequence[dict[str, Any] | None], ahead: Ahead) -> None:
+    """Prints a line for each run, and what all of them take."""
+    from pflbench.run.memory_estimate import readable
+
+    rows = [
+        (
+            f"{spec.method.name} ({more})" if more else spec.method.name,
+            spec.data.label,
+            spec.partition.label,
+            spec.seed,
+            spec.train.rounds,
+            ahead.state.states[spec.key],
+            readable(need["total"]) if need else None,
+            spec.key[:16],
+        )
+        for spec, need, more in zip(specs, needed, apart(specs), strict=True)
+    ]
+    print_table(("method", "dataset", "partition", "seed", "rounds", "state", "memory", "key"), rows)
+    ahead.show()
 
 
 def _finished(results: sqlalchemy.Engine, specs: Sequence[RunSpec]) -> set[str]:
@@ -172,9 +207,8 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
         try:
             with data_view(quiet) as progress:
                 need = footprint(spec, load_federation_data(spec, data_dir, progress), how)
-        except UserError as error:
+        except NoData:
             need = None
-            notes[f"no estimate of memory. {error.message}"] = None
         if need is not None and need.problem():
             notes[f"{spec.method.name} on {spec.data.label} {need.problem()}."] = None
         found[alike] = need.plain() if need else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +11,12 @@ import typer
 from typer.core import TyperGroup
 
 from pflbench.cli import options as o
-from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
+from pflbench.cli.ahead import OVER, Ahead, look_ahead
+from pflbench.cli.console import command_line, message, print_json, print_table, say
 from pflbench.cli.data import fetch_missing
-from pflbench.cli.db import opened, opened_if_there
+from pflbench.cli.db import opened
 from pflbench.cli.executors import EXECUTORS
+from pflbench.cli.help import HelpAll, LongCommand
 from pflbench.cli.making import KeepGoing, Limit
 from pflbench.cli.progress import apart
 from pflbench.cli.run import execution, prepare
@@ -23,9 +24,7 @@ from pflbench.cli.sweep_runs import NAMED, Quiet, RetryFailed, SweepCommand, cou
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.run.execution import Execution
     from pflbench.spec import RunSpec
-    from pflbench.sweep.choose_executor import ExecutorOptions
     from pflbench.sweep.study import Study
 
 # A sweep has --seeds, not --seed.
@@ -49,7 +48,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=LongCommand)
 @o.taking(asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=_GIVEN, workers=EXECUTORS)
 def run(
     *,
@@ -80,6 +79,7 @@ def run(
     download: o.Download = True,
     quiet: Quiet = False,
     as_json: o.Json = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Train all runs of a grid, several at a time. The same command continues after an interruption.
 
@@ -101,7 +101,7 @@ def run(
         message(f"Note: {text}")
     how = execution({**executed, "trajectory": None, "force": False})
     if dry_run:
-        _outlook(study.name, specs, db, data_dir, how, executor, as_json)
+        _show_plan(study.name, specs, look_ahead(specs, db, data_dir, how, executor), as_json)
         return
     environment = {
         "command": command_line(how.record_host),
@@ -220,62 +220,16 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
     return replace(study, name=name) if name else study
 
 
-def _outlook(
-    name: str, specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, executor: ExecutorOptions, as_json: bool
-) -> None:
-    """Prints finished and missing runs. Creates no database. Runs without data are counted but not timed."""
-    from pflbench.report.labels import counted
-    from pflbench.reproduce.forecast import forecast
-    from pflbench.reproduce.outlook import lacking
-    from pflbench.store import sweeps
-    from pflbench.sweep.choose_executor import at_a_time
-
-    with (
-        opened_if_there(db) as found_there,
-        nullcontext(found_there) if found_there else opened("sqlite://", create=True) as results,
-    ):
-        stands = sweeps.sweep_state(results, specs)
-        ahead = [spec for spec in specs if stands.states[spec.key] not in ("finished", "diverged", "failed")]
-        without = lacking(ahead, data_dir)
-        here = [spec for spec in ahead if spec.data.label not in without]
-        found = forecast(here, results, data_dir, how) if here else None
-    together = at_a_time(executor, here, data_dir, how) if here else 0
-    seconds = None if found is None or found.seconds is None else found.seconds / (together or 1)
-    memory = None if found is None or found.memory is None else found.memory * (together or 1)
-    record = {
-        "name": name,
-        "runs": len(specs),
-        "to_run": len(ahead),
-        "without_data": {label: reason.message for label, reason in without.items()},
-        "states": dict(stands.counts),
-        "at_a_time": together,
-        "seconds": seconds,
-        "disk": None if found is None else found.disk,
-        "memory": memory,
-    }
+def _show_plan(name: str, specs: Sequence[RunSpec], ahead: Ahead, as_json: bool) -> None:
+    """Prints the answer of --dry-run."""
     if as_json:
-        print_json({**record, "keys": [spec.key for spec in specs]})
+        print_json({"name": name, "runs": len(specs), **ahead.record(), "keys": [spec.key for spec in specs]})
         return
     rows: dict[tuple[str, str, str], list[int]] = {}
     for spec in specs:
         cell = rows.setdefault((spec.method.name, spec.data.label, spec.partition.label), [0, 0])
         cell[0] += 1
-        cell[1] += stands.states[spec.key] in ("finished", "diverged", "failed")
+        cell[1] += ahead.state.states[spec.key] in OVER
     print_table(("method", "dataset", "partition", "runs", "there"), [(*names, *counts) for names, counts in rows.items()])
-    say(f"{name}: {counted_states(stands.counts)}")
-    for label, reason in without.items():
-        waiting = sum(spec.data.label == label for spec in ahead)
-        say(f"{reason.message} {counted(waiting, 'run')} cannot start. {reason.hint}")
-    if not ahead:
-        say("No run is missing.")
-        return
-    if not here:
-        say(f"To run: {len(ahead)}. Time: unknown without the data.")
-        return
-    begin = f"To run: {len(here)}, {f'{together} at a time' if together else 'as many at a time as the cluster has room for'}."
-    if found is None:
-        say(f"{begin} Time: a few minutes at most.")
-        return
-    time = "unknown" if seconds is None else f"about {duration(seconds)}{'' if together else ' one after another'}"
-    needs = "" if memory is None else f" Memory: {memory / 1e9:.2g} GB{'' if together else ' each'}."
-    say(f"{begin} Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{needs}")
+    say(f"{name}: {counted_states(ahead.state.counts)}")
+    ahead.show()

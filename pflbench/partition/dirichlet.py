@@ -21,7 +21,7 @@ MAX_TRIES = 1000
 def shares(spec: Dirichlet, labels: NDArray[np.integer[Any]], classes: int, stream: np.random.RandomState) -> list[Indices]:
     """One index array per client, none shorter than `spec.min_samples`.
 
-    The default is the reference's; if MAX_TRIES draws fail to give every client so many, half of it is tried, and so on down to 1.
+    The default is the reference's; if MAX_TRIES draws fail to give every client so many, half of it is tried, and so on to 1.
     Raises UserError if MAX_TRIES draws fail with 1, or with a given minimum.
     """
     least = least_samples(len(labels), spec.clients) if spec.min_samples is None else spec.min_samples

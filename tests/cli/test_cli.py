@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import typer
+import typer.main
 from support.command import Shell, finish, parsed, start
 
 from pflbench import __version__
@@ -324,3 +326,21 @@ def test_quick_commands_do_not_import_torch(made: Path, tmp_path: Path) -> None:
     )
     done = finish(start(folder=tmp_path, program=program, PFLBENCH_DB=str(made)))
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("command", [("run",), ("sweep", "run"), ("reproduce",)])
+def test_help_has_what_most_people_use_and_help_all_has_all(
+    command: tuple[str, ...], shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pflbench.cli.help import COMMON, RARE
+
+    monkeypatch.setenv("COLUMNS", "200")
+    at = typer.main.get_command(app)
+    for name in command:
+        at = at.commands[name]
+    flags = {option.name: option.opts[0] for option in at.params}
+    brief, whole = (set(re.findall(r"--[a-z][\w-]*", shell(*command, flag).out)) for flag in ("--help", "--help-all"))
+    for name in flags.keys() & (COMMON | RARE):
+        assert (flags[name] in brief) == (name not in RARE), name
+        assert flags[name] in whole
+    assert "--help-all" in brief

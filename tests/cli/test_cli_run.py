@@ -18,11 +18,14 @@ import torch
 from support.command import Shell, assert_refused, finish, parsed, rows, start
 from support.privileges import unprivileged
 
+DRY = ("--dry-run", "--json")
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5")
 
 
 def test_a_dry_run_resolves_everything_and_does_nothing(shell: Shell, tmp_path: Path) -> None:
-    done = shell("run", "-m", "fedala", "-m", "local", "-d", "tiny", "--seeds", "0-1", "--set", "fedala.p=2", "--dry-run")
+    done = shell(
+        "run", "-m", "fedala", "-m", "local", "-d", "tiny", "--seeds", "0-1", "--set", "fedala.p=2", "--dry-run", "--json"
+    )
     planned = parsed(done)
     assert (done.code, len(planned), list(tmp_path.iterdir())) == (0, 4, [])
     spec = planned[0]["spec"]
@@ -33,7 +36,7 @@ def test_a_dry_run_resolves_everything_and_does_nothing(shell: Shell, tmp_path: 
 
 
 def test_results_on_stdout_messages_on_stderr_and_once_is_enough(shell: Shell) -> None:
-    (planned,) = parsed(shell("run", "-m", "fedavg", *SHORT, "--dry-run"))
+    (planned,) = parsed(shell("run", "-m", "fedavg", *SHORT, "--dry-run", "--json"))
     first = shell("run", "-m", "fedavg", *SHORT)
     assert first.code == 0
     assert len(first.out.splitlines()) == 1
@@ -274,8 +277,9 @@ def test_a_disk_that_fills_up_loses_nothing_committed(shell: Shell) -> None:
 
 
 def test_names_in_any_case_are_one_run(shell: Shell) -> None:
-    asked = ("run", "-m", "FedALA", "--set", "FedALA.p=2", "-d", "DIGITS", "--model", "MLP", "--dry-run")
-    assert shell(*asked).out == shell(*map(str.lower, asked)).out != ""
+    asked = ("run", "-m", "FedALA", "--set", "FedALA.p=2", "-d", "DIGITS", "--model", "MLP", *DRY)
+    (one,), (other,) = parsed(shell(*asked)), parsed(shell(*map(str.lower, asked)))
+    assert one["key"] == other["key"]
 
 
 @pytest.mark.parametrize(
@@ -290,3 +294,12 @@ def test_names_in_any_case_are_one_run(shell: Shell) -> None:
 def test_what_a_user_may_not_expect_is_said(options: str, words: str, shell: Shell) -> None:
     done = shell("run", "-m", "fedavg", "-d", "digits", "-r", "1", *options.split())
     assert (done.code, words in done.err) == (0, True), done
+
+
+def test_a_dry_run_is_a_table(shell: Shell) -> None:
+    """A line for each run with its key, then what they take; no database is made."""
+    asked = ("run", "-m", "fedavg", "-m", "fedala", "--set", "fedala.p=1,2", *SHORT)
+    shown, keys = shell(*asked, "--dry-run").out.splitlines(), [one["key"] for one in parsed(shell(*asked, *DRY))]
+    assert [line.split()[-1] for line in shown[1:4]] == [key[:16] for key in keys]
+    assert shown[4] == "To run: 3, 1 at a time. Time: a few minutes at most."
+    assert not list(Path().iterdir())

@@ -20,8 +20,8 @@ CAPPED = ("--set", "fedala.max_init_epochs=2", "--set", "fedala.threshold=1e-9")
 @pytest.mark.slow
 def test_a_list_makes_the_runs_of_separate_commands_and_tells_them_apart(shell):
     command = ("run", "-m", "fedavg", "-m", "fedala", *SHORT, "--rounds", "1")  # FedALA's initial stage is in the second
-    planned = [one["key"] for one in parsed(shell(*command, "--set", "fedala.p=1,2", "--dry-run"))]
-    separate = [[one["key"] for one in parsed(shell(*command, "--set", f"fedala.p={p}", "--dry-run"))] for p in (1, 2)]
+    planned = [one["key"] for one in parsed(shell(*command, "--set", "fedala.p=1,2", "--dry-run", "--json"))]
+    separate = [[one["key"] for one in parsed(shell(*command, "--set", f"fedala.p={p}", "--dry-run", "--json"))] for p in (1, 2)]
     assert planned == [separate[0][0], separate[0][1], separate[1][1]]
 
     done = shell(*command, "--set", "fedala.p=1,2")

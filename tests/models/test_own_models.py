@@ -139,7 +139,7 @@ def test_a_constructor_that_reads_values(shell: Shell) -> None:
     }
     assert parsed(shell("models", "show", f"{file}:Own", "--json"))["parameters"] == 64 * 64 + 64 + 64 + 64 * 10 + 10
     command = ("run", "-d", "digits", "-r", "1", "-m", "fedavg", "--clients", "3", "--model", f"{file}:Own", "--engine", "loop")
-    assert parsed(shell(*command, "--dry-run"))[0]["memory"]["total"] > 0
+    assert parsed(shell(*command, "--dry-run", "--json"))[0]["memory"]["total"] > 0
     assert parsed(shell(*command, "-q", "--json"))[0]["status"] == "finished"
 
 
@@ -260,7 +260,7 @@ RUN = ("run", "-d", "digits", "-r", "1", "-q", "--json")
 
 def test_the_key_follows_the_file_s_content_and_not_its_place(shell: Shell) -> None:
     def key(text: str, *options: str) -> str:
-        return parsed(shell("run", "-m", "fedavg", "--dry-run", "--model", text, *options))[0]["key"]
+        return parsed(shell("run", "-m", "fedavg", "--dry-run", "--json", "--model", text, *options))[0]["key"]
 
     first, copied = write("nets.py", NETS), write("elsewhere/copy.py", NETS)
     changed = write("changed.py", NETS + "# changed\n")

@@ -24,7 +24,7 @@ DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "ba
 
 
 def test_the_estimate_in_a_dry_run(shell, tmp_path):
-    done = shell("run", "-m", "fedavg", *DIGITS, "--chunk", "4", "--seeds", "0-1", "--dry-run")
+    done = shell("run", "-m", "fedavg", *DIGITS, "--chunk", "4", "--seeds", "0-1", "--dry-run", "--json")
     first, second = (planned["memory"] for planned in json.loads(done.out))
     assert first["total"] == second["total"]
     assert (first["engine"], first["clients"], first["batch_norm"]) == ("batched", 4, 0)
@@ -39,14 +39,14 @@ def test_the_estimate_in_a_dry_run(shell, tmp_path):
 def test_what_does_not_fit_is_said(shell, monkeypatch):
     for what in ("free", "room"):
         monkeypatch.setattr(memory, what, lambda device, **_: 200_000)
-    done = shell("run", "-m", "local", *DIGITS, "--dry-run")
+    done = shell("run", "-m", "local", *DIGITS, "--dry-run", "--json")
     assert "local on digits needs about 1" in done.err
     assert "but 200 kB are free on cpu" in done.err
     assert json.loads(done.out)[0]["memory"]["clients"] == 1
 
 
 def test_without_data_there_is_no_estimate(shell):
-    done = shell("run", "-m", "fedavg", "-m", "local", "-d", "mnist", "--dry-run")
+    done = shell("run", "-m", "fedavg", "-m", "local", "-d", "mnist", "--dry-run", "--json")
     assert [planned["memory"] for planned in json.loads(done.out)] == [None, None]
     assert done.err.count("The data of 'mnist' are missing") == 1
 

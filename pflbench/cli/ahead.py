@@ -1,0 +1,105 @@
+"""What --dry-run of `run` and `sweep` prints: finished and missing runs, their time, memory and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pflbench.cli.console import duration, say
+from pflbench.cli.db import opened, opened_if_there
+
+if TYPE_CHECKING:
+    from pflbench.errors import UserError
+    from pflbench.reproduce.forecast import Forecast
+    from pflbench.run.execution import Execution
+    from pflbench.spec import RunSpec
+    from pflbench.store.sweeps import SweepState
+    from pflbench.sweep.choose_executor import ExecutorOptions
+
+OVER = ("finished", "diverged", "failed")
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """runs: that are not over. without: dataset -> why it cannot be read. together: runs at a time; 0 if a cluster decides.
+
+    forecast: None if it takes a few minutes at most, or if no data are here.
+    """
+
+    state: SweepState
+    runs: list[RunSpec]
+    without: dict[str, UserError]
+    together: int
+    forecast: Forecast | None
+
+    @property
+    def here(self) -> list[RunSpec]:
+        """The runs that can start."""
+        return [spec for spec in self.runs if spec.data.label not in self.without]
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.forecast is None or self.forecast.seconds is None else self.forecast.seconds / (self.together or 1)
+
+    @property
+    def memory(self) -> int | None:
+        return None if self.forecast is None or self.forecast.memory is None else self.forecast.memory * (self.together or 1)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "to_run": len(self.runs),
+            "without_data": {label: reason.message for label, reason in self.without.items()},
+            "states": dict(self.state.counts),
+            "at_a_time": self.together,
+            "seconds": self.seconds,
+            "disk": None if self.forecast is None else self.forecast.disk,
+            "memory": self.memory,
+        }
+
+    def show(self) -> None:
+        """Prints what is to run, and what it takes."""
+        from pflbench.report.labels import counted
+
+        for label, reason in self.without.items():
+            waiting = sum(spec.data.label == label for spec in self.runs)
+            say(f"{reason.message} {counted(waiting, 'run')} cannot start. {reason.hint}")
+        if not self.runs:
+            say("No run is missing.")
+            return
+        if not self.here:
+            say(f"To run: {len(self.runs)}. Time: unknown without the data.")
+            return
+        places = f"{self.together} at a time" if self.together else "as many at a time as the cluster has room for"
+        begin = f"To run: {len(self.here)}, {places}."
+        if self.forecast is None:
+            say(f"{begin} Time: a few minutes at most.")
+            return
+        one_by_one = "" if self.together else " one after another"
+        time = "unknown" if self.seconds is None else f"about {duration(self.seconds)}{one_by_one}"
+        needs = "" if self.memory is None else f" Memory: {self.memory / 1e9:.2g} GB{'' if self.together else ' each'}."
+        say(f"{begin} Time: {time}. Disk: {self.forecast.disk / 1e6:,.0f} MB.{needs}")
+
+
+def look_ahead(specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, executor: ExecutorOptions) -> Ahead:
+    """Creates no database. Runs without data are counted but not timed."""
+    from pflbench.reproduce.forecast import forecast
+    from pflbench.reproduce.outlook import lacking
+    from pflbench.store.sweeps import sweep_state
+    from pflbench.sweep.choose_executor import at_a_time
+
+    with (
+        opened_if_there(db) as there,
+        nullcontext(there) if there else opened("sqlite://", create=True) as results,
+    ):
+        state = sweep_state(results, specs)
+        ahead = Ahead(state, [spec for spec in specs if state.states[spec.key] not in OVER], {}, 0, None)
+        ahead.without.update(lacking(ahead.runs, data_dir))
+        here = ahead.here
+        if not here:
+            return ahead
+        together = at_a_time(executor, here, data_dir, how) or 0
+        return Ahead(state, ahead.runs, ahead.without, together, forecast(here, results, data_dir, how))
