@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pflbench.report.style import Drawing
 
 *_FIRST, _LAST = PLOTS
-NAMES = f"{', '.join(_FIRST)} or {_LAST}: see docs/tables-and-figures.md; figure4 and such, as of the FedALA paper."
+NAMES = f"{', '.join(_FIRST)} or {_LAST}; figure4 and such, as of the FedALA paper."
 
 
 def _widths() -> list[str]:
@@ -44,7 +44,7 @@ _OF_PLOTS = o.annotated(
         False,
     ),
     round=(
-        Annotated[int | None, typer.Option("--round", "-r", min=0, help="attention: the round. Default: the last stored one.")],
+        Annotated[int | None, typer.Option("--round", min=0, help="attention: the round. Default: the last stored one.")],
         None,
     ),
     client=(Annotated[int | None, typer.Option(min=0, help="ala-convergence (default: 8), trajectory (default: 4).")], None),

@@ -111,7 +111,7 @@ def show(
 def artifact(
     run: RunArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `runs show`, e.g. traffic or ala_weights.")],
-    round_: Annotated[int | None, typer.Option("--round", "-r", help="Default: the newest.")] = None,
+    round_: Annotated[int | None, typer.Option("--round", help="Default: the newest.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.npy", help="Write it as NumPy's .npy.")] = None,
     db: o.Db = o.DEFAULT_DB,
 ) -> None:

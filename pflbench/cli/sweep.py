@@ -53,7 +53,10 @@ app = typer.Typer(
 def run(
     *,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE.yaml]", show_default=False, help="The grid: see docs/sweeps.md.")
+        Path | None,
+        typer.Argument(
+            metavar="[FILE.yaml]", show_default=False, help="The grid: a line for each option, such as beta: [0.1, 1]."
+        ),
     ] = None,
     grid: Annotated[
         list[str],

@@ -30,7 +30,7 @@ app = typer.Typer(
 
 _HOW = o.annotated(
     follow=(
-        Annotated[bool, typer.Option("--follow", "-f", help="Continue with new rounds until all runs have ended.")],
+        Annotated[bool, typer.Option("--follow", help="Continue with new rounds until all runs have ended.")],
         False,
     ),
     every=(

@@ -25,7 +25,7 @@ from pflbench.plugins import Plugin
 
 QUICK = 2.0  # seconds: slower functions are not called a second time
 PARTS = ("x", "y", "classes", "vocabulary", "train_size")
-_GIVES = "It returns (x, y) or (x, y, classes), or a dict of these: see docs/own-model.md."
+_GIVES = "It returns (x, y) or (x, y, classes), or a dict of these."
 
 _made: dict[tuple[str, str, Path], tuple[Arrays, str]] = {}  # the last dataset, with the hash of its content
 

@@ -15,7 +15,7 @@ from pflbench.errors import UserError, unknown
 from pflbench.plugins import Plugin, PythonFile
 from pflbench.spec import OwnModel
 
-_LIKE = "A model is a class of torch.nn.Module, or a function that gives one: see docs/own-model.md."
+_LIKE = "A model is a class of torch.nn.Module, or a function that gives one."
 
 
 def source(code: Plugin) -> OwnModel:
