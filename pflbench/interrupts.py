@@ -1,7 +1,7 @@
 """Signals that ask a command to end: Ctrl-C, and SIGTERM and SIGHUP, which schedulers and closed terminals send.
 
 The first signal raises KeyboardInterrupt in the main thread, so that runs write checkpoints. Later signals within GRACE
-seconds only print a line: they would interrupt that. A signal that is ignored when the command begins stays ignored, such as
+seconds are only answered: they would interrupt that. A signal that is ignored when the command begins stays ignored, such as
 SIGHUP under `nohup`.
 """
 
@@ -19,7 +19,7 @@ from typing import NoReturn
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 GRACE = 3.0  # seconds
 _UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
-_PATIENCE = b"\nWhat has been reached is being kept; then this ends.\n"
+_PATIENCE = b"\nStopping after this step: what has been reached is being kept.\n"
 
 _first: int | None = None  # the signal that came first
 _raised = float("-inf")  # when KeyboardInterrupt was raised last
@@ -82,11 +82,11 @@ def arrive(number: int, _: FrameType | None) -> None:
     global _first, _waiting
     _first = _first or number
     again = time.monotonic() < _raised + GRACE
+    with suppress(OSError):
+        os.write(2, _PATIENCE)  # not by print, which may be under way itself
     if not _depth and not again:
         _raise()
     _waiting = not again
-    with suppress(OSError):
-        os.write(2, _PATIENCE)  # not by print, which may be under way itself
 
 
 def _raise() -> NoReturn:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pflbench.cli.console import duration, say
+from pflbench.cli.console import duration, message, say
 from pflbench.cli.db import opened, opened_if_there
 
 if TYPE_CHECKING:
@@ -102,4 +102,4 @@ def look_ahead(specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution
         if not here:
             return ahead
         together = at_a_time(executor, here, data_dir, how) or 0
-        return Ahead(state, ahead.runs, ahead.without, together, forecast(here, results, data_dir, how))
+        return Ahead(state, ahead.runs, ahead.without, together, forecast(here, results, data_dir, how, message))

@@ -161,7 +161,7 @@ def _tell_ahead(
     from pflbench.reproduce.forecast import forecast
     from pflbench.store.failures import patiently
 
-    found = patiently(lambda: forecast(specs, results, data_dir, how, force))
+    found = None if force else patiently(lambda: forecast(specs, results, data_dir, how, message))
     if found is None:
         return
     how_known = "measured on a few batches" if found.measured else "by rounds in this database"

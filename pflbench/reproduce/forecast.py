@@ -6,7 +6,7 @@ Times come from the rounds in the database, else from a few batches of each clie
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -47,12 +47,17 @@ class Forecast:
     disk: int
 
 
-def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Execution, force: bool = False) -> Forecast | None:
-    """The forecast of these runs; None if they take less than LONG or are too small to measure."""
+def forecast(
+    specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Execution, tell: Callable[[str], None]
+) -> Forecast | None:
+    """The forecast of these runs; None if they take less than LONG or are too small to measure.
+
+    tell: called with a line before each measurement, which takes seconds.
+    """
     wanted = [Wanted(spec, Keeps(), {}) for spec in specs]
     left = [one for one in progress_of(engine, wanted) if one.rounds_left]
     ahead = [one.wanted.spec for one in left]
-    if force or not ahead or all(_small(spec, load_federation_data(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
+    if not ahead or all(_small(spec, load_federation_data(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
         return None
     known = speeds(engine, ALL, {"fedavg", *(spec.method.name for spec in ahead)})
     measured = False
@@ -60,6 +65,7 @@ def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Exec
         here = [one for one in left if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
         for one in sorted(here, key=lambda one: one.wanted.spec.method.name != "fedavg"):
             if Clock(known).left(one)[0] is None:
+                tell(f"Measuring a round of {one.wanted.spec.method.name} on {spec.data.label} ...")
                 known.append(_measure(one.wanted.spec, load_federation_data(spec, data_dir), how))
                 measured = True
     times = [Clock(known).left(one)[0] for one in left]

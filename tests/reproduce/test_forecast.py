@@ -57,7 +57,7 @@ def test_what_the_database_knows_is_not_measured_again(shell: Shell, monkeypatch
     monkeypatch.setattr(forecast, "SMALL_WORK", 0)
     monkeypatch.setattr(forecast, "_measure", None)
     specs = plan(RunOptions(methods=("fedavg", "fedala"), datasets=("digits",), rounds=200, seeds="0-1"))
-    found = forecast.forecast(specs, engine, Path("data"), forecast.Execution())
+    found = forecast.forecast(specs, engine, Path("data"), forecast.Execution(), print)
     assert found is not None
     assert found.seconds == pytest.approx(2 * 200 * 7 * (1 + 1.93 / 1.59))
     assert (found.runs, found.measured, duration(found.seconds or 0)) == (4, False, "1 h 43 min")
