@@ -98,6 +98,8 @@ def find_device(name: str) -> torch.device:
         raise UserError(f"Unknown device '{name}'.", VALID) from None
     if name == "cpu":
         return device
+    if device.type == "mps":
+        raise UserError("Apple's GPUs (mps) have no float64, in which losses and distances of models are summed.", VALID)
     if device.type not in ("cuda", devices.accelerator()):
         raise UserError(f"Device '{name}' is not supported.", VALID)
     if outdated := devices.outdated_driver():  # PyTorch may count the GPUs all the same

@@ -158,6 +158,7 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
         ("--model cnn", "Models that fit this data: logreg, mlp"),
         ("--engine fast", "Valid: auto, batched, loop"),
         ("--device tpu", "Unknown device 'tpu'"),
+        ("--device mps", "Apple's GPUs (mps) have no float64"),
         ("--db /no/such/folder/x.db", "No folder /no/such/folder"),
         ("-d mnist", "pflbench data download mnist"),
         ("-p pfllib:nowhere -d mnist", "config.json is missing"),
