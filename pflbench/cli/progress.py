@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -125,16 +125,22 @@ class _SweepBars:
 
 def apart(specs: Sequence[RunSpec]) -> list[str]:
     """How each run differs from others of its method, dataset and partition, apart from the seed: "p=2", or ""."""
+    names = [(spec.method.name, spec.data.label, spec.partition.label) for spec in specs]
+    return differences(names, [spec.model_dump(mode="json") for spec in specs])
+
+
+def differences(names: Sequence[Hashable], specs: Sequence[Mapping[str, Any]], said: Collection[str] = ()) -> list[str]:
+    """How each specification differs from others of its name, apart from the seed and the items `said`, such as train.rounds."""
     from pflbench.report import labels
 
-    alike: dict[tuple[str, str, str], list[int]] = {}
-    for place, spec in enumerate(specs):
-        alike.setdefault((spec.method.name, spec.data.label, spec.partition.label), []).append(place)
+    alike: dict[Hashable, list[int]] = {}
+    for place, name in enumerate(names):
+        alike.setdefault(name, []).append(place)
     found = [""] * len(specs)
     for places in alike.values():
-        flat = [labels.flat(specs[place].model_dump(mode="json", exclude={"seed"})) for place in places]
+        flat = [labels.flat({**specs[place], "seed": None}) for place in places]
         for place, own in zip(places, labels.telling_apart(flat), strict=True):
-            found[place] = ", ".join(labels.words(name, value) for name, value in own.items())
+            found[place] = ", ".join(labels.words(name, value) for name, value in own.items() if name not in said)
     return found
 
 

@@ -13,6 +13,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import message, print_fields, print_json, print_table, say
 from pflbench.cli.db import opened
+from pflbench.cli.progress import differences
 from pflbench.cli.reports import FILTERS, found_runs
 from pflbench.errors import NothingYet, UserError
 from pflbench.store.files import write_array
@@ -52,13 +53,15 @@ def list_(
     elif not shown:
         message("No such runs.")
     else:
+        names = [(i.method, i.dataset, i.partition_label) for i in shown]
+        apart = differences(names, [i.spec for i in shown], said=("partition.clients", "train.rounds"))
         columns = ("run", "key", "status", "method", "dataset", "partition", "clients", "seed", "rounds", "best %", "created")
         rows = [
             (i.id, i.key, i.status, i.method, i.dataset, i.partition_label, i.clients, i.seed,
-             f"{i.last_round or 0}/{i.rounds}", "" if i.best is None else f"{100 * i.best:.2f}", i.created_at)
-            for i in shown
+             f"{i.last_round or 0}/{i.rounds}", "" if i.best is None else f"{100 * i.best:.2f}", i.created_at, more)
+            for i, more in zip(shown, apart, strict=True)
         ]  # fmt: skip
-        print_table(columns, rows)
+        print_table((*columns, "differs in") if any(apart) else columns, rows if any(apart) else [row[:-1] for row in rows])
     if len(found) > limit:
         message(f"There are more: --limit {2 * limit}.")
 

@@ -344,3 +344,11 @@ def test_help_has_what_most_people_use_and_help_all_has_all(
         assert (flags[name] in brief) == (name not in RARE), name
         assert flags[name] in whole
     assert "--help-all" in brief
+
+
+def test_runs_list_says_in_what_runs_differ(shell: Shell) -> None:
+    short = ("run", "-d", "digits", "-r", "1", "--clients", "3", "-q")
+    assert shell(*short, "-m", "fedala", "--set", "fedala.p=1,2").code == 0
+    assert shell(*short, "-m", "fedavg").code == 0
+    first, *lines = shell("runs", "list").out.splitlines()
+    assert [line[first.index("differs in") :].strip() for line in lines] == ["", "p=2", "p=1"]
