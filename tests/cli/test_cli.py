@@ -351,4 +351,4 @@ def test_runs_list_says_in_what_runs_differ(shell: Shell) -> None:
     assert shell(*short, "-m", "fedala", "--set", "fedala.p=1,2").code == 0
     assert shell(*short, "-m", "fedavg").code == 0
     first, *lines = shell("runs", "list").out.splitlines()
-    assert [line[first.index("differs in") :].strip() for line in lines] == ["", "p=2", "p=1"]
+    assert [line[first.index("differs in") :].strip() for line in lines[:3]] == ["", "p=2", "p=1"]
