@@ -20,11 +20,15 @@ MOST = 3  # sweeps side by side on a page
 
 @dataclass(frozen=True)
 class Sweep:
-    """values[k]: the number in the setting columns[k]; title: what the settings have in common."""
+    """values[k]: the number in the setting columns[k]; parts: what the settings have in common, dataset and partition first."""
 
-    title: str
+    parts: tuple[str, ...]
     values: tuple[float, ...]
     columns: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        return ", ".join(self.parts)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def every(found: Arranged, key: str) -> list[Sweep]:
 def _sweep(found: Arranged, group: dict[float, int]) -> Sweep:
     values, columns = zip(*sorted(group.items()), strict=True)
     heads = [found.settings[j].head for j in columns]
-    return Sweep(", ".join(part for part in heads[0] if all(part in head for head in heads)), values, columns)
+    return Sweep(tuple(part for part in heads[0] if all(part in head for head in heads)), values, columns)
 
 
 def rows(found: Arranged, sweep: Sweep) -> list[int]:
@@ -153,13 +157,12 @@ def _line(found: Arranged, i: int, of: Sweep, measure: Measure) -> Trace | None:
 
 def _short(found: Arranged, sweep: Sweep, drawn: Sequence[Sweep]) -> str:
     """Titles: dataset and partition, and how groups with the same ones differ."""
-    parts = {other.title: other.title.split(", ") for other in drawn}
 
     def head(of: Sweep) -> list[str]:
-        return [part for part in found.settings[of.columns[0]].head[:2] if part in parts[of.title]]
+        return [part for part in found.settings[of.columns[0]].head[:2] if part in of.parts]
 
     same = [other for other in drawn if head(other) == head(sweep)]
-    rest = [part for part in parts[sweep.title] if not all(part in parts[other.title] for other in same)]
+    rest = [part for part in sweep.parts if not all(part in other.parts for other in same)]
     return ", ".join((*head(sweep), *rest))
 
 

@@ -127,7 +127,7 @@ def _set_axis(ax: Axes, name: str, axis: Axis) -> None:
     from matplotlib.ticker import MaxNLocator
 
     of = {"x": ax.xaxis, "y": ax.yaxis}[name]
-    of.set_label_text(axis.label)
+    of.set_label_text(axis.text)
     if axis.nothing is not None:
         getattr(ax, f"set_{name}scale")("symlog", linthresh=axis.nothing * 10**0.5, linscale=0.5)
     elif axis.log:

@@ -69,6 +69,11 @@ class Axis:
     nothing: float | None = None
     grid: bool = True
 
+    @property
+    def text(self) -> str:
+        """The label, with the scale if it is logarithmic."""
+        return f"{self.label}, log scale" if self.log else self.label
+
 
 @dataclass(frozen=True)
 class Panel:

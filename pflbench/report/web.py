@@ -188,7 +188,7 @@ def faint(colour: str, opacity: float = PALE) -> str:
 
 def _axis(axis: Axis, largest: float) -> Json:
     """largest: of the numbers on it."""
-    made: Json = {"title": {"text": axis.label}, "automargin": True, "zeroline": False}
+    made: Json = {"title": {"text": axis.text}, "automargin": True, "zeroline": False}
     if axis.whole or axis.zero:
         made["rangemode"] = "tozero"
     if axis.whole and largest <= FEW:

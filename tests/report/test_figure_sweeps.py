@@ -104,7 +104,9 @@ def test_elastic_is_around_one_setting_and_on_the_central_test_set(engine: Engin
     fedavg = [[[2, 30], [5, 40]], [[0.5, 30], [1, 50]], [[1, 30], [3, 60]]]
     for panel, expected in zip(drawn, fedavg, strict=True):
         np.testing.assert_allclose(panel, [expected, [[x, y + 0.5] for x, y in expected]])
-    assert [ax.get_xlabel() for ax in drawing.figure.axes] == ["Classes per client", "Join ratio", "Local epochs"]
+    assert [ax.get_xlabel() for ax in drawing.figure.axes] == [
+        "Classes per client, log scale", "Join ratio, log scale", "Local epochs, log scale",
+    ]  # fmt: skip
     assert "central test set" in drawing.caption
     assert "classes per client 2, join ratio 0.5, local epochs 1" in drawing.caption
     assert drawing.runs == tuple(range(1, 9))
