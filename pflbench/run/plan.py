@@ -168,15 +168,17 @@ def _require_optimizer(spec: RunSpec) -> None:
 
 def preset_notes(wanted: RunOptions) -> list[str]:
     """The methods that a preset does not change, and values that it leaves out since they use test labels (methods.md 0.6)."""
-    names = _names(wanted)
+    names, preset = _names(wanted), wanted.preset
+    if preset is None:
+        return []
     settings = _settings(wanted.settings, names)
-    untouched = [name for name in names if methods.spec(name, {}, wanted.preset) == methods.spec(name, {})]
-    unchanged = [f"--preset {wanted.preset} changes nothing of {', '.join(untouched)}."] if wanted.preset and untouched else []
+    left_out = {name: methods.load(name).presets_on_test_labels.get(preset, {}) for name in names}
+    same = [n for n in names if not left_out[n] and methods.spec(n, {}, preset) == methods.spec(n, {})]
+    unchanged = [f"--preset {preset} changes nothing of {', '.join(same)}."] if same else []
     return unchanged + [
-        f"--preset {wanted.preset} leaves {name} as it is: {item}={value} adapts on test labels. Ask for it: "
-        f"--set {name}.{item}={value}"
+        f"--preset {preset} leaves {name} as it is: {item}={value} adapts on test labels. Ask for it: --set {name}.{item}={value}"
         for name in names
-        for item, value in methods.load(name).presets_on_test_labels.get(wanted.preset or "", {}).items()
+        for item, value in left_out[name].items()
         if item not in settings[name]
     ]
 

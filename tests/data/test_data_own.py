@@ -145,7 +145,7 @@ def test_each_data_folder_has_its_own(shell: Shell, tmp_path: Path) -> None:
     for name, side in (("a", 20), ("b", 4)):
         (tmp_path / name).mkdir()
         np.savez(tmp_path / name / "own.npz", x=np.full((40, side, side), side, np.uint8), y=np.arange(40) % 2)
-    command = ("run", "-m", "fedavg", "-d", f"{file}:of_folder", "--dry-run", "--json", "--data-dir")
+    command = ("run", "-m", "fedavg", "-d", f"{file}:of_folder", "--clients", "2", "--dry-run", "--json", "--data-dir")
     specs = [parsed(shell(*command, name))[0]["spec"] for name in "aba"]
     assert [spec["model"] for spec in specs] == ["cnn", "mlp", "cnn"]
     assert specs[0]["data"]["content"] == specs[2]["data"]["content"] != specs[1]["data"]["content"]

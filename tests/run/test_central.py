@@ -224,7 +224,7 @@ def test_a_method_without_a_global_model_is_refused_before_anything_runs(
 
 def test_the_option(shell: Shell, images: Path) -> None:
     for scheme in SCHEMES:
-        done = shell("run", "-m", "fedavg", "-d", "mnist", "-p", scheme, "--central-test", "--dry-run")
+        done = shell("run", "-m", "fedavg", "-d", "mnist", "-p", scheme, "--central-test", "--dry-run", "--json")
         assert json.loads(done.out)[0]["spec"]["partition"]["central_test"] is True
     assert "--central-test does not work with --partition pfllib" in shell.refused(
         "run", "-m", "fedavg", "-p", f"pfllib:{images}", "--central-test"
