@@ -15,7 +15,7 @@ from pflbench.site import figures, papermap, runs, tables
 from pflbench.site.figures import FigureGroup
 from pflbench.site.papermap import Missing
 from pflbench.site.runs import RunLine
-from pflbench.site.tables import TableView
+from pflbench.site.tables import Leaders, TableView, leaders
 from pflbench.store.runs import Result, distinct
 
 PAGES = ("all", "shown", "none")
@@ -56,6 +56,11 @@ class Page:
     @property
     def map(self) -> tuple[papermap.Shown, ...]:
         return papermap.shown({view.name for view in self.tables}, {group.name for group in self.figures})
+
+    @property
+    def leaders(self) -> tuple[Leaders, ...]:
+        """The best methods of each setting of the accuracy table."""
+        return next((leaders(view) for view in self.tables if view.name == "accuracy"), ())
 
     @property
     def drawings(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from pflbench.report.selection import Filters
 from pflbench.report.tables.grid import CellText, Column, Grid, render
 from pflbench.site.papermap import Missing
 
+LEADING = 3  # methods of a setting that stand on top of the page
 _NUMBER = re.compile(r"[<>]?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
@@ -77,6 +78,30 @@ def view(name: str, summary: str, grid: Grid) -> TableView:
     data = base64.b64encode(render(grid, "csv").encode()).decode()
     runs = tuple(sorted(set(grid.runs)))
     return TableView(name, grid.title, summary, groups, heads, rows, notes, runs, f"data:text/csv;charset=utf-8;base64,{data}")
+
+
+@dataclass(frozen=True)
+class Leaders:
+    """The best methods of a setting: labels and cells, best first. without: labels of methods that have no run in it."""
+
+    setting: str
+    best: tuple[tuple[str, CellView], ...]
+    without: tuple[str, ...]
+
+
+def leaders(accuracy: TableView) -> tuple[Leaders, ...]:
+    """Of each column of the accuracy table that is a setting."""
+    found = []
+    heads = [head for group in accuracy.groups for head in [group.head] * group.span] or [()] * len(accuracy.heads)
+    for j, (group, head) in enumerate(zip(heads, accuracy.heads, strict=True)):
+        cells = [(label, row[j]) for label, row in accuracy.rows]
+        run = [(label, cell) for label, cell in cells if cell.runs]
+        if not run:
+            continue
+        best = sorted(run, key=lambda pair: -float(pair[1].sort or 0))[:LEADING]
+        missing = tuple(label for label, cell in cells if not cell.runs)
+        found.append(Leaders(", ".join((*group, *head)), tuple(best), missing))
+    return tuple(found)
 
 
 def _cell(entry: CellText) -> CellView:

@@ -294,6 +294,18 @@ def test_columns_of_a_setting_stand_under_its_head() -> None:
     assert shown.runs == (1, 3)
 
 
+def test_the_best_methods_of_a_setting_stand_on_top(whole: tuple[Page, str]) -> None:
+    """Of MNIST Local, FedAvg and Ditto have runs, of Cifar10 only FedAvg: by the accuracy table, best first."""
+    leaders = {one.setting: one for one in whole[0].leaders}
+    (mnist,), (cifar,) = ([one for name, one in leaders.items() if title in name] for title in ("MNIST", "Cifar10"))
+    values = [float(cell.sort) for _, cell in mnist.best]
+    assert len(values) == 3
+    assert values == sorted(values, reverse=True)
+    assert [label for label, _ in cifar.best] == ["FedAvg"]
+    assert set(cifar.without) == {label for label, _ in mnist.best} - {"FedAvg"}
+    assert 'id="leaders"' in whole[1]
+
+
 def test_ranges_and_json() -> None:
     assert html.ranges([7, 1, 2, 3, 3]) == "1-3, 7"
     assert html.to_json({"a": [1.5, float("nan"), None], 3: (float("inf"), "é")}) == '{"a":[1.5,null,null],"3":[null,"é"]}'

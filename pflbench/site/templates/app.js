@@ -247,10 +247,11 @@
     const content = byId("content");
     const [at, wanted, focused] = [scrollY, byId("filter")?.value ?? "", document.activeElement?.id];
     const open = [...content.querySelectorAll("details[open]")].map((details) => details.id);
-    const plots = new Map(drawn().filter((plot) => plot.dataset.spec).map((plot) => [byId(plot.dataset.spec).textContent, plot]));
+    const identity = (plot) => plot.closest("figure").id + byId(plot.dataset.spec).textContent;
+    const plots = new Map(drawn().filter((plot) => plot.dataset.spec).map((plot) => [identity(plot), plot]));
     content.innerHTML = html;
     for (const fresh of content.querySelectorAll(".plot")) {
-      const kept = plots.get(byId(fresh.dataset.spec).textContent);
+      const kept = plots.get(identity(fresh));
       if (kept) fresh.replaceWith(kept);
     }
     for (const id of open) if (byId(id)) byId(id).open = true;
