@@ -15,8 +15,7 @@ from pflbench.engine.batched.batched_tests import Layout
 from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.convolutions import convolve_by, convolving
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
-from pflbench.engine.batched.program import Advance, Capture, Inputs
-from pflbench.engine.batched.program_cache import Programs
+from pflbench.engine.batched.program import Advance, Capture, Inputs, Programs
 from pflbench.engine.batched.steps import Block, blocks
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat, sgd_step, side_by_side
