@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from pflbench import models
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched.batched_executor import BatchedExecutor
-from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import capture
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop_executor import LoopExecutor
+from pflbench.engine.memory import Chunks
 from pflbench.engine.packed.packed_executor import Pack
 from pflbench.engine.requests import Executor
 from pflbench.engine.samples import Samples

@@ -151,7 +151,7 @@ class LoopExecutor(BaseExecutor):
         self._workers: SimpleQueue[Worker] = SimpleQueue()
         for _ in range(count):
             self._workers.put(Worker(flat, samples, loss))
-        self._pool = ThreadPoolExecutor(count, initializer=devices.begin_thread) if count > 1 else None
+        self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) if count > 1 else None
 
     def close(self) -> None:
         if self._pool is not None:
@@ -272,7 +272,8 @@ class LoopExecutor(BaseExecutor):
             features[i] = [below(worker.batch(index)[0]) for index in worker.batches(batches, i)]
 
         self._each(plan, task)
-        samples = self.samples.replaced(torch.cat(list(chain(*features))), np.concatenate(plan.order))
+        labels = self.samples.y[torch.from_numpy(np.concatenate(plan.order)).to(self.device)]
+        samples = self.samples.replaced(torch.cat(list(chain(*features))), labels)
         return HeadOnFeatures(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
     def _evaluate(self, request: Evaluate) -> Evaluated:

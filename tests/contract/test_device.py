@@ -19,8 +19,8 @@ from pflbench.contract import as_run, device, small
 from pflbench.contract.device import MEMORY, PACKING, PRODUCTS, TF32, Check
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched.batched_executor import BatchedExecutor
-from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import bucket
+from pflbench.engine.memory import Chunks
 from pflbench.run import prepared
 
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from pflbench.contract.small import federation, train
 from pflbench.contract.suite import assert_same
 from pflbench.engine.batched import program
 from pflbench.engine.batched.batched_executor import LARGE, BatchedExecutor
+from pflbench.engine.batched.layout import blocks
 from pflbench.engine.batched.program import MIXED, Programs, bucket, capture
-from pflbench.engine.batched.steps import blocks
 from pflbench.engine.batches import Plan
 from pflbench.engine.requests import Sgd, function_key
 from pflbench.engine.samples import Samples

@@ -16,8 +16,8 @@ from pflbench.contract.as_run import method as make
 from pflbench.contract.small import federation, tensors, train
 from pflbench.contract.suite import assert_same
 from pflbench.engine import memory
-from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import _near
+from pflbench.engine.memory import Chunks
 from pflbench.engine.requests import Scan, Sgd
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS

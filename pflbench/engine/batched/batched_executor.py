@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pflbench.engine.batched.batched_tests import Layout
-from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.convolutions import convolve_by, convolving
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
+from pflbench.engine.batched.layout import Block, Layout, blocks
 from pflbench.engine.batched.program import Advance, Capture, Inputs, Programs
-from pflbench.engine.batched.steps import Block, blocks
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat, sgd_step, side_by_side
-from pflbench.engine.memory import Shortage
+from pflbench.engine.memory import Chunks, Shortage
 from pflbench.engine.optimizers import Optimizer
 from pflbench.engine.requests import (
     ALL,
@@ -189,7 +187,7 @@ class BatchedExecutor(BaseExecutor):
             if len(head.samples.y) > count and head.samples.x.dtype == like.dtype:
                 self._heads.remove(head)
                 return head
-        samples = self.samples.room(like, count + 1)
+        samples = self.samples.replaced(like.new_zeros(count + 1, *like.shape), self.samples.y.new_zeros(count + 1))
         head = BatchedExecutor(self.flat.head_alone(), samples, self.chunks, self.loss, programs=self.programs)
         head._owner = self
         return head

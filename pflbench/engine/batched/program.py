@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pflbench.engine import devices, memory
-from pflbench.engine.batched.steps import Block
+from pflbench.engine.batched.layout import Block
 from pflbench.engine.batched.waits import Watch
 from pflbench.engine.requests import Shared, StepArguments, pick
 
