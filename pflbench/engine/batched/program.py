@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakSet
 
@@ -51,12 +51,11 @@ class Graph(Capture):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._aside: Any = None  # one stream for all: memory cached for a stream serves no other
         self._graphs: WeakSet[Any] = WeakSet()
 
     def warm_up(self, step: Call) -> None:
         """On a side stream: libraries choose algorithms and allocate workspaces, which no capture permits."""
-        gpu, aside = devices.of(self.device), self._stream()
+        gpu, aside = devices.of(self.device), self._stream
         memory.release(self.device)
         aside.wait_stream(gpu.current_stream(self.device))
         try:
@@ -71,7 +70,7 @@ class Graph(Capture):
         graph, first = gpu.CUDAGraph(), None
         try:
             # A capture that fails leaves its own stream as the current one.
-            with gpu.stream(gpu.current_stream(self.device)), gpu.graph(graph, pool=self._pool(), stream=self._stream()):
+            with gpu.stream(gpu.current_stream(self.device)), gpu.graph(graph, pool=self._pool(), stream=self._stream):
                 try:
                     step()
                 except BaseException as error:
@@ -85,10 +84,10 @@ class Graph(Capture):
         replay: Call = graph.replay
         return replay
 
+    @cached_property
     def _stream(self) -> Any:
-        """The side stream. PyTorch's own for captures belongs to the first device that something was captured on."""
-        self._aside = self._aside or devices.of(self.device).Stream(self.device)
-        return self._aside
+        """One side stream for all: memory cached for a stream serves no other. PyTorch's own belongs to the first device used."""
+        return devices.of(self.device).Stream(self.device)
 
     def _pool(self) -> Any:
         """The memory pool that all graphs share, since no two run at once. It ends with the last graph."""
