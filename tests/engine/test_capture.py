@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
-from functools import partial
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from pflbench.engine.batched.batched_executor import LARGE, BatchedExecutor
 from pflbench.engine.batched.layout import blocks
 from pflbench.engine.batched.program import MIXED, Programs, bucket, capture
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import Sgd, function_key
+from pflbench.engine.requests import Sgd
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
 
@@ -163,17 +161,9 @@ class Failing(Recorded):
         raise self.error
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        "CUDA error: out of memory",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-    ],
-)
-def test_a_graph_that_memory_is_too_small_for_is_no_reason_to_make_steps_without(told):
-    fed = captured(how=Failing(torch.AcceleratorError(told)))
-    with pytest.raises(torch.OutOfMemoryError, match=re.escape(told)):
+def test_a_graph_that_memory_is_too_small_for_is_no_reason_to_make_steps_without():
+    fed = captured(how=Failing(torch.AcceleratorError("CUDA error: out of memory")))
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA error: out of memory"):
         train(make("fedavg"), fed, 1)
     assert [shortage.clients for shortage in fed.executor.chunks.shortages] == [7, 3]
     assert not fed.executor.programs.apart
@@ -283,18 +273,7 @@ def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever(m
         assert as_tensors != any("give numbers that change as tensors" in reason for reason in fed.executor.programs.apart)
 
 
-def test_functions_are_known_by_themselves_and_their_arguments():
-    assert function_key(partial(looks, strength=[1, 2])) == function_key(partial(looks, strength=[1, 2]))
-    assert function_key(partial(looks, strength=1)) != function_key(partial(looks, strength=2))
-
-
 def test_steps_are_captured_on_a_gpu_alone():
     assert [capture(name, CPU) for name in ("auto", "graph", "none")] == [None] * 3
     found = [capture(name, torch.device("cuda", 7)) for name in ("auto", "graph", "none")]
     assert [one and one.name for one in found] == ["graph", "graph", None]
-
-
-def test_there_is_no_other_way_of_capture(shell):
-    told = shell.refused("run", "-m", "fedavg", "-d", "digits", "--engine", "batched", "--capture", "compile", "--dry-run")
-    assert "Unknown capture 'compile'" in told
-    assert "Valid: auto, graph, none" in told
