@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -65,9 +64,10 @@ def run(what: str, way: Way, floats: Floats, device: torch.device) -> Prepared:
         train=TrainSpec(rounds=2, dtype=floats, **train),
         method=methods.spec("fedavg", {}),
     )
-    how = Execution(str(device), "loop" if way == "loop" else "batched", deterministic=way == "deterministic")
-    if way != "loop":
-        how = replace(how, capture="none" if way == "batched" else "graph")
+    engine: Literal["loop", "batched"] = "loop" if way == "loop" else "batched"
+    how = Execution(
+        str(device), engine, capture="none" if way in ("loop", "batched") else "graph", deterministic=way == "deterministic"
+    )
     return prepare(spec, _setting(what, n), device, how)
 
 
@@ -111,10 +111,5 @@ def rounds(method: Method, fed: Federation, count: int) -> Iterator[Numbers]:
                 numbers[f"round {t}: {RIGHT} {which}"] = torch.from_numpy(tested.correct)
         for which, loss in now.training.ledger.train_loss.items():
             numbers[f"round {t}: training loss {which}"] = torch.tensor(loss)
-        yield {name: value.double() for name, value in numbers.items()} | tensors_of(state, fed)
-
-
-def tensors_of(state: Any, fed: Federation) -> Numbers:
-    """The state and BatchNorm's buffers."""
-    buffers = {f"buffers {which}": rows for which, rows in fed.buffers.items()}
-    return {name: value.cpu().double() for name, value in {**small.tensors(state), **buffers}.items()}
+        buffers = {f"buffers {which}": rows for which, rows in fed.buffers.items()}
+        yield {name: value.cpu().double() for name, value in (numbers | small.tensors(state) | buffers).items()}
