@@ -198,7 +198,6 @@ def test_a_halving_that_leaves_clients_out_is_found(gpu, monkeypatch):
 FAULTS = {
     "a learning rate that stays the first round's": (planted.FROZEN_RATE, ("mlp", "captured", "float64"), ""),
     "one step more": (planted.ONE_STEP_MORE, ("fedavg", "captured", "float64"), ""),
-    "one step fewer": (planted.ONE_STEP_FEWER, ("fedavg", "captured", "float64"), ""),
     "statistics of the other model": (planted.OTHER_STATISTICS, ("feddeper", "captured", "float64"), "buffers|test loss"),
     "a pool of graphs that are gone": (planted.DEAD_POOL, (MEMORY, "captured", "float64"), "pool of graphs that are gone"),
 }

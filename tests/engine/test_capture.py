@@ -134,13 +134,12 @@ def test_memory_is_given_back():
     assert fed.executor.programs.record()["programs"] == 0
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")])
-def test_memory_that_runs_out_while_a_program_is_made_is_given_back(error, monkeypatch):
+def test_memory_that_runs_out_while_a_program_is_made_is_given_back(monkeypatch):
     fed, whole, held = captured(), Programs._take, []
 
     def take(self, taken, like, device):
         if len(like) == len(SPREAD) and taken.total() == 2:
-            raise error
+            raise torch.OutOfMemoryError
         return whole(self, taken, like, device)
 
     def release(device):
@@ -166,34 +165,6 @@ def test_a_graph_that_memory_is_too_small_for_is_no_reason_to_make_steps_without
     with pytest.raises(torch.OutOfMemoryError, match="CUDA error: out of memory"):
         train(make("fedavg"), fed, 1)
     assert [shortage.clients for shortage in fed.executor.chunks.shortages] == [7, 3]
-    assert not fed.executor.programs.apart
-
-
-class Counted(Recorded):
-    """How often a step is made."""
-
-    def __init__(self):
-        self.made = 0
-
-    def _counted(self, step):
-        def made():
-            self.made += 1
-            step()
-
-        return made
-
-    def warm_up(self, step):
-        super().warm_up(self._counted(step))
-
-    def __call__(self, step):
-        return super().__call__(self._counted(step))
-
-
-def test_a_step_is_made_once_before_it_is_captured():
-    """It is the warm-up and what the program is compared with at once: its activations are there once outside the graph."""
-    fed = captured(how=Counted())
-    train(make("fedavg"), fed, 1)
-    assert fed.executor.programs.capture.made == 2 * fed.executor.programs.record()["programs"] > 0
     assert not fed.executor.programs.apart
 
 
