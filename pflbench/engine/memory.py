@@ -93,11 +93,22 @@ class Chunks:
         size, start = self._size(work, len(clients)), 0
         while start < len(clients):
             now = clients[start : start + size]
-            if _enough_memory(do, now, needed=self.deterministic or len(now) == 1):
-                start += len(now)
+            try:
+                do(now)
+            except Exception as error:
+                if not ran_out(error):
+                    raise
+                if self.deterministic or len(now) == 1:
+                    raise torch.OutOfMemoryError(*error.args) from error
             else:
-                forget()
-                size = self._halve(work, len(now), device)
+                start += len(now)
+                continue
+            # Only here is the memory free again that `do` held: the error keeps it alive.
+            self.shortages.append(Shortage(work, len(now), len(now) // 2))
+            forget()
+            gc.collect()
+            release(device)
+            size = self._size(work, len(clients))
 
     def remember(self, shortages: Sequence[Shortage]) -> None:
         """Takes over the shortages of an earlier process: clients at a time stay within them."""
@@ -124,30 +135,6 @@ class Chunks:
         if size < count:
             self._smallest[work] = min(size, self._smallest.get(work, size))
         return size
-
-    def _halve(self, work: str, clients: int, device: torch.device) -> int:
-        half = clients // 2
-        self.shortages.append(Shortage(work, clients, half))
-        self._smallest[work] = min(half, self._smallest.get(work, half))
-        gc.collect()
-        release(device)
-        return half
-
-
-def _enough_memory(do: Callable[[np.ndarray], None], clients: np.ndarray, needed: bool) -> bool:
-    """Calls `do` and returns whether memory was enough; raises torch.OutOfMemoryError if it had to be.
-
-    Memory that `do` held is free again only after this has returned: the error keeps it alive.
-    """
-    try:
-        do(clients)
-    except Exception as error:
-        if not ran_out(error):
-            raise
-        if needed:
-            raise torch.OutOfMemoryError(*error.args) from error
-        return False
-    return True
 
 
 def _limit() -> int | None:

@@ -189,7 +189,7 @@ def test_memory_that_runs_out_is_found_to_be_handled(gpu, monkeypatch):
 
 
 def test_a_halving_that_leaves_clients_out_is_found(gpu, monkeypatch):
-    plant(monkeypatch, Chunks, "each", "size = self._halve(", "start += 1\n            size = self._halve(")
+    plant(monkeypatch, Chunks, "each", "forget()", "start += 1; forget()")
     said = only((MEMORY, "batched", "float64"), GPU)
     assert said.status == "failed"
     assert said.off > 1e-6
