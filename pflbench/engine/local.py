@@ -117,13 +117,8 @@ class InnerLoop:
     def take(self, positions: Tensor) -> InnerLoop:
         """The inner loop of some of its clients, by position [k] (on the host)."""
         at = positions.to(self.clients.device)
-        return replace(
-            self,
-            clients=self.clients[at],
-            plan=self.plan.take(positions.tolist()),
-            base=self.base[at],
-            buffers=self.buffers[at],
-        )
+        plan, clients, base, buffers = self.plan.take(positions.tolist()), self.clients[at], self.base[at], self.buffers[at]
+        return replace(self, clients=clients, plan=plan, base=base, buffers=buffers)
 
 
 @contextmanager
