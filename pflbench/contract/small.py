@@ -20,7 +20,7 @@ from pflbench.engine.flat import Flat
 from pflbench.engine.loop_executor import LoopExecutor
 from pflbench.engine.memory import Chunks
 from pflbench.engine.packed.packed_executor import Pack
-from pflbench.engine.requests import Executor
+from pflbench.engine.requests import Executor, Loss
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import tensors
@@ -135,12 +135,12 @@ def _module(model: str | Make, shape: tuple[int, ...], classes: int, vocabulary:
     return BatchNormNet() if model == "batchnorm" else models.build(model, shape, classes, vocabulary)
 
 
-def executor(engine: str, flat: Flat, samples: Samples, convolution: str | None = None) -> Executor:
+def executor(engine: str, flat: Flat, samples: Samples, convolution: str | None = None, loss: Loss = F.cross_entropy) -> Executor:
     if engine == "loop":
-        return LoopExecutor(flat, samples, workers=2 if samples.device.type == "cpu" else None)
+        return LoopExecutor(flat, samples, 2 if samples.device.type == "cpu" else None, loss)
     chunks = Chunks(2 if engine == "batched in chunks" else None)
     how = (capture("auto", samples.device) or Recorded()) if engine == "captured" else None
-    return BatchedExecutor(flat, samples, chunks, capture=how, convolution=convolution)
+    return BatchedExecutor(flat, samples, chunks, loss, how, convolution)
 
 
 def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1) -> Any:

@@ -1,9 +1,6 @@
-"""Convolutions of all clients at once on a GPU, in the fastest of three ways for the shapes of a run.
+"""Convolutions of all clients at once on a GPU, in the fastest of three ways for the shapes of a run (docs/performance.md).
 
-groups, search: one convolution with a group for each client; cuDNN chooses its algorithm by heuristics (groups) or by timing
-several (search). unfold: each window of an image becomes a column (im2col), followed by a matrix product for each client.
-
-All three give the same numbers within rounding. On a CPU `vmap` itself makes a convolution in groups.
+On a CPU `vmap` itself makes a convolution in groups.
 """
 
 from __future__ import annotations

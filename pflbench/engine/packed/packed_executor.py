@@ -7,7 +7,7 @@ on. One run goes on at a time; when all wait, requests that differ only in the n
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,14 +38,17 @@ class Pack:
     def together(self, works: Sequence[Generator[T, None, None]]) -> Generator[tuple[int, T], None, None]:
         """Yields the items of all runs' generators, in the order of `executors`, as (number of the run, item).
 
+        A run goes on until it makes a request or ends; only then does another go on.
         An error of one run ends the others as Ctrl-C does, and is raised.
         """
         for run, work in zip(self._runs, works, strict=True):
             run.begin(work)
         try:
             while not all(run.over for run in self._runs):
-                for number in range(len(self._runs)):
-                    yield from self._until_it_asks(number)
+                for number, run in enumerate(self._runs):
+                    while not (run.over or run in self._waiting):
+                        for item in run.go_on():
+                            yield number, item
                 if self._waiting:
                     self._make(self._next())
         finally:
@@ -59,13 +62,6 @@ class Pack:
         self._waiting[run] = _Waiting(executor, request)
         answer: R = _wait()
         return answer
-
-    def _until_it_asks(self, number: int) -> Iterator[tuple[int, Any]]:
-        """What a run yields until it makes a request or ends. Only then does another go on."""
-        run = self._runs[number]
-        while not (run.over or run in self._waiting):
-            for item in run.go_on():
-                yield number, item
 
     def _next(self) -> list[_Run]:
         """The runs whose requests are computed next, as one: the run that is most behind, and those that can join it.
