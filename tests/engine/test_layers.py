@@ -101,19 +101,6 @@ def test_statistics_stay_where_they_are_not_wanted(clients):
     assert all(torch.equal(grads[name], expected[name]) for name in expected)
 
 
-def test_evaluation_is_that_of_each_client(clients):
-    models, x, _ = clients
-    module = copy.deepcopy(models[0])
-    compute_together(module.eval())
-
-    def logits(params, buffers, x):
-        return functional_call(module, (params, buffers), (x,))
-
-    found = vmap(logits)(stacked(models, "parameter"), stacked(models, "buffer"), x)
-    for i, model in enumerate(models):
-        torch.testing.assert_close(found[i], model.eval()(x[i]), rtol=0, atol=1e-12)
-
-
 class Scaled(nn.Linear):
     """What users make of a layer."""
 

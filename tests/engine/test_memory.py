@@ -163,20 +163,7 @@ def test_out_of_memory_halves_and_repeats_and_is_kept():
     ],
 )
 def test_errors_that_mean_that_memory_ran_out(error, is_it):
-    chunks, tried = Chunks(), []
-
-    def work(now):
-        tried.append(len(now))
-        if len(now) > 1:
-            raise error
-
     assert memory.ran_out(error) is is_it
-    if is_it:
-        chunks.each("training", np.arange(4), CPU, work)
-        assert tried == [4, 2, 1, 1, 1, 1]
-    else:
-        with pytest.raises(type(error)):
-            chunks.each("training", np.arange(4), CPU, work)
 
 
 def test_what_a_failed_part_held_is_free_before_the_next():

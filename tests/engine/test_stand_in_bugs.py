@@ -136,12 +136,6 @@ BUGS = {
         "apart",
         [(executor, "_of", "return loss if", "loss = loss * torch.tensor([1.0], device=loss.device)\n    return loss if")],
     ),
-    "a step that chooses by a mask": Bug(
-        "apart", [(executor, "_of", "return loss if", "loss = loss[loss == loss]\n    return loss if")]
-    ),
-    "a step that waits for the device": Bug(
-        "apart", [(executor, "_of", "return loss if", "torch.pygpu.synchronize()\n    return loss if")]
-    ),
     # -- streams
     "warming up that waits for nothing": Bug(
         "races", [(Graph, "warm_up", "aside.wait_stream(gpu.current_stream(self.device))", "pass")]
