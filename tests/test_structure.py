@@ -147,7 +147,7 @@ UPWARD = {"environment.py": "parents[1]", "store/database.py": "parents[1]"}
 
 
 def chambers(module: Path) -> set[str]:
-    """Of pflbench/engine/batched/steps.py: "engine.batched"; of engine/loop_executor.py: "engine.loop_executor" and "engine"."""
+    """Of pflbench/engine/batched/layout.py: "engine.batched"; of engine/loop_executor.py: "engine.loop_executor" and "engine"."""
     parts = module.relative_to(PACKAGE).with_suffix("").parts
     return {".".join(parts[:2]), *(parts[:1] if len(parts) == 2 else ())}
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -16,7 +14,6 @@ from pflbench import methods
 from pflbench.contract import small
 from pflbench.data import Arrays
 from pflbench.engine.federation import Federation
-from pflbench.engine.requests import Executor
 from pflbench.methods.base import Method
 from pflbench.partition import Partition
 from pflbench.run.execution import Execution
@@ -41,17 +38,18 @@ RIGHT = "right predictions"
 Numbers = dict[str, Tensor]  # in float64 on the CPU
 
 
-def federations(what: str, way: Way, floats: Floats, device: torch.device) -> dict[str, Federation]:
-    """Federations by method. what: a model, trained as in a run, by several methods on one executor; or a method, on the
-    smallest model with BatchNorm.
-    """
-    if what not in small.SHAPES and what not in IMAGES:
-        return {what: federation("batchnorm", way, device, dtype=floats, **CLIENTS)}
-    of = run(what, way, floats, device)
-    flat = of.initial_model()
-    executor = of.executor(flat)
-    names = WITH_EVERY_MODEL[:1] if what.startswith("resnet") else WITH_EVERY_MODEL
-    return {name: of.clients(flat, executor) for name in names}
+def methods_of(what: str) -> tuple[str, ...]:
+    """The methods that a model is checked with; a method by itself."""
+    if what in methods.METHODS:
+        return (what,)
+    return WITH_EVERY_MODEL[:1] if what.startswith("resnet") else WITH_EVERY_MODEL
+
+
+def federation(what: str, way: Way, floats: Floats, device: torch.device) -> Federation:
+    """A federation with a model, as in a run; for a method, with the smallest model with BatchNorm."""
+    if what in methods.METHODS:
+        return small.federation("batchnorm", way, device=str(device), dtype=floats, **CLIENTS)
+    return run(what, way, floats, device).federation()
 
 
 def run(what: str, way: Way, floats: Floats, device: torch.device) -> Prepared:
@@ -66,9 +64,10 @@ def run(what: str, way: Way, floats: Floats, device: torch.device) -> Prepared:
         train=TrainSpec(rounds=2, dtype=floats, **train),
         method=methods.spec("fedavg", {}),
     )
-    how = Execution(str(device), "loop" if way == "loop" else "batched", deterministic=way == "deterministic")
-    if way != "loop":
-        how = replace(how, capture="none" if way == "batched" else "graph")
+    engine: Literal["loop", "batched"] = "loop" if way == "loop" else "batched"
+    how = Execution(
+        str(device), engine, capture="none" if way in ("loop", "batched") else "graph", deterministic=way == "deterministic"
+    )
     return prepare(spec, _setting(what, n), device, how)
 
 
@@ -85,12 +84,6 @@ def _setting(what: str, n: tuple[int, ...]) -> FederationData:
     arrays = Arrays(x, draw.integers(CLASSES, size=len(x)), tuple(map(str, range(CLASSES))), vocabulary)
     partition = Partition(parts[: len(n)], parts[len(n) :])
     return FederationData(arrays, partition, record=None, content={})  # type: ignore[arg-type]  # of the database, where nothing goes
-
-
-def federation(model: str, way: str, device: torch.device, **settings: Any) -> Federation:
-    """A federation of contract.small, without a change of PyTorch's random state."""
-    with torch.random.fork_rng(devices=[]):
-        return small.federation(model, way, device=str(device), **settings)
 
 
 def method(name: str) -> Method:
@@ -118,21 +111,5 @@ def rounds(method: Method, fed: Federation, count: int) -> Iterator[Numbers]:
                 numbers[f"round {t}: {RIGHT} {which}"] = torch.from_numpy(tested.correct)
         for which, loss in now.training.ledger.train_loss.items():
             numbers[f"round {t}: training loss {which}"] = torch.tensor(loss)
-        yield {name: value.double() for name, value in numbers.items()} | tensors_of(state, fed)
-
-
-def tensors_of(state: Any, fed: Federation) -> Numbers:
-    """The state and BatchNorm's buffers."""
-    buffers = {f"buffers {which}": rows for which, rows in fed.buffers.items()}
-    return {name: value.cpu().double() for name, value in {**small.tensors(state), **buffers}.items()}
-
-
-@contextmanager
-def closed(*feds: Federation) -> Iterator[Executor]:
-    """The executor of the first federation; closes the executors of all at the end."""
-    executors = [fed.executor for fed in feds]
-    try:
-        yield executors[0]
-    finally:
-        for executor in executors:
-            executor.close()
+        buffers = {f"buffers {which}": rows for which, rows in fed.buffers.items()}
+        yield {name: value.cpu().double() for name, value in (numbers | small.tensors(state) | buffers).items()}

@@ -6,12 +6,10 @@ The checks use federations as runs have them, with made-up data.
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 import torch
@@ -19,38 +17,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflbench import methods
-from pflbench.contract import small
-from pflbench.contract.as_run import (
-    CLIENTS,
-    RIGHT,
-    Floats,
-    Numbers,
-    Way,
-    closed,
-    federation,
-    federations,
-    method,
-    played,
-    rounds,
-    run,
-    tensors_of,
-)
+from pflbench.contract.as_run import CLIENTS, RIGHT, Floats, Numbers, Way, federation, method, methods_of, played, rounds, run
+from pflbench.contract.small import federation as small
+from pflbench.contract.small import in_a_pack
 from pflbench.engine import devices, memory
-from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.program import MIXED, OTHER_NUMBERS
 from pflbench.engine.federation import Federation
-from pflbench.engine.packed.packed_executor import Pack
 from pflbench.engine.requests import Executor
 from pflbench.errors import UserError
 from pflbench.run import round as one_round
 from pflbench.run.arithmetic import exact_arithmetic
-from pflbench.run.checkpoint import Checkpoints, Snapshot
-from pflbench.run.memory_estimate import footprint, readable
-from pflbench.run.places import Folder
 
 CPU = torch.device("cpu")
-PRODUCTS, TF32, RESUME, MEMORY, PACKING = "products", "tf32", "resume", "out of memory", "packing"
-ESTIMATE = "estimate of memory"
+PRODUCTS, TF32, MEMORY, PACKING = "products", "tf32", "out of memory", "packing"
 MODELS = ("mlp", "cnn, 1 channel", "cnn, 3 channels", "resnet18", "fasttext")
 WAYS: tuple[Way, ...] = get_args(Way)[1:]
 
@@ -63,9 +42,7 @@ SINGLE, DEEP = 5e-5, 1e-2
 PRODUCT = {"float64": 1e-12, "float32": 3e-5}
 TF32_OFF = 5e-3
 
-LARGE = "resnet18"  # the one of MODELS with the most parameters
 MANY = (10,) * 48  # samples of clients in the check "out of memory"
-SCARCE = 0.8  # of the memory that they take is available
 
 
 @dataclass(frozen=True)
@@ -108,13 +85,12 @@ class Pace:
 def whole() -> list[Check]:
     """The checks of `doctor --gpu`."""
     both: tuple[Floats, ...] = ("float64", "float32")
-    checks = [*(Check(PRODUCTS, "", floats) for floats in both), Check(TF32, "", "float32"), Check(RESUME, "", "float64")]
+    checks = [*(Check(PRODUCTS, "", floats) for floats in both), Check(TF32, "", "float32")]
     for model in MODELS:
         checks += [Check(model, way, floats) for way in WAYS[:3] for floats in both]
         checks.append(Check(model, "deterministic", "float32"))
     checks += [Check(name, "captured", "float64") for name in methods.METHODS]
-    checks += [Check(what, way, "float64") for what in (PACKING, MEMORY) for way in ("batched", "captured")]
-    return [*checks, Check(ESTIMATE, "captured", "float32")]
+    return checks + [Check(what, way, "float64") for what in (PACKING, MEMORY) for way in ("batched", "captured")]
 
 
 def check(wanted: Iterable[Check], device: torch.device) -> Iterator[tuple[Check, CheckResult]]:
@@ -131,14 +107,15 @@ def pace(device: torch.device) -> Pace:
 
 
 def _steps_per_second(way: Way, device: torch.device) -> float:
-    with exact_arithmetic(device), closed(fed := run("cnn, 3 channels", way, "float32", device).federation()):
+    fed = run("cnn, 3 channels", way, "float32", device).federation()
+    with exact_arithmetic(device), closing(fed.executor):
         play = one_round.rounds(method("fedavg"), fed)
         seconds = min([next(play)[0][one_round.UPDATE] for _ in range(4)][1:])
         return int(fed.batches(fed.all_trainable()).steps().sum()) / seconds
 
 
 def _result(one: Check, device: torch.device) -> CheckResult:
-    functions = {PRODUCTS: _products, TF32: _tf32, RESUME: _resume, PACKING: _packing, MEMORY: _memory, ESTIMATE: _estimate}
+    functions = {PRODUCTS: _products, TF32: _tf32, PACKING: _packing, MEMORY: _memory}
     try:
         return functions.get(one.what, _training)(one, device)
     except UserError as error:
@@ -157,12 +134,11 @@ def _products(one: Check, device: torch.device) -> CheckResult:
 
 
 def _tf32(one: Check, device: torch.device) -> CheckResult:
-    """TF32 must be as exact as TF32, and float32 must be exact again afterwards."""
+    """TF32 must be as exact as TF32. That float32 is exact again afterwards, all other checks show."""
     off = _off_in("tf32", one.floats, device)
     if off <= PRODUCT[one.floats]:
         return CheckResult("not supported", why="products are those of float32: this GPU has no TF32")
-    after = _off_in(one.floats, one.floats, device)
-    return _judged(off, TF32_OFF) if after <= PRODUCT[one.floats] else _judged(after, PRODUCT[one.floats], "float32 after it")
+    return _judged(off, TF32_OFF)
 
 
 def _off_in(arithmetic: str, floats: Floats, device: torch.device) -> float:
@@ -212,110 +188,56 @@ def _reference(what: str) -> Numbers:
 def _trained(what: str, way: Way, floats: Floats, device: torch.device) -> tuple[Numbers, list[str]]:
     """All numbers of a model's or a method's rounds; and why steps were not captured that should have been."""
     numbers: Numbers = {}
+    refused: list[str] = []
     with exact_arithmetic(device, floats, deterministic=way == "deterministic"):
-        feds = federations(what, way, floats, device)
-        with closed(*feds.values()) as executor:
-            for name, fed in feds.items():
+        for name in methods_of(what):
+            fed = federation(what, way, floats, device)
+            with closing(fed.executor):
                 numbers |= {f"{name}: {value}": number for value, number in played(method(name), fed, 2).items()}
-            return numbers, _refused(executor, way)
+                refused += _refused(fed.executor, way)
+    return numbers, refused
 
 
 def _packing(one: Check, device: torch.device) -> CheckResult:
     """Two seeds, apart on the CPU and together on the device."""
 
     def seeds(way: Way, on: torch.device, floats: Floats) -> list[Federation]:
-        return [federation("mlp", way, on, seed=seed, dtype=floats, join_ratio=0.7, **CLIENTS) for seed in (0, 1)]
+        return [small("mlp", way, device=str(on), seed=seed, dtype=floats, join_ratio=0.7, **CLIENTS) for seed in (0, 1)]
 
-    def work(fed: Federation) -> Generator[Numbers, None, None]:
-        yield played(method("fedala"), fed, 2)
+    def work(fed: Federation) -> Numbers:
+        return played(method("fedala"), fed, 2)
 
     with exact_arithmetic(CPU):
-        apart = [played(method("fedala"), fed, 2) for fed in seeds("loop", CPU, "float64")]
+        apart = list(map(work, seeds("loop", CPU, "float64")))
     feds = seeds(one.way, device, one.floats)
-    with exact_arithmetic(device, one.floats), closed(*feds) as inner:
-        pack = Pack(inner, 2)
-        for fed, own in zip(feds, pack.executors, strict=True):
-            fed.executor = own
-        together = dict(pack.together([work(fed) for fed in feds]))
+    with exact_arithmetic(device, one.floats), closing(feds[0].executor) as inner:
+        together = in_a_pack(feds, work)
         refused = _refused(inner, one.way)
     found, expected = ({f"seed {seed}: {k}": v for seed in (0, 1) for k, v in of[seed].items()} for of in (together, apart))
     return _compared(found, expected, _allowed(one.floats), refused)
 
 
-def _resume(one: Check, device: torch.device) -> CheckResult:
-    """Four rounds, and two with two more from a checkpoint of the first two."""
-    fedala = method("fedala")
-    straight, half, resumed = (federation("batchnorm", "batched", device, dtype=one.floats, **CLIENTS) for _ in range(3))
-    with exact_arithmetic(device, one.floats), TemporaryDirectory() as folder:
-        expected = small.train(fedala, straight, 4)
-        checkpoints = Checkpoints(Folder(Path(folder)), "1", owner="check")
-        checkpoints.save(Snapshot(2, small.train(fedala, half, 2), half.buffers, {}))
-        loaded = checkpoints.load(fedala.init(resumed), device)
-        if loaded is None:
-            return CheckResult("failed", why="a checkpoint is not read again")
-        resumed.buffers.update(loaded.buffers)
-        found = small.train(fedala, resumed, 2, loaded.state, start=3)
-    return _compared(tensors_of(found, resumed), tensors_of(expected, straight), _allowed(one.floats))
-
-
 def _memory(one: Check, device: torch.device) -> CheckResult:
-    """With too little memory fewer clients are computed at a time, by newly captured steps, with the same numbers.
-
-    Memory is limited after a round, when all steps are captured; then from the beginning.
-    """
+    """Memory that becomes scarce after a round, when all steps are captured: fewer clients at a time, with the same numbers."""
     if device.type == "cpu" or not hasattr(devices.of(device), "set_per_process_memory_fraction"):
         return CheckResult("not supported", why="PyTorch cannot limit its memory")
     fedavg, many = method("fedavg"), {**CLIENTS, "n": MANY}
     with exact_arithmetic(CPU):
-        expected = played(fedavg, federation("cnn", "loop", CPU, **many), 2)
-
-    def judged(fed: Federation, numbers: Numbers) -> CheckResult:
+        expected = played(fedavg, small("cnn", "loop", **many), 2)
+    fed = small("cnn", one.way, device=str(device), dtype=one.floats, **many)
+    with exact_arithmetic(device, one.floats), closing(fed.executor):
+        play = rounds(fedavg, fed, 2)
+        next(play)
+        # A round takes two copies of all models, and one more for training.
+        more = int(2.5 * fed.size * fed.flat.size * fed.dtype.itemsize)
+        memory.release(device)
+        with _limited(device, devices.of(device).memory_reserved(device) + more):
+            found = next(play)
         if not fed.executor.shortages():
             return CheckResult("not supported", why="its memory could not be made scarce")
         if refused := _refused(fed.executor, one.way):
             return CheckResult("failed", why=refused[0])
-        return _compared(numbers, expected, _allowed(one.floats))
-
-    with exact_arithmetic(device, one.floats):
-        with closed(fed := federation("cnn", one.way, device, dtype=one.floats, **many)):
-            _forget_peak(device)
-            play = rounds(fedavg, fed, 2)
-            next(play)
-            peak = devices.of(device).max_memory_allocated(device)
-            # A round takes two copies of all models, and one more for training.
-            more = int(2.5 * fed.size * fed.flat.size * fed.dtype.itemsize)
-            memory.release(device)
-            with _limited(device, devices.of(device).memory_reserved(device) + more):
-                first = judged(fed, next(play))
-        if first.status != "passed":
-            return first
-        del play
-        gc.collect()
-        again = federation("cnn", one.way, device, dtype=one.floats, **many)
-        with closed(again), _limited(device, int(SCARCE * peak)):
-            return judged(again, played(fedavg, again, 2))
-
-
-def _estimate(one: Check, device: torch.device) -> CheckResult:
-    """A run's memory must be within its estimate, by which the number of clients computed at a time is chosen."""
-    if device.type == "cpu":
-        return CheckResult("not supported", why="a CPU keeps no captured steps")
-    of = run(LARGE, one.way, one.floats, device)
-    needed = footprint(of.spec, of.data, of.how)
-    assert needed is not None
-    with exact_arithmetic(device, one.floats), closed(fed := of.federation()):
-        _forget_peak(device)
-        played(method("fedavg"), fed, 2)
-        taken = devices.of(device).max_memory_reserved(device)
-    if taken * SHARE <= needed.total:
-        return CheckResult("passed")
-    return CheckResult("failed", why=f"{LARGE} took {readable(taken)}, and {readable(needed.total)} were expected")
-
-
-def _forget_peak(device: torch.device) -> None:
-    """Begins a new measurement of the peak of memory, with PyTorch's cache empty."""
-    memory.release(device)
-    devices.reset_peak(device)
+        return _compared(found, expected, _allowed(one.floats))
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,21 +14,23 @@ from torch.nn import functional as F
 from pflbench import models
 from pflbench.contract.recorded import Recorded
 from pflbench.engine.batched.batched_executor import BatchedExecutor
-from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import capture
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
 from pflbench.engine.loop_executor import LoopExecutor
-from pflbench.engine.requests import Executor
+from pflbench.engine.memory import Chunks
+from pflbench.engine.packed.packed_executor import Pack
+from pflbench.engine.requests import Executor, Loss
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import tensors
 from pflbench.run.round import CommunicationRound
 from pflbench.spec import TrainSpec
 
-__all__ = ["CLASSES", "EXECUTORS", "federation", "tensors", "train", "unequal"]
+__all__ = ["CLASSES", "EXECUTORS", "federation", "in_a_pack", "tensors", "train", "unequal"]
 
 CLASSES = 4
+T = TypeVar("T")
 Make = Callable[[tuple[int, ...], int, int | None], nn.Module]
 EXECUTORS = ("loop", "batched", "batched in chunks", "captured")
 
@@ -116,8 +118,9 @@ def federation(
         x = rng.integers(vocabulary, size=(total, *shape))
     else:
         x = rng.normal(size=(total, *shape)) + rng.normal(size=(classes, *shape))[y]
-    torch.manual_seed(seed)
-    flat = Flat(_module(model, shape, classes, vocabulary))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        flat = Flat(_module(model, shape, classes, vocabulary))
     samples = Samples(x, y, getattr(torch, dtype), torch.device(device))
     settings = {"rounds": 4, "batch_size": 5, "lr": 0.1, **train}
     bounds = np.cumsum([0, *n, *tests])
@@ -132,12 +135,12 @@ def _module(model: str | Make, shape: tuple[int, ...], classes: int, vocabulary:
     return BatchNormNet() if model == "batchnorm" else models.build(model, shape, classes, vocabulary)
 
 
-def executor(engine: str, flat: Flat, samples: Samples, convolution: str | None = None) -> Executor:
+def executor(engine: str, flat: Flat, samples: Samples, convolution: str | None = None, loss: Loss = F.cross_entropy) -> Executor:
     if engine == "loop":
-        return LoopExecutor(flat, samples, workers=2 if samples.device.type == "cpu" else None)
+        return LoopExecutor(flat, samples, 2 if samples.device.type == "cpu" else None, loss)
     chunks = Chunks(2 if engine == "batched in chunks" else None)
     how = (capture("auto", samples.device) or Recorded()) if engine == "captured" else None
-    return BatchedExecutor(flat, samples, chunks, capture=how, convolution=convolution)
+    return BatchedExecutor(flat, samples, chunks, loss, how, convolution)
 
 
 def train(method: Method, fed: Federation, count: int = 3, state: Any = None, start: int = 1) -> Any:
@@ -149,3 +152,16 @@ def train(method: Method, fed: Federation, count: int = 3, state: Any = None, st
         now = CommunicationRound(method, fed, t + 1)
         state = now.receive(state)
     return state
+
+
+def in_a_pack(feds: Sequence[Federation], work: Callable[[Federation], T]) -> list[T]:
+    """What `work` returns for each federation, all together on the first one's executor."""
+
+    def done(fed: Federation) -> Generator[T, None, None]:
+        yield work(fed)
+
+    pack = Pack(feds[0].executor, len(feds))
+    for fed, own in zip(feds, pack.executors, strict=True):
+        fed.executor = own
+    found = dict(pack.together(list(map(done, feds))))
+    return [found[number] for number in range(len(feds))]

@@ -5,7 +5,8 @@ A method's own test says `@pytest.mark.parametrize("name", ["my-method"])` over 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ import pytest
 import torch
 
 from pflbench import methods
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import EXECUTORS, federation, in_a_pack, train
 from pflbench.engine import rng
 from pflbench.engine.batched.program import MIXED
 from pflbench.engine.federation import Federation
-from pflbench.engine.packed.packed_executor import Pack
 from pflbench.errors import Diverged, UserError
 from pflbench.methods.base import Method
 from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
@@ -45,12 +45,6 @@ MORE = pytest.mark.parametrize(
 
 def make(name: str) -> Method:
     return methods.make(MethodSpec(name=name))
-
-
-def _of_numpy() -> list[int]:
-    state: Any = np.random.get_state()
-    numbers: list[int] = state[1].tolist()
-    return [*numbers, state[2]]
 
 
 def copied(state: Any) -> dict[str, torch.Tensor]:
@@ -136,16 +130,9 @@ class Contract:
         def small(seed: int, engine: str = "captured") -> Federation:
             return federation(engine=engine, n=(13, 8, 5), join_ratio=0.7, seed=seed)
 
-        def trained(fed: Federation) -> Generator[Any, None, None]:
-            yield train(make(name), fed, 2)
-
-        separate, feds = [train(make(name), small(seed, "loop"), 2) for seed in (0, 1)], [small(seed) for seed in (0, 1)]
-        pack = Pack(feds[0].executor, 2)
-        for fed, own in zip(feds, pack.executors, strict=True):
-            fed.executor = own
-        together = dict(pack.together(list(map(trained, feds))))
+        together = in_a_pack([small(0), small(1)], lambda fed: train(make(name), fed, 2))
         for seed in (0, 1):
-            assert_same(separate[seed], together[seed], 1e-10)
+            assert_same(train(make(name), small(seed, "loop"), 2), together[seed], 1e-10)
 
     def test_all_executors_agree_in_single_precision(self, name: str) -> None:
         """Over few steps: sooner or later a ReLU is within rounding of its kink, and two trainings that are both right part."""
@@ -283,11 +270,11 @@ class Contract:
             return original(*what)
 
         monkeypatch.setattr(rng, "stream", stream)
-        before = torch.random.get_rng_state(), _of_numpy()
+        before = torch.random.get_rng_state(), pickle.dumps(np.random.get_state())
         train(make(name), fed, 2)
         assert {seed for seed, *_ in drawn} == {fed.seed}
         for _, _, t, *client in drawn:
             assert t in (1, 2, 3)
             assert not client or client[0] in range(fed.size)
         assert torch.equal(torch.random.get_rng_state(), before[0]), "torch's global generator was used: take engine.rng.stream"
-        assert _of_numpy() == before[1], "NumPy's global generator was used: take engine.rng.stream"
+        assert pickle.dumps(np.random.get_state()) == before[1], "NumPy's global generator was used: take engine.rng.stream"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pflbench.engine.batched.batched_executor import BatchedExecutor
+from pflbench.contract import small
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat
-from pflbench.engine.loop_executor import LoopExecutor
-from pflbench.engine.requests import Executor, Loss
 from pflbench.engine.samples import Samples
 from pflbench.methods.base import Method
 from pflbench.run.round import CommunicationRound
@@ -45,8 +44,7 @@ def half_square(output: Tensor, labels: Tensor) -> Tensor:
     return (output.square().sum(-1) / 2).mean()
 
 
-def executor(name: str, flat: Flat, samples: Samples, loss: Loss = half_square) -> Executor:
-    return LoopExecutor(flat, samples, workers=2, loss=loss) if name == "loop" else BatchedExecutor(flat, samples, loss=loss)
+executor = partial(small.executor, loss=half_square)
 
 
 def q2(

@@ -82,11 +82,6 @@ def peak(device: torch.device) -> int:
     return environment.peak_resident_memory() if device.type == "cpu" else int(of(device).max_memory_reserved(device))
 
 
-def begin_thread() -> None:
-    """To be called at the start of a thread that computes: as `one_thread`, for all of the thread's life."""
-    torch.set_num_threads(1)
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Inside, PyTorch's operations on a CPU use one thread, in the calling thread.

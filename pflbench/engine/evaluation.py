@@ -32,8 +32,6 @@ class Scores:
     @classmethod
     def joined(cls, groups: Sequence[Scores]) -> Scores:
         """The results of several groups of clients, by ascending client."""
-        if len(groups) == 1:
-            return groups[0]
         order = np.argsort(np.concatenate([group.clients for group in groups]))
         return cls(*(np.concatenate(values)[order] for values in zip(*(vars(group).values() for group in groups), strict=True)))
 

@@ -11,22 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pflbench.engine import requests
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import (
-    ALL,
-    Argument,
-    Executor,
-    ExtractFeatures,
-    Grad,
-    Objective,
-    Penalty,
-    Scan,
-    Scanned,
-    Sgd,
-    Step,
-    StepArguments,
-    Trained,
-)
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,15 +34,15 @@ def fit(
     *,
     epochs: int | None = None,
     plan: Plan | None = None,
-    columns: slice = ALL,
-    penalty: Penalty | None = None,
-    objective: Objective | None = None,
+    columns: slice = requests.ALL,
+    penalty: requests.Penalty | None = None,
+    objective: requests.Objective | None = None,
     references: Sequence[Tensor] = (),
     model: str = "model",
     save_statistics_to: str | None = None,
     moments: Mapping[str, Tensor] = {},
-    **given: Argument,
-) -> Trained:
+    **given: requests.Argument,
+) -> requests.Trained:
     """SGD, or the protocol's optimizer, from rows [c, P] along a plan, by default E epochs, with the losses [c].
 
     penalty(w, **given) returns the gradient of a penalty and its value; objective and references: see engine.requests.Sgd.
@@ -69,7 +55,7 @@ def fit(
     lasting = fed.lasting_moments(save_statistics_to or model, columns)
     if not moments and fed.optimizer is not None:
         moments = {name: value[S] for name, value in lasting.items()} or fed.optimizer.begin(rows[:, columns])
-    request = Sgd(
+    request = requests.Sgd(
         plan, rows, fed.buffers_of(model)[S], fed.lr, columns, penalty, given, objective, references, fed.optimizer, moments
     )
     done = _of_head_alone(fed, request) if _head_suffices(fed, request) else fed.executor.do(request)
@@ -83,12 +69,12 @@ def fit(
 
 def train_by(
     fed: Federation,
-    step: Step,
+    step: requests.Step,
     rows: Tensor,
     S: Tensor,
     *,
     carry: Mapping[str, Tensor],
-    given: StepArguments | None = None,
+    given: requests.StepArguments | None = None,
     per_step: Mapping[str, Tensor] | None = None,
     plan: Plan | None = None,
     parts: int = 1,
@@ -108,7 +94,7 @@ def train_by(
         )
     plan = fed.batches(S, purpose=_purpose(models[0]), parts=parts) if plan is None else plan
     buffers = torch.stack([fed.buffers_of(model)[S] for model in models], dim=1)
-    done = fed.executor.do(Scan(plan, step, rows, carry, given or {}, buffers, per_step=per_step or {}, parts=parts))
+    done = fed.executor.do(requests.Scan(plan, step, rows, carry, given or {}, buffers, per_step=per_step or {}, parts=parts))
     for value in (done.loss.unsqueeze(-1), *done.carry.values()):
         fed.require_finite(value, S, "local training")
     for k, model in enumerate(save_statistics_to or models):
@@ -121,7 +107,7 @@ def train_by(
 class InnerLoop:
     """The clients, batches and models of an inner loop; made by `inner_loop`."""
 
-    executor: Executor
+    executor: requests.Executor
     clients: Tensor
     plan: Plan
     base: Tensor
@@ -131,17 +117,12 @@ class InnerLoop:
     def take(self, positions: Tensor) -> InnerLoop:
         """The inner loop of some of its clients, by position [k] (on the host)."""
         at = positions.to(self.clients.device)
-        return replace(
-            self,
-            clients=self.clients[at],
-            plan=self.plan.take(positions.tolist()),
-            base=self.base[at],
-            buffers=self.buffers[at],
-        )
+        plan, clients, base, buffers = self.plan.take(positions.tolist()), self.clients[at], self.base[at], self.buffers[at]
+        return replace(self, clients=clients, plan=plan, base=base, buffers=buffers)
 
 
 @contextmanager
-def inner_loop(fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = ALL) -> Iterator[InnerLoop]:
+def inner_loop(fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns: slice = requests.ALL) -> Iterator[InnerLoop]:
     """Context for inner loops (`scan`) on models `base` [c, P], of which only `columns` change, along the plan's batches.
 
     If only the head changes, the layers below it run once for all inner loops inside. BatchNorm's new buffers are discarded.
@@ -150,22 +131,22 @@ def inner_loop(fed: Federation, S: Tensor, plan: Plan, base: Tensor, *, columns:
     if columns != fed.flat.head or not fed.flat.has_features or not plan.steps().any():
         yield InnerLoop(fed.executor, S, plan, base, buffers.unsqueeze(1), columns)
         return
-    head = fed.executor.do(ExtractFeatures(plan, base, buffers))
+    head = fed.executor.do(requests.ExtractFeatures(plan, base, buffers))
     try:
-        yield InnerLoop(head.executor, S, head.plan, base[:, columns], buffers[:, None, :0], ALL)
+        yield InnerLoop(head.executor, S, head.plan, base[:, columns], buffers[:, None, :0], requests.ALL)
     finally:
         head.executor.close()
 
 
 def scan(
     fed: Federation,
-    step: Step,
+    step: requests.Step,
     loop: InnerLoop,
     *,
     carry: Mapping[str, Tensor],
-    given: StepArguments,
-    objective: Objective | None = None,
-) -> Scanned:
+    given: requests.StepArguments,
+    objective: requests.Objective | None = None,
+) -> requests.Scanned:
     """An inner loop other than plain SGD: carry <- step(grad, **carry, **given) for every batch; see engine.requests.Scan.
 
     carry: tensors [c, ...]. Raises Diverged for a non-finite loss, gradient or carry.
@@ -173,14 +154,14 @@ def scan(
     # A step that clips may hide an infinite gradient: so the largest absolute value of all gradients is carried along, [c, 1].
     watched = {**carry, LARGEST: loop.base.new_zeros(len(loop.base), 1)}
     own = partial(_watching, step=step)
-    request = Scan(loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, objective=objective)
+    request = requests.Scan(loop.plan, own, loop.base, watched, given, loop.buffers, loop.columns, objective=objective)
     done = loop.executor.do(request)
     for value in (done.loss.unsqueeze(-1), *done.carry.values()):
         fed.require_finite(value, loop.clients, "an inner loop")
     return done
 
 
-def _watching(grad: Grad, *, step: Step, largest_gradient: Tensor, **rest: Tensor) -> dict[str, Tensor]:
+def _watching(grad: requests.Grad, *, step: requests.Step, largest_gradient: Tensor, **rest: Tensor) -> dict[str, Tensor]:
     """A step that also keeps the largest absolute value of its gradients."""
     largest = largest_gradient
 
@@ -193,7 +174,7 @@ def _watching(grad: Grad, *, step: Step, largest_gradient: Tensor, **rest: Tenso
     return {**step(noted, **rest), LARGEST: largest}
 
 
-def _head_suffices(fed: Federation, request: Sgd) -> bool:
+def _head_suffices(fed: Federation, request: requests.Sgd) -> bool:
     """Whether only the head is trained, so that the layers below it need to run once for every sample, not in every epoch.
 
     With BatchNorm they must: a sample's features depend on its batch, and running statistics change in every epoch.
@@ -202,13 +183,13 @@ def _head_suffices(fed: Federation, request: Sgd) -> bool:
     return plain and fed.flat.has_features and not fed.flat.has_batch_norm and bool(request.plan.steps().any())
 
 
-def _of_head_alone(fed: Federation, request: Sgd) -> Trained:
+def _of_head_alone(fed: Federation, request: requests.Sgd) -> requests.Trained:
     """Trains the columns of the head on features that are computed once."""
     samples, positions = request.plan.once(FEATURES_AT_ONCE)
-    alone = fed.executor.do(ExtractFeatures(samples, request.models, request.buffers)).executor
+    alone = fed.executor.do(requests.ExtractFeatures(samples, request.models, request.buffers)).executor
     try:
         head = request.models[:, fed.flat.head]
-        done = alone.do(replace(request, plan=positions, models=head, buffers=request.buffers[:, :0], columns=ALL))
+        done = alone.do(replace(request, plan=positions, models=head, buffers=request.buffers[:, :0], columns=requests.ALL))
     finally:
         alone.close()
     trained = request.models.clone()

@@ -15,25 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pflbench import environment
-from pflbench.engine import devices
+from pflbench.engine import devices, requests
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat
-from pflbench.engine.requests import (
-    BaseExecutor,
-    Evaluate,
-    Evaluated,
-    ExtractFeatures,
-    HeadOnFeatures,
-    Loss,
-    Objective,
-    Scan,
-    Scanned,
-    Sgd,
-    Trained,
-    output,
-    pick,
-    unwrap,
-)
 from pflbench.engine.samples import Samples
 
 FEATURES_AT_ONCE = 128
@@ -46,7 +30,7 @@ class Worker:
     of their own, copied to the row (`pull`) and from it (`push`). They are small.
     """
 
-    def __init__(self, flat: Flat, samples: Samples, loss: Loss) -> None:
+    def __init__(self, flat: Flat, samples: Samples, loss: requests.Loss) -> None:
         self.samples = samples
         self.loss = loss
         self.flat = flat
@@ -115,16 +99,16 @@ class Worker:
         return x, y
 
     def gradients(
-        self, index: Tensor, parameters: list[Tensor], objective: Objective | None = None
+        self, index: Tensor, parameters: list[Tensor], objective: requests.Objective | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss and its gradients."""
         x, y = self.batch(index)
-        compared = [output(reference.module, x) for reference in self.references] if objective else []
+        compared = [requests.output(reference.module, x) for reference in self.references] if objective else []
         with torch.enable_grad():
             if objective is None:
                 loss = self.loss(self.module(x), y)
             else:
-                loss = objective(self.loss, y, output(self.module, x), *compared)
+                loss = objective(self.loss, y, requests.output(self.module, x), *compared)
             return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
 
     def refer(self, rows: Sequence[Tensor], buffers: Tensor) -> None:
@@ -137,10 +121,10 @@ class Worker:
             reference.module.train()
 
 
-class LoopExecutor(BaseExecutor):
+class LoopExecutor(requests.BaseExecutor):
     name = "loop"
 
-    def __init__(self, flat: Flat, samples: Samples, workers: int | None = None, loss: Loss = F.cross_entropy) -> None:
+    def __init__(self, flat: Flat, samples: Samples, workers: int | None = None, loss: requests.Loss = F.cross_entropy) -> None:
         on_cpu = samples.device.type == "cpu"
         count = (workers or environment.cores()) if on_cpu else 1
         self.device = samples.device
@@ -151,7 +135,7 @@ class LoopExecutor(BaseExecutor):
         self._workers: SimpleQueue[Worker] = SimpleQueue()
         for _ in range(count):
             self._workers.put(Worker(flat, samples, loss))
-        self._pool = ThreadPoolExecutor(count, initializer=devices.begin_thread) if count > 1 else None
+        self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) if count > 1 else None
 
     def close(self) -> None:
         if self._pool is not None:
@@ -176,7 +160,7 @@ class LoopExecutor(BaseExecutor):
             for position in order:
                 run(position)
 
-    def _sgd(self, request: Sgd) -> Trained:
+    def _sgd(self, request: requests.Sgd) -> requests.Trained:
         rows, buffers, plan, columns, penalty = request.models, request.buffers, request.plan, request.columns, request.penalty
         optimizer, lr = request.optimizer, float(request.lr)
         rows_out = torch.empty(len(plan), self.flat.size, dtype=rows.dtype, device=self.device)
@@ -189,7 +173,7 @@ class LoopExecutor(BaseExecutor):
             worker.train(compact=request.objective is None and optimizer is None)
             worker.refer([r[i] for r in request.references], buffers[i])
             parameters = worker.select(columns)
-            arguments = unwrap(pick(request.given, i))
+            arguments = requests.unwrap(requests.pick(request.given, i))
             total = loss_out[i]
             for index in worker.batches(plan, i):
                 loss, grads = worker.gradients(index, parameters, request.objective)
@@ -212,9 +196,9 @@ class LoopExecutor(BaseExecutor):
             worker.save_buffers(buffers_out[i])
 
         self._each(plan, task)
-        return Trained(rows_out, buffers_out, loss_out, moments_out)
+        return requests.Trained(rows_out, buffers_out, loss_out, moments_out)
 
-    def _scan(self, request: Scan) -> Scanned:
+    def _scan(self, request: requests.Scan) -> requests.Scanned:
         base, carry, buffers, plan, columns = request.frozen, request.carry, request.buffers, request.plan, request.columns
         carry_out = {k: v.clone() for k, v in carry.items()}
         buffers_out = buffers.clone()
@@ -226,7 +210,7 @@ class LoopExecutor(BaseExecutor):
             worker.train(compact=False)
             worker.refer((), buffers[i, 0])
             parameters = worker.select(columns)
-            arguments = unwrap(pick(request.given, i))
+            arguments = requests.unwrap(requests.pick(request.given, i))
             mine = {k: v[i] for k, v in carry.items()}
             loaded = 0
             pieces: tuple[Tensor, ...] = ()  # of the batch under way
@@ -257,9 +241,9 @@ class LoopExecutor(BaseExecutor):
             worker.save_buffers(buffers_out[i, loaded])
 
         self._each(plan, task)
-        return Scanned(carry_out, buffers_out, loss_out[0], loss_out[1])
+        return requests.Scanned(carry_out, buffers_out, loss_out[0], loss_out[1])
 
-    def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
+    def _head(self, request: requests.ExtractFeatures) -> requests.HeadOnFeatures:
         plan = request.plan
         # Without BatchNorm samples do not see one another, and larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(FEATURES_AT_ONCE)
@@ -272,10 +256,11 @@ class LoopExecutor(BaseExecutor):
             features[i] = [below(worker.batch(index)[0]) for index in worker.batches(batches, i)]
 
         self._each(plan, task)
-        samples = self.samples.replaced(torch.cat(list(chain(*features))), np.concatenate(plan.order))
-        return HeadOnFeatures(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
+        labels = self.samples.y[torch.from_numpy(np.concatenate(plan.order)).to(self.device)]
+        samples = self.samples.replaced(torch.cat(list(chain(*features))), labels)
+        return requests.HeadOnFeatures(LoopExecutor(self.flat.head_alone(), samples, self.workers, self.loss), plan.positions())
 
-    def _evaluate(self, request: Evaluate) -> Evaluated:
+    def _evaluate(self, request: requests.Evaluate) -> requests.Evaluated:
         plan, model_of = request.plan, request.model_of
         correct = torch.zeros(len(plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
@@ -294,4 +279,4 @@ class LoopExecutor(BaseExecutor):
                 loss[i] += self.loss(logits, y).to(torch.float64) * len(y)
 
         self._each(plan, task)
-        return Evaluated(correct, loss)
+        return requests.Evaluated(correct, loss)

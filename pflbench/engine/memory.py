@@ -1,16 +1,21 @@
-"""How much of a device's memory is free, and which errors mean that it was not enough."""
+"""How much of a device's memory is free, which errors mean that it was not enough, and how many clients it is enough for."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from pflbench.engine import devices
 
 CGROUP = Path("/sys/fs/cgroup")
+SHARE = 0.8  # of the free memory: the rest is for what no estimate covers, such as workspaces of kernels and fragmentation
 # In error messages of CUDA (tensors, graphs), cuBLAS, cuSOLVER and cuDNN.
 OUT_OF_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED")
 
@@ -58,6 +63,78 @@ class Shortage:
     work: str  # "training" or "evaluation"
     clients: int
     then: int  # half as many, the number from then on
+
+
+class Chunks:
+    """most: clients at a time, if the user gave a number. estimate: clients that memory is estimated to suffice for; None: all.
+
+    deterministic: memory that runs out is an error, since fewer clients at a time give other last digits.
+    An executor shares it with the executors that it makes: a shortage of one holds for all.
+    """
+
+    def __init__(self, most: int | None = None, estimate: int | None = None, *, deterministic: bool = False) -> None:
+        self.most, self.estimate, self.deterministic = most, estimate, deterministic
+        self.shortages: list[Shortage] = []
+        self._smallest: dict[str, int] = {}  # by kind of work: fewest clients at a time, where not all
+
+    def each(
+        self,
+        work: str,
+        clients: np.ndarray,
+        device: torch.device,
+        do: Callable[[np.ndarray], None],
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Calls `do` with all clients, in order, a chunk at a time. forget: frees memory of what can be made again.
+
+        If memory runs out, the same clients are computed again, half as many at a time: `do` must not change its inputs, and
+        must write results only when it has all. For a single client, or if `deterministic`, torch.OutOfMemoryError is raised.
+        """
+        size, start = self._size(work, len(clients)), 0
+        while start < len(clients):
+            now = clients[start : start + size]
+            try:
+                do(now)
+            except Exception as error:
+                if not ran_out(error):
+                    raise
+                if self.deterministic or len(now) == 1:
+                    raise torch.OutOfMemoryError(*error.args) from error
+            else:
+                start += len(now)
+                continue
+            # Only here is the memory free again that `do` held: the error keeps it alive.
+            self.shortages.append(Shortage(work, len(now), len(now) // 2))
+            forget()
+            gc.collect()
+            release(device)
+            size = self._size(work, len(clients))
+
+    def remember(self, shortages: Sequence[Shortage]) -> None:
+        """Takes over the shortages of an earlier process: clients at a time stay within them."""
+        if len(shortages) > len(self.shortages):  # of several runs that share an executor, the longest list counts
+            self.shortages = list(shortages)
+
+    def halvings(self, work: str) -> int:
+        return sum(shortage.work == work for shortage in self.shortages)
+
+    def record(self) -> dict[str, Any]:
+        """For the record of a run; clients: by kind of work the fewest at a time, where not all were."""
+        return {
+            "asked": self.most or "auto",
+            "estimate": self.estimate,
+            "clients": dict(self._smallest),
+            "out_of_memory": [vars(shortage) for shortage in self.shortages],
+        }
+
+    def _size(self, work: str, count: int) -> int:
+        limits = [shortage.then for shortage in self.shortages if shortage.work == work]
+        size = max(1, min([self.most or self.estimate or count, count, *limits]))
+        if self.most is None and count:
+            size = -(-count // -(-count // size))  # chunks of equal size need less memory
+        if size < count:
+            self._smallest[work] = min(size, self._smallest.get(work, size))
+        return size
 
 
 def _limit() -> int | None:

@@ -173,9 +173,8 @@ class Evaluate(Request[Evaluated]):
 
     models: Tensor = field(metadata=PER_CLIENT)  # [M, P]
     buffers: Tensor = field(metadata=PER_CLIENT)  # [M, B], BatchNorm's
-    shared_by: Tensor | None = field(
-        default=None, metadata=PER_CLIENT
-    )  # [M] number of clients of each model (int64, on the CPU); None: 1
+    # [M], number of clients of each model (int64, on the CPU); None: 1
+    shared_by: Tensor | None = field(default=None, metadata=PER_CLIENT)
 
     @property
     def model_of(self) -> np.ndarray:

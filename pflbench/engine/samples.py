@@ -21,20 +21,13 @@ class Samples:
         self.y = torch.from_numpy(np.asarray(y, dtype=np.int64)).to(device)
         self.dtype = dtype
         self.device = device
-        self._half = torch.tensor(
-            127.5, dtype=dtype, device=device
-        )  # as a tensor it also decides the type that bytes are converted to
+        # As a tensor it also decides the type that bytes are converted to.
+        self._half = torch.tensor(127.5, dtype=dtype, device=device)
 
-    def replaced(self, features: Tensor, index: np.ndarray) -> Samples:
-        """A dataset of features in place of the inputs of some samples, with their labels."""
+    def replaced(self, x: Tensor, y: Tensor) -> Samples:
+        """A dataset of other samples, such as features, on the same device."""
         new = copy.copy(self)
-        new.x, new.y = features, self.y[torch.from_numpy(index).to(self.device)]
-        return new
-
-    def room(self, like: Tensor, count: int) -> Samples:
-        """An empty dataset with room for `count` features of the shape of `like`, and their labels."""
-        new = copy.copy(self)
-        new.x, new.y = like.new_zeros(count, *like.shape), self.y.new_zeros(count)
+        new.x, new.y = x, y
         return new
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:

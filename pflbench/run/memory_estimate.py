@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from pflbench import environment, methods
 from pflbench.engine import memory
 from pflbench.engine.batched.batched_executor import EVALUATED_AT_ONCE, EVALUATED_PER_CLIENT, BatchedExecutor
-from pflbench.engine.batched.chunks import SHARE
 from pflbench.engine.batched.program import COPIES
 from pflbench.engine.evaluation import EVALUATION_BATCH
 from pflbench.engine.federation import Federation
@@ -45,7 +44,7 @@ class Needs:
     def fitting(self, room: int, runs: int = 1) -> int:
         """The number of clients at a time that fit into `room` bytes, at least 1. runs: that share the data."""
         taken = self.data + runs * (self.models + self.batch_norm)
-        return max(1, int(SHARE * (room - taken) / (self.copies + self.activations + self.programs)))
+        return max(1, int(memory.SHARE * (room - taken) / (self.copies + self.activations + self.programs)))
 
 
 @dataclass(frozen=True, kw_only=True)

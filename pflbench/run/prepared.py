@@ -13,7 +13,6 @@ from pflbench import methods
 from pflbench.engine import memory, rng
 from pflbench.engine.batched import convolutions
 from pflbench.engine.batched.batched_executor import BatchedExecutor
-from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import capture
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
@@ -66,7 +65,7 @@ class Prepared:
     def executor(self, flat: Flat, runs: int = 1) -> Executor:
         """The executor of the run, or of several runs that differ only in the seed, with the samples on the device."""
         spec, how, arrays = self.spec, self.how, self.data.arrays
-        chunks = Chunks(how.chunk, self._clients_at_a_time(runs), deterministic=how.deterministic)
+        chunks = memory.Chunks(how.chunk, self._clients_at_a_time(runs), deterministic=how.deterministic)
         samples = Samples(arrays.x, arrays.y, getattr(torch, spec.train.floats), self.device)
         if how.engine_on(str(self.device)) == "loop":
             return LoopExecutor(flat, samples, how.workers)

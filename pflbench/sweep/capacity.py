@@ -10,7 +10,6 @@ import torch
 
 from pflbench import environment
 from pflbench.engine import devices, memory
-from pflbench.engine.batched.chunks import SHARE
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import footprint
@@ -57,7 +56,7 @@ def needed(specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:
 
 def together_on_gpu(specs: Sequence[RunSpec], data_dir: Path, how: Execution, free: int) -> int:
     """How many runs as large as the largest fit on a GPU with so many bytes free: at least 1."""
-    return max(1, int(SHARE * free / (ON_GPU + _largest(specs, data_dir, how))))
+    return max(1, int(memory.SHARE * free / (ON_GPU + _largest(specs, data_dir, how))))
 
 
 def _largest(specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int:

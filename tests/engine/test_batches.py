@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pflbench.contract.small import federation
@@ -73,9 +72,3 @@ def test_a_plan_for_nobody_is_a_plan(verb: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Federation, "batches", other)
     getattr(fed, verb)(rows=rows, S=nobody, plan=plan, **how)
-
-
-def test_a_plan_through_samples_visits_each_once() -> None:
-    plan = Plan.through([np.arange(7), np.arange(0), np.arange(6)], 3)
-    assert [sizes.tolist() for sizes in plan.sizes] == [[3, 3, 1], [], [3, 3]]
-    assert [len(order) for order in plan.order] == [7, 0, 6]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,12 +13,12 @@ from pflbench.contract.as_run import method as make
 from pflbench.contract.recorded import Recorded
 from pflbench.contract.small import federation, train
 from pflbench.contract.suite import assert_same
+from pflbench.engine.batched import program
 from pflbench.engine.batched.batched_executor import LARGE, BatchedExecutor
-from pflbench.engine.batched.program import MIXED, bucket, capture
-from pflbench.engine.batched.program_cache import KINDS, Programs
-from pflbench.engine.batched.steps import blocks
+from pflbench.engine.batched.layout import blocks
+from pflbench.engine.batched.program import MIXED, Programs, bucket, capture
 from pflbench.engine.batches import Plan
-from pflbench.engine.requests import Sgd, function_key
+from pflbench.engine.requests import Sgd
 from pflbench.engine.samples import Samples
 from pflbench.methods.fedprox import proximal
 
@@ -136,13 +134,12 @@ def test_memory_is_given_back():
     assert fed.executor.programs.record()["programs"] == 0
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")])
-def test_memory_that_runs_out_while_a_program_is_made_is_given_back(error, monkeypatch):
+def test_memory_that_runs_out_while_a_program_is_made_is_given_back(monkeypatch):
     fed, whole, held = captured(), Programs._take, []
 
     def take(self, taken, like, device):
         if len(like) == len(SPREAD) and taken.total() == 2:
-            raise error
+            raise torch.OutOfMemoryError
         return whole(self, taken, like, device)
 
     def release(device):
@@ -163,47 +160,11 @@ class Failing(Recorded):
         raise self.error
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        "CUDA error: out of memory",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-    ],
-)
-def test_a_graph_that_memory_is_too_small_for_is_no_reason_to_make_steps_without(told):
-    fed = captured(how=Failing(torch.AcceleratorError(told)))
-    with pytest.raises(torch.OutOfMemoryError, match=re.escape(told)):
+def test_a_graph_that_memory_is_too_small_for_is_no_reason_to_make_steps_without():
+    fed = captured(how=Failing(torch.AcceleratorError("CUDA error: out of memory")))
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA error: out of memory"):
         train(make("fedavg"), fed, 1)
     assert [shortage.clients for shortage in fed.executor.chunks.shortages] == [7, 3]
-    assert not fed.executor.programs.apart
-
-
-class Counted(Recorded):
-    """How often a step is made."""
-
-    def __init__(self):
-        self.made = 0
-
-    def _counted(self, step):
-        def made():
-            self.made += 1
-            step()
-
-        return made
-
-    def warm_up(self, step):
-        super().warm_up(self._counted(step))
-
-    def __call__(self, step):
-        return super().__call__(self._counted(step))
-
-
-def test_a_step_is_made_once_before_it_is_captured():
-    """It is the warm-up and what the program is compared with at once: its activations are there once outside the graph."""
-    fed = captured(how=Counted())
-    train(make("fedavg"), fed, 1)
-    assert fed.executor.programs.capture.made == 2 * fed.executor.programs.record()["programs"] > 0
     assert not fed.executor.programs.apart
 
 
@@ -271,34 +232,19 @@ def test_a_program_that_gives_other_numbers_is_not_used():
     assert list(fed.executor.programs.apart) == ["not captured: the program gave other numbers"]
 
 
-@pytest.mark.slow
-def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever():
-    fed = captured()
-    S, anchor = fed.all_trainable(), torch.zeros(fed.flat.size, dtype=fed.dtype)
-    rows = fed.everyone(fed.initial())
-    for k in range(KINDS + 2):
-        rows = fed.at(1).sgd(rows, S, penalty=proximal, anchor=anchor, strength=0.01 * k)
-    (reason,) = fed.executor.programs.apart
-    assert "give numbers that change as tensors" in reason
-    as_tensors = captured()
-    rows = as_tensors.everyone(as_tensors.initial())
-    for k in range(KINDS + 2):
-        rows = as_tensors.at(1).sgd(rows, S, penalty=proximal, anchor=anchor, strength=torch.tensor(0.01 * k, dtype=fed.dtype))
-    assert not as_tensors.executor.programs.apart
-
-
-def test_functions_are_known_by_themselves_and_their_arguments():
-    assert function_key(partial(looks, strength=[1, 2])) == function_key(partial(looks, strength=[1, 2]))
-    assert function_key(partial(looks, strength=1)) != function_key(partial(looks, strength=2))
+def test_numbers_that_change_from_request_to_request_are_not_captured_for_ever(monkeypatch):
+    monkeypatch.setattr(program, "KINDS", 3)
+    for as_tensors in (False, True):
+        fed = captured()
+        S, anchor = fed.all_trainable(), torch.zeros(fed.flat.size, dtype=fed.dtype)
+        rows = fed.everyone(fed.initial())
+        for strength in torch.linspace(0, 0.1, 5, dtype=fed.dtype):
+            given = strength if as_tensors else float(strength)
+            rows = fed.at(1).sgd(rows, S, penalty=proximal, anchor=anchor, strength=given)
+        assert as_tensors != any("give numbers that change as tensors" in reason for reason in fed.executor.programs.apart)
 
 
 def test_steps_are_captured_on_a_gpu_alone():
     assert [capture(name, CPU) for name in ("auto", "graph", "none")] == [None] * 3
     found = [capture(name, torch.device("cuda", 7)) for name in ("auto", "graph", "none")]
     assert [one and one.name for one in found] == ["graph", "graph", None]
-
-
-def test_there_is_no_other_way_of_capture(shell):
-    told = shell.refused("run", "-m", "fedavg", "-d", "digits", "--engine", "batched", "--capture", "compile", "--dry-run")
-    assert "Unknown capture 'compile'" in told
-    assert "Valid: auto, graph, none" in told

@@ -19,7 +19,7 @@ from pflbench.contract.small import federation, tensors, train
 from pflbench.engine import devices
 from pflbench.engine.batched import convolutions
 from pflbench.engine.batched.batched_executor import BatchedExecutor
-from pflbench.engine.batched.convolutions import CONVOLUTIONS, convolve_by, fastest, seconds
+from pflbench.engine.batched.convolutions import CONVOLUTIONS, convolve_by, fastest
 from pflbench.engine.batched.layers import Together
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
@@ -84,43 +84,16 @@ def test_a_layer(case, way, most, monkeypatch):
     torch.testing.assert_close(gradients(layer, params, x), expected, rtol=1e-11, atol=1e-11)
 
 
-def products(monkeypatch):
-    """The channels of convolutions, and the numbers in the columns, as they are made."""
-    channels, columns = [], []
-    convolve, unfold = F.conv2d, convolutions._columns
-    monkeypatch.setattr(F, "conv2d", lambda x, w, *more: channels.append(max(x.shape[1], len(w))) or convolve(x, w, *more))
-
-    def noted(x, kernel):
-        found = unfold(x, kernel)
-        columns.append(found.numel())
-        return found
-
-    monkeypatch.setattr(convolutions, "_columns", noted)
-    return channels, columns
-
-
 def test_channels_of_a_call_end_where_cuda_s_grids_do(monkeypatch):
     """A block of ResNet-18 with 512 channels, of 128 clients: 65,536 channels."""
-    channels, _ = products(monkeypatch)
+    channels, convolve = [], F.conv2d
+    monkeypatch.setattr(F, "conv2d", lambda x, *more: channels.append(x.shape[1]) or convolve(x, *more))
     layer = nn.Conv2d(512, 2, 1)
     convolve_by(layer, "groups")
     params = {"weight": torch.zeros(128, 2, 512, 1, 1), "bias": torch.zeros(128, 2)}
     out = vmap(lambda p, x: functional_call(layer, p, (x,)))(params, torch.ones(128, 1, 512, 1, 1))
     assert out.shape == (128, 1, 2, 1, 1)
     assert channels == [512 * 64] * 2
-
-
-def test_columns_have_a_limit(monkeypatch):
-    _, columns = products(monkeypatch)
-    layer = nn.Conv2d(3, 4, 3)
-    convolve_by(layer, "unfold")
-    one = 27 * 36 * BATCH
-    monkeypatch.setattr(convolutions, "WINDOWS", 2 * one)
-    params = {"weight": torch.randn(CLIENTS, 4, 3, 3, 3), "bias": torch.randn(CLIENTS, 4)}
-    vmap(grad_and_value(lambda p, x: functional_call(layer, p, (x,)).square().sum()))(
-        params, torch.randn(CLIENTS, BATCH, 3, 8, 8)
-    )
-    assert columns == [2 * one, 2 * one, one] * 2, "forward and backward; never kept"
 
 
 @pytest.mark.parametrize("engine", ["batched", "captured"])
@@ -163,12 +136,6 @@ def test_images_need_no_gradient(monkeypatch):
 )
 def test_the_fastest_is_taken(takes, chosen):
     assert fastest(dict(zip(CONVOLUTIONS, takes, strict=True)).__getitem__) == chosen
-
-
-def test_seconds_are_those_of_the_shortest_call_but_the_first(monkeypatch):
-    now, takes = [0.0], iter([0.1, 3.0, 2.0, 4.0])
-    monkeypatch.setattr(devices, "seconds", lambda device: now[0])
-    assert seconds(CPU, lambda: now.__setitem__(0, now[0] + next(takes))) == pytest.approx(2.0)
 
 
 @pytest.fixture
@@ -233,11 +200,7 @@ def test_there_is_a_choice_for_convolutions_on_a_gpu_alone(device, model, asked,
     assert run.convolution(run.initial_model(), samples, 4) == chosen
 
 
-def test_on_a_cpu_there_is_no_choice(images):
-    spec, setting = images()
-    fed = prepare(spec, setting, CPU, Execution("cpu", "batched")).federation()
-    assert "convolution" not in fed.executor.record()["steps"]
-    assert {type(layer) for layer in fed.executor.module.modules() if isinstance(layer, nn.Conv2d)} == {nn.Conv2d}
+def test_on_a_cpu_there_is_no_choice():
     with pytest.raises(UserError, match="--convolution unfold works on a GPU only"):
         checked(Execution("cpu", "batched", convolution="unfold"))
 

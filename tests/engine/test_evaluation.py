@@ -109,11 +109,5 @@ def test_samples_of_one_client_do_no_harm_to_another(engine):
     fed = federation("mlp", engine, n=SIZES)
     fed.test_indices[0] = np.array([0])
     fed.executor.samples.x[0] = torch.inf
-    assert np.isfinite(fed.evaluate(fed.initial(), torch.arange(5)).loss).tolist() == [False, True, True, True, True]
-    assert np.isfinite(fed.evaluate(fed.everyone(fed.initial()), torch.arange(5)).loss).tolist() == [
-        False,
-        True,
-        True,
-        True,
-        True,
-    ]
+    for models in (fed.initial(), fed.everyone(fed.initial())):
+        assert np.isfinite(fed.evaluate(models, torch.arange(5)).loss).tolist() == [False, True, True, True, True]

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pflbench.contract.small import federation
 from pflbench.engine.batched import batched_executor as executor
-from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.batched.layers import (
     compute_together,
     cross_entropy,
@@ -102,26 +101,6 @@ def test_statistics_stay_where_they_are_not_wanted(clients):
     assert all(torch.equal(grads[name], expected[name]) for name in expected)
 
 
-def test_evaluation_is_that_of_each_client(clients):
-    models, x, _ = clients
-    module = copy.deepcopy(models[0])
-    compute_together(module.eval())
-
-    def logits(params, buffers, x):
-        return functional_call(module, (params, buffers), (x,))
-
-    found = vmap(logits)(stacked(models, "parameter"), stacked(models, "buffer"), x)
-    for i, model in enumerate(models):
-        torch.testing.assert_close(found[i], model.eval()(x[i]), rtol=0, atol=1e-12)
-
-
-def test_a_single_value_cannot_be_normalised():
-    module = nn.BatchNorm1d(3)
-    compute_together(module)
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        module(torch.zeros(1, 3))
-
-
 class Scaled(nn.Linear):
     """What users make of a layer."""
 
@@ -192,9 +171,3 @@ def test_the_lean_cross_entropy_is_pytorch_s():
     found, expected = cross_entropy(logits, y), F.cross_entropy(logits, y)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
     torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (found, expected)), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize(("loss", "taken"), [(F.cross_entropy, cross_entropy), (F.mse_loss, F.mse_loss)])
-def test_another_loss_is_taken_as_it_is(loss, taken):
-    fed = federation("mlp", n=(2,))
-    assert BatchedExecutor(fed.flat, fed.executor.samples, loss=loss).gradients.loss is taken

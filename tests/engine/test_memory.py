@@ -16,12 +16,12 @@ from pflbench.contract.as_run import method as make
 from pflbench.contract.small import federation, tensors, train
 from pflbench.contract.suite import assert_same
 from pflbench.engine import memory
-from pflbench.engine.batched.chunks import Chunks
 from pflbench.engine.batched.program import _near
+from pflbench.engine.memory import Chunks
 from pflbench.engine.requests import Scan, Sgd
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS
-from pflbench.run.memory_estimate import Peak, readable
+from pflbench.run.memory_estimate import Peak
 from pflbench.run.record import in_words
 
 CPU = torch.device("cpu")
@@ -105,11 +105,6 @@ def test_free_memory_of_a_cpu_is_within_the_container_s_limit(monkeypatch, tmp_p
         assert memory.free(CPU) == pytest.approx(of_machine, rel=0.5)
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2.34e9, "2.34 GB")])
-def test_sizes_in_words(size, text):
-    assert readable(size) == text
-
-
 # -- how many clients at a time ---------------------------------------------------------------------------------------
 
 
@@ -168,32 +163,7 @@ def test_out_of_memory_halves_and_repeats_and_is_kept():
     ],
 )
 def test_errors_that_mean_that_memory_ran_out(error, is_it):
-    chunks, tried = Chunks(), []
-
-    def work(now):
-        tried.append(len(now))
-        if len(now) > 1:
-            raise error
-
     assert memory.ran_out(error) is is_it
-    if is_it:
-        chunks.each("training", np.arange(4), CPU, work)
-        assert tried == [4, 2, 1, 1, 1, 1]
-    else:
-        with pytest.raises(type(error)):
-            chunks.each("training", np.arange(4), CPU, work)
-
-
-def test_one_client_that_does_not_fit_is_an_error():
-    chunks, tried = Chunks(), []
-
-    def work(now):
-        tried.append(len(now))
-        raise torch.OutOfMemoryError("no")
-
-    with pytest.raises(torch.OutOfMemoryError, match="no"):
-        chunks.each("training", np.arange(4), CPU, work)
-    assert tried == [4, 2, 1]
 
 
 def test_what_a_failed_part_held_is_free_before_the_next():

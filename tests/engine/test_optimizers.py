@@ -15,11 +15,10 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from pflbench import methods
-from pflbench.contract.small import EXECUTORS, federation, train
+from pflbench.contract.small import EXECUTORS, federation, in_a_pack, train
 from pflbench.contract.toy import q2
 from pflbench.engine.batched.program import MIXED
 from pflbench.engine.optimizers import Optimizer
-from pflbench.engine.packed.packed_executor import Pack
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": "momentum", "momentum": 0.8, "weight_decay": 0.01},
@@ -145,14 +144,8 @@ def test_a_pack_keeps_each_run_s_own():
     how = {**OPTIMIZERS["adamw"], **SCHEDULES["cosine"], "optimizer_state": "kept", "n": (13, 8, 5), "join_ratio": 0.7}
     fedavg = methods.make(methods.spec("fedavg", {}))
     feds = [federation(engine="captured", seed=seed, **how) for seed in (0, 1)]
-    pack = Pack(feds[0].executor, 2)
-
-    def run(fed, own):
-        fed.executor = own
-        yield train(fedavg, fed, 3)
-
-    found = dict(pack.together([run(fed, own) for fed, own in zip(feds, pack.executors, strict=True)]))
-    assert pack.executors[0].record()["pack"]["apart"] == 0
+    found = in_a_pack(feds, lambda fed: train(fedavg, fed, 3))
+    assert feds[0].executor.record()["pack"]["apart"] == 0
     for seed, fed in enumerate(feds):
         alone = federation(seed=seed, **how)
         close(found[seed].w, train(fedavg, alone, 3).w)

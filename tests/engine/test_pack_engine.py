@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -75,26 +74,6 @@ def test_gradients_are_made_or_not_as_each_run_says() -> None:
         [False] * 3,
     ]
     assert torch.is_grad_enabled()
-
-
-def test_only_one_goes_on_at_a_time() -> None:
-    at_work: list[int] = []
-    fed = federation()
-
-    def work(number: int, executor: Any) -> int:
-        mine = federation()
-        mine.executor = executor
-        for _ in range(5):
-            at_work.append(number)
-            time.sleep(0.002)
-            assert at_work[-1] == number
-            mine.evaluate(fed.initial(), torch.arange(fed.size))
-        return number
-
-    pack, found = together(*(partial(work, k) for k in range(3)))
-    assert found == [0, 1, 2]
-    assert at_work == [0, 1, 2] * 5
-    assert pack.executors[0].record()["pack"] == {"runs": 3, "calls": 5, "apart": 0}
 
 
 # -- which requests are one ----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Compared are states, losses, scores, buffers, arrays, traffic, and every answer 
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -72,54 +73,32 @@ def test_the_table_of_waits_has_every_method():
     assert list(WAITS) == methods.names()
 
 
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("fedala", "cnn"),
-        ("fedavg", "cnn in colours"),
-        ("ditto", "batchnorm"),
-        ("fedavg", "fasttext"),
-        *(
-            pytest.param(name, model, marks=pytest.mark.slow)
-            for model in ("cnn", "cnn in colours", "batchnorm", "fasttext")
-            for name in ("fedala", "fedrep", "pfedme", "fedphp", "apple", "ditto+ala")
-            if (name, model) != ("fedala", "cnn")
-        ),
-        *(pytest.param("fedala", model, marks=pytest.mark.slow) for model in ("cnn2", "logreg")),
-    ],
-)
-def test_other_models(gpu, name, model):
-    assert_same(compare(gpu, name, model))
+QUICK: list[tuple[str, str, dict[str, Any]]] = [
+    ("fedala", "cnn", {}),
+    ("fedavg", "cnn in colours", {}),
+    ("ditto", "batchnorm", {}),
+    ("fedavg", "fasttext", {}),
+    ("fedala", "mlp", {"n": TWENTY}),
+    ("feddeper", "batchnorm", {"n": TWENTY}),
+    ("fedrep", "mlp", {"join_ratio": 0.5}),
+    ("fedfomo", "mlp", {"join_ratio": 0.5}),
+    ("apple", "batchnorm", {"bn_buffers": "reset"}),
+    ("fedavg", "batchnorm", {"bn_buffers": "average"}),
+    ("fedala", "mlp", {"observing": True}),
+]
+SLOW: list[tuple[str, str, dict[str, Any]]] = [
+    *((name, model, {}) for model in ("cnn", "cnn in colours", "batchnorm", "fasttext")
+      for name in ("fedrep", "pfedme", "fedphp", "apple", "ditto+ala")),
+    *(("fedala", model, {}) for model in ("cnn in colours", "batchnorm", "fasttext", "cnn2", "logreg")),
+    *((name, model, {"n": (5, 5)}) for name, model in (
+        ("fedavg", "resnet20-gn"), ("ditto", "resnet20-gn"), ("fedavg", "resnet20"), ("fedala", "resnet20"))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "model"), [("fedala", "mlp"), ("feddeper", "batchnorm")])
-def test_twenty_clients_need_programs_for_all_numbers_of_clients(gpu, name, model):
-    assert_same(compare(gpu, name, model, n=TWENTY))
-
-
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        pytest.param(name, model, marks=pytest.mark.slow)
-        for name, model in (("fedavg", "resnet20-gn"), ("ditto", "resnet20-gn"), ("fedavg", "resnet20"), ("fedala", "resnet20"))
-    ],
-)
-def test_resnets(gpu, name, model):
-    assert_same(compare(gpu, name, model, n=(5, 5)))
-
-
-@pytest.mark.parametrize("name", ["fedrep", "fedfomo"])
-def test_half_of_the_clients_join(gpu, name):
-    assert_same(compare(gpu, name, join_ratio=0.5))
-
-
-@pytest.mark.parametrize(("buffers", "name"), [("reset", "apple"), ("average", "fedavg")])
-def test_what_becomes_of_buffers(gpu, buffers, name):
-    assert_same(compare(gpu, name, "batchnorm", bn_buffers=buffers))
-
-
-def test_arrays_are_observed(gpu):
-    assert_same(compare(gpu, "fedala", observing=True))
+@pytest.mark.parametrize(("name", "model", "settings"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
+def test_other_models_and_settings(gpu, name, model, settings):
+    """With 20 clients there are programs for all numbers of clients."""
+    assert_same(compare(gpu, name, model, **settings))
 
 
 def test_without_captures_and_in_chunks(gpu):

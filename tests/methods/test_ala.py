@@ -68,7 +68,8 @@ def test_an_infinite_gradient_behind_a_clip_is_noticed(engine: str) -> None:
     flat = Flat(Quadratic().double())
     samples = Samples(np.zeros((4, 2)), np.zeros(4, dtype=np.int64), torch.float64, torch.device("cpu"))
     train = TrainSpec(rounds=1, batch_size=2, lr=0.1, dtype="float64")
-    fed = Federation(flat, executor(engine, flat, samples, root), train, [np.arange(2), np.arange(2, 4)], [np.arange(2)] * 2, 0)
+    own = executor(engine, flat, samples, loss=root)
+    fed = Federation(flat, own, train, [np.arange(2), np.arange(2, 4)], [np.arange(2)] * 2, 0)
 
     def step(grad: Any, *, w: Tensor, at: Tensor) -> dict[str, Tensor]:
         return {"w": (w - grad(at)).nan_to_num(0).clamp(-1, 1)}

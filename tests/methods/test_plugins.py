@@ -188,7 +188,7 @@ def test_a_new_method_works_and_keeps_the_contract(tmp_path: Path, shell: Shell)
     [
         ("FedMix", "cannot be the name of a method"),
         ("fedmix+ala", "cannot be the name of a method"),
-        ("ditto", "there is a method built into pflbench"),
+        ("ditto", "There is a method 'ditto' already"),
         ("random", "would hide Python's or an installed 'random'"),
         ("lambda", "would hide Python's"),
     ],

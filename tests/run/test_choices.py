@@ -18,7 +18,7 @@ from torch import nn
 from pflbench.engine import devices, memory
 from pflbench.engine.batched import convolutions
 from pflbench.engine.batched.batched_executor import BatchedExecutor
-from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine.memory import Chunks
 from pflbench.engine.samples import Samples
 from pflbench.errors import UserError
 from pflbench.run import arithmetic

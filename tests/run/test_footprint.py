@@ -12,7 +12,7 @@ import torch
 from pflbench import methods
 from pflbench.contract.small import train
 from pflbench.engine import memory
-from pflbench.engine.batched.chunks import SHARE
+from pflbench.engine.memory import SHARE
 from pflbench.run.execution import Execution
 from pflbench.run.federation_data import load_federation_data
 from pflbench.run.memory_estimate import Peak, footprint

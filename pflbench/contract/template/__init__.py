@@ -15,7 +15,10 @@ _HERE = Path(__file__).parent
 
 def write(name: str, folder: Path) -> tuple[Path, Path]:
     """The paths of the new method and of its test. A name that is taken or impossible, or a file that is there: UserError."""
-    _check(name)
+    if not plugins.is_name(name):
+        raise UserError(f"'{name}' cannot be the name of a method.", plugins.NAMES)
+    if name in METHODS or plugins.find(name) is not None:
+        raise UserError(f"There is a method '{name}' already.", "Choose another name.")
     module = name.replace("-", "_")
     method, test = folder / f"{module}.py", folder / f"test_{module}.py"
     for path in (method, test):
@@ -31,12 +34,3 @@ def write(name: str, folder: Path) -> tuple[Path, Path]:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     return method, test
-
-
-def _check(name: str) -> None:
-    if not plugins.is_name(name):
-        raise UserError(f"'{name}' cannot be the name of a method.", plugins.NAMES)
-    other = plugins.find(name)
-    if other is not None or name in METHODS:
-        place = "built into pflbench" if other is None else f"of {other.place}"
-        raise UserError(f"The name '{name}' is taken: there is a method {place}.", "Choose another name.")

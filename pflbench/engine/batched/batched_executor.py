@@ -11,38 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pflbench.engine.batched.batched_tests import Layout
-from pflbench.engine.batched.chunks import Chunks
+from pflbench.engine import requests
 from pflbench.engine.batched.convolutions import convolve_by, convolving
 from pflbench.engine.batched.gradients import Gradient, Gradients, Lookup, Named
-from pflbench.engine.batched.program import Advance, Capture, Inputs
-from pflbench.engine.batched.program_cache import Programs
-from pflbench.engine.batched.steps import Block, blocks
+from pflbench.engine.batched.layout import Block, Layout, blocks
+from pflbench.engine.batched.program import Advance, Capture, Inputs, Programs
 from pflbench.engine.batches import Plan
 from pflbench.engine.flat import Flat, sgd_step, side_by_side
-from pflbench.engine.memory import Shortage
+from pflbench.engine.memory import Chunks, Shortage
 from pflbench.engine.optimizers import Optimizer
-from pflbench.engine.requests import (
-    ALL,
-    BaseExecutor,
-    Evaluate,
-    Evaluated,
-    ExtractFeatures,
-    HeadOnFeatures,
-    Loss,
-    Penalty,
-    R,
-    Request,
-    Scan,
-    Scanned,
-    Sgd,
-    Step,
-    StepArguments,
-    Trained,
-    function_key,
-    pick,
-    unwrap,
-)
+from pflbench.engine.requests import R
 from pflbench.engine.samples import Samples
 
 LARGE = 2**18  # numbers of one parameter: a copy of it beside the others costs more than a kernel of its own
@@ -53,7 +31,7 @@ REFERENCE, RATE = "reference {}", "learning rate"  # among the arguments of a st
 MODELS, BUFFERS, LOSS, LAST, FEATURES = "models", "buffers", "loss", "last loss", "features"
 
 
-class BatchedExecutor(BaseExecutor):
+class BatchedExecutor(requests.BaseExecutor):
     """capture: how steps are captured (engine.batched.program); None: they run as they are, as on a CPU.
 
     convolution: one of engine.batched.convolutions.CONVOLUTIONS; None: no choice, as on a CPU.
@@ -66,7 +44,7 @@ class BatchedExecutor(BaseExecutor):
         flat: Flat,
         samples: Samples,
         chunks: Chunks | None = None,
-        loss: Loss = F.cross_entropy,
+        loss: requests.Loss = F.cross_entropy,
         capture: Capture | None = None,
         convolution: str | None = None,
         programs: Programs | None = None,
@@ -85,7 +63,7 @@ class BatchedExecutor(BaseExecutor):
         self._heads: list[BatchedExecutor] = []  # free for the next request
         self._owner: BatchedExecutor | None = None
 
-    def do(self, request: Request[R]) -> R:
+    def do(self, request: requests.Request[R]) -> R:
         with convolving(self.convolution):
             return super().do(request)
 
@@ -105,7 +83,7 @@ class BatchedExecutor(BaseExecutor):
     def remember(self, shortages: Sequence[Shortage]) -> None:
         self.chunks.remember(shortages)
 
-    def _sgd(self, request: Sgd) -> Trained:
+    def _sgd(self, request: requests.Sgd) -> requests.Trained:
         rows, buffers, plan, columns = request.models, request.buffers, request.plan, request.columns
         rows_out, buffers_out, loss_out = rows.clone(), buffers.clone(), rows.new_zeros(len(plan))
         moments_out = {name: value.clone() for name, value in request.moments.items()}
@@ -115,7 +93,7 @@ class BatchedExecutor(BaseExecutor):
         lookup = self.gradients.lookup(columns) if merged and optimizer is None else None
         gradients = self.gradients.make(columns, request.objective, lookup)
         advance = self._descent(gradients, lookup, lr, columns, request.penalty, compared, optimizer)
-        functions = function_key(request.penalty), function_key(request.objective)
+        functions = requests.function_key(request.penalty), requests.function_key(request.objective)
         kind = ("sgd", lr, columns.start, columns.stop, *functions, compared, optimizer)
         inputs = {**request.given, **{REFERENCE.format(i): r for i, r in enumerate(request.references)}}
         inputs |= {RATE: request.lr} if lr is None else {}
@@ -123,37 +101,37 @@ class BatchedExecutor(BaseExecutor):
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
             state = {MODELS: rows[clients], BUFFERS: buffers[clients], LOSS: loss_out.new_zeros(len(clients))}
             state |= {name: value[clients] for name, value in request.moments.items()}
-            state = self.programs.run((*kind, self._data), advance, state, pick(inputs, clients), steps, {})
+            state = self.programs.run((*kind, self._data), advance, state, requests.pick(inputs, clients), steps, {})
             rows_out[clients], buffers_out[clients], loss_out[clients] = state[MODELS], state[BUFFERS], state[LOSS]
             for name, value in moments_out.items():
                 value[clients] = state[name]
 
         self._each(plan, train, merged=merged)
-        return Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows), moments_out)
+        return requests.Trained(rows_out, buffers_out, loss_out / _step_counts(plan, rows), moments_out)
 
-    def _scan(self, request: Scan) -> Scanned:
+    def _scan(self, request: requests.Scan) -> requests.Scanned:
         carry, buffers, plan, columns = request.carry, request.buffers, request.plan, request.columns
         carry_out, buffers_out = {k: v.clone() for k, v in carry.items()}, buffers.clone()
         losses = {name: next(iter(carry.values())).new_zeros(len(plan)) for name in (LOSS, LAST)}
         advance = self._own_step(self.gradients.make(columns, request.objective), request.step, columns, request.parts)
-        functions = function_key(request.step), function_key(request.objective)
+        functions = requests.function_key(request.step), requests.function_key(request.objective)
         kind = ("scan", columns.start, columns.stop, *functions, request.parts, tuple(carry))
 
         def train(clients: Tensor, steps: Iterator[Block]) -> None:
             state = {**{k: v[clients] for k, v in carry.items()}, MODELS: request.frozen[clients], BUFFERS: buffers[clients]}
             state |= {name: loss[clients] for name, loss in losses.items()}
             inputs = {k: v[clients] for k, v in request.per_step.items()}
-            state = self.programs.run((*kind, self._data), advance, state, pick(request.given, clients), steps, inputs)
+            state = self.programs.run((*kind, self._data), advance, state, requests.pick(request.given, clients), steps, inputs)
             for out in (carry_out, losses):
                 for name in out:
                     out[name][clients] = state[name]
             buffers_out[clients] = state[BUFFERS]
 
         self._each(plan, train, merged=request.objective is None and request.parts == 1)
-        return Scanned(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
+        return requests.Scanned(carry_out, buffers_out, losses[LOSS] / _step_counts(plan, losses[LOSS]), losses[LAST])
 
     @torch.no_grad()
-    def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
+    def _head(self, request: requests.ExtractFeatures) -> requests.HeadOnFeatures:
         rows, buffers, plan = request.models, request.buffers, request.plan
         # Without BatchNorm samples do not see one another, and larger batches are faster.
         batches = plan if self.flat.has_batch_norm else plan.of_size(EVALUATED_PER_CLIENT)
@@ -166,7 +144,7 @@ class BatchedExecutor(BaseExecutor):
         at[np.arange(at.shape[2]) >= sizes[..., None]] = len(table) - 1  # the row for padding
         where = torch.from_numpy(at).to(self.device)
 
-        def advance(state: Named, given: StepArguments, inputs: Inputs) -> None:
+        def advance(state: Named, given: requests.StepArguments, inputs: Inputs) -> None:
             features = below(state[MODELS], state[BUFFERS], inputs.index)
             state[FEATURES][:, : features.shape[1]] = features
             table[inputs.each["places"][:, : features.shape[1]]] = features
@@ -179,7 +157,7 @@ class BatchedExecutor(BaseExecutor):
         self._each(batches, pass_below, merged=True)
         order = torch.from_numpy(np.concatenate(plan.order)).to(self.device)
         head.samples.y[: len(order)] = self.samples.y[order]
-        return HeadOnFeatures(head, plan.positions())
+        return requests.HeadOnFeatures(head, plan.positions())
 
     def _free_head(self, like: Tensor, count: int) -> BatchedExecutor:
         """An executor for the head alone with room for `count` samples and one for padding; `close` makes it free again.
@@ -190,13 +168,13 @@ class BatchedExecutor(BaseExecutor):
             if len(head.samples.y) > count and head.samples.x.dtype == like.dtype:
                 self._heads.remove(head)
                 return head
-        samples = self.samples.room(like, count + 1)
+        samples = self.samples.replaced(like.new_zeros(count + 1, *like.shape), self.samples.y.new_zeros(count + 1))
         head = BatchedExecutor(self.flat.head_alone(), samples, self.chunks, self.loss, programs=self.programs)
         head._owner = self
         return head
 
     @torch.no_grad()
-    def _evaluate(self, request: Evaluate) -> Evaluated:
+    def _evaluate(self, request: requests.Evaluate) -> requests.Evaluated:
         correct = torch.zeros(len(request.plan), dtype=torch.int64, device=self.device)
         loss = torch.zeros(len(request.plan), dtype=torch.float64, device=self.device)
         counts = np.array([len(samples) for samples in request.plan.order])
@@ -207,9 +185,9 @@ class BatchedExecutor(BaseExecutor):
             correct[at], loss[at] = self._tested(request, Layout.of(request, clients))
 
         self.chunks.each("evaluation", order[counts[order] > 0], self.device, test, self.programs.forget)
-        return Evaluated(correct, loss)
+        return requests.Evaluated(correct, loss)
 
-    def _tested(self, request: Evaluate, layout: Layout) -> list[Tensor]:
+    def _tested(self, request: requests.Evaluate, layout: Layout) -> list[Tensor]:
         """Right predictions and summed losses of the clients of a layout."""
         chosen = torch.from_numpy(layout.models).to(self.device)
         params, buffered = self.flat.views(request.models[chosen]), self.gradients.buffers(request.buffers[chosen])
@@ -231,20 +209,20 @@ class BatchedExecutor(BaseExecutor):
         lookup: Lookup | None,
         lr: float | None,
         columns: slice,
-        penalty: Penalty | None,
+        penalty: requests.Penalty | None,
         references: int,
         optimizer: Optimizer | None,
     ) -> Advance:
         """One step of SGD, or of an optimizer. lr: None if the rate is among the step's arguments."""
 
-        def advance(state: Named, given: StepArguments, inputs: Inputs) -> None:
+        def advance(state: Named, given: requests.StepArguments, inputs: Inputs) -> None:
             w, b, over = state[MODELS], state[BUFFERS], inputs.over
             mine = dict(given)
             rate: Any = mine.pop(RATE, lr)
             compared = [mine.pop(REFERENCE.format(i)) for i in range(references)]
             grads, loss, after = gradients(w, b, inputs.index, compared, inputs.weights)
             if penalty is not None:
-                correction, value = penalty(w, **unwrap(mine))
+                correction, value = penalty(w, **requests.unwrap(mine))
                 loss = loss + value
             _keep(b, after, over)
             state[LOSS].add_(_of(over, loss))
@@ -271,17 +249,17 @@ class BatchedExecutor(BaseExecutor):
 
         return advance
 
-    def _own_step(self, gradients: Gradient, step: Step, columns: slice, parts: int) -> Advance:
+    def _own_step(self, gradients: Gradient, step: requests.Step, columns: slice, parts: int) -> Advance:
         """One step of a method's own inner loop."""
 
-        def advance(state: Named, given: StepArguments, inputs: Inputs) -> None:
+        def advance(state: Named, given: requests.StepArguments, inputs: Inputs) -> None:
             w, b, over = state[MODELS], state[BUFFERS], inputs.over
             pieces = inputs.index.tensor_split(parts, dim=1)
             losses: list[Tensor] = []
 
             def grad(at: Tensor, part: int = 0, of: int = 0) -> Tensor:
                 rows = w
-                if columns == ALL:
+                if columns == requests.ALL:
                     rows = at.to(w.dtype).expand(len(w), -1)
                 else:
                     w[:, columns] = at
@@ -291,7 +269,7 @@ class BatchedExecutor(BaseExecutor):
                 return torch.cat([g.reshape(len(w), -1) for g in grads.values()], dim=1)
 
             carry = {k: v for k, v in state.items() if k not in (MODELS, BUFFERS, LOSS, LAST)}
-            values = step(grad, **carry, **unwrap(given), **inputs.each)
+            values = step(grad, **carry, **requests.unwrap(given), **inputs.each)
             for name, value in _apart(values, carry).items():
                 _keep(state[name], value, over)
             _keep(state[LAST], losses[0], over)

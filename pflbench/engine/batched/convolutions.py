@@ -1,9 +1,6 @@
-"""Convolutions of all clients at once on a GPU, in the fastest of three ways for the shapes of a run.
+"""Convolutions of all clients at once on a GPU, in the fastest of three ways for the shapes of a run (docs/performance.md).
 
-groups, search: one convolution with a group for each client; cuDNN chooses its algorithm by heuristics (groups) or by timing
-several (search). unfold: each window of an image becomes a column (im2col), followed by a matrix product for each client.
-
-All three give the same numbers within rounding. On a CPU `vmap` itself makes a convolution in groups.
+On a CPU `vmap` itself makes a convolution in groups.
 """
 
 from __future__ import annotations
@@ -49,12 +46,8 @@ class _Kernel:
 
     def positions(self, x: Tensor) -> list[int]:
         """Numbers of positions of the kernel in an image, along its height and its width."""
-        return [
-            (size + 2 * padding - dilation * (k - 1) - 1) // stride + 1
-            for size, k, stride, padding, dilation in zip(
-                x.shape[2:], self.shape[2:], self.stride, self.padding, self.dilation, strict=True
-            )
-        ]
+        sides = zip(x.shape[2:], self.shape[2:], self.stride, self.padding, self.dilation, strict=True)
+        return [(size + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for size, k, stride, padding, dilation in sides]
 
 
 class _Convolution(nn.Conv2d):
@@ -123,19 +116,9 @@ def _grouped(x: Tensor, weight: Tensor, kernel: _Kernel) -> Results:
 
 
 def _grouped_gradients(g: Tensor, x: Tensor, weight: Tensor, kernel: _Kernel, of_images: bool) -> Results:
-    to_x, to_weight, _ = torch.ops.aten.convolution_backward(
-        g,
-        x,
-        weight.view(-1, *kernel.shape[1:]),
-        None,
-        kernel.stride,
-        kernel.padding,
-        kernel.dilation,
-        False,
-        [0, 0],
-        x.shape[1] // kernel.shape[1],
-        [of_images, True, False],
-    )
+    weight = weight.view(-1, *kernel.shape[1:])
+    how = kernel.stride, kernel.padding, kernel.dilation, False, [0, 0], x.shape[1] // kernel.shape[1]
+    to_x, to_weight, _ = torch.ops.aten.convolution_backward(g, x, weight, None, *how, [of_images, True, False])
     return (to_x, to_weight.flatten()) if of_images else (to_weight.flatten(),)
 
 
@@ -173,10 +156,7 @@ def _columns(x: Tensor, kernel: _Kernel) -> Tensor:
 
 
 CONVOLVE = Operation(
-    _convolve,
-    2,
-    Operation(partial(_gradients, of_images=True)),
-    Operation(partial(_gradients, of_images=False)),
+    _convolve, 2, Operation(partial(_gradients, of_images=True)), Operation(partial(_gradients, of_images=False))
 )
 
 

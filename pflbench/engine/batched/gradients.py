@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
+from torch.nn.utils.stateless import _reparametrize_module
 
 from pflbench.engine.batched.convolutions import convolutions
 from pflbench.engine.batched.layers import change_buffers_in_place, compute_together, cross_entropy, track_statistics
@@ -24,19 +25,10 @@ IMAGES = 4  # dimensions of a batch of images, and of the kernels for them
 Gradient = Callable[..., tuple[Named, Tensor, Tensor]]
 
 
-class _Called(nn.Module):
-    """A function of a module and an input, callable with any parameters and buffers in the module."""
-
-    def __init__(self, function: Callable[[nn.Module, Tensor], Any], module: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        self.module = module
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self.module, x)
-
-    def on(self, named: Named, x: Tensor) -> Any:
-        return functional_call(self, {f"module.{name}": value for name, value in named.items()}, (x,))
+def _called(function: Callable[[nn.Module, Tensor], Any], module: nn.Module, named: Named, x: Tensor) -> Any:
+    """A function of a module and an input, with these parameters and buffers in the module."""
+    with _reparametrize_module(module, named, tie_weights=True):
+        return function(module, x)
 
 
 class _LookedUp(nn.Module):
@@ -132,7 +124,6 @@ class Gradients:
         """
         module = lookup.module if lookup else self.module
         trained = {e.name for e in self.flat.within(columns)}
-        whole = _Called(output, module)
 
         def loss_of(
             params: Named,
@@ -146,8 +137,8 @@ class Gradients:
             named = {**params, **constants, **buffered}
             if objective is not None:
                 # References come first: the trained module changes its buffers.
-                compared = [whole.on(r | {k: v.clone() for k, v in buffered.items()}, x) for r in references]
-                return objective(self.loss, y, whole.on(named, x), *compared), buffered
+                compared = [_called(output, module, r | {k: v.clone() for k, v in buffered.items()}, x) for r in references]
+                return objective(self.loss, y, _called(output, module, named, x), *compared), buffered
             logits = functional_call(module, named, (x,))
             return self.loss(logits, y) if weights is None else (self.each(logits, y) * weights).sum(), buffered
 
@@ -174,10 +165,9 @@ class Gradients:
 
     def features(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """(rows [c, P], buffers [c, B], index [c, b]) -> inputs of the head in training mode, [c, b, ...]."""
-        below = _Called(lambda module, x: module.features(x), self.module)  # type: ignore[operator]
 
         def of_client(params: Named, buffered: Named, x: Tensor) -> Tensor:
-            out: Tensor = below.on(params | buffered, x)
+            out: Tensor = _called(lambda module, x: module.features(x), self.module, params | buffered, x)  # type: ignore[operator]
             return out
 
         def features(w: Tensor, b: Tensor, index: Tensor) -> Tensor:

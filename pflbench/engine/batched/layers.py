@@ -67,18 +67,16 @@ class Together(autograd.Function):
 
 
 def _merge(value: Any, clients: int | None, count: int) -> Any:
-    """Images [b, clients * channels, ...], or values for each channel [clients * channels]."""
+    """Images [b, clients * channels, ...], or values for each channel [clients * channels].
+
+    clients: the clients' dimension; None: all have the same value.
+    """
     if not isinstance(value, Tensor):
         return value
     at = 0 if value.dim() == 1 + (clients is not None) else 1
-    return _with_clients(value, clients, count, at).flatten(at, at + 1)
-
-
-def _with_clients(value: Tensor, clients: int | None, count: int, at: int) -> Tensor:
-    """Moves the clients' dimension to `at`. clients: where it is; None: all clients have the same value."""
     if clients is None:
         value, clients = value.expand(count, *value.shape), 0
-    return value.movedim(clients, at)
+    return value.movedim(clients, at).flatten(at, at + 1)
 
 
 def _pool(x: Tensor, window: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

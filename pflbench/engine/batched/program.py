@@ -1,11 +1,12 @@
-"""One kind of step as programs: captured once for a number of clients and a shape of batch, then replayed without Python."""
+"""Steps as programs: each kind is captured once for a number of clients and a shape of batch, then replayed without Python."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakSet
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pflbench.engine import devices, memory
-from pflbench.engine.batched.steps import Block
+from pflbench.engine.batched.layout import Block
 from pflbench.engine.batched.waits import Watch
 from pflbench.engine.requests import Shared, StepArguments, pick
 
@@ -24,9 +25,7 @@ OTHER_NUMBERS = "not captured: the program gave other numbers"
 COPIES = 3  # of a client's rows: the program's own, and two while its first replay is compared with the step itself
 PARTS = 8  # of the clients in that comparison
 ERROR = 1e-3  # allowed difference of a replay, relative to the largest change: float32, other algorithms
-
-RECOVERS = (2, 13)  # from this version of PyTorch on, a capture that fails leaves the allocator as it was
-AFTERWARDS = "not captured: an earlier capture failed, and PyTorch before 2.13 can make no other one in the same process"
+KINDS = 100  # most programs, before steps with further constants are not captured
 
 Call = Callable[[], None]
 
@@ -35,7 +34,6 @@ class Capture(ABC):
     """Turns a step into a call that does the same again, on the same tensors."""
 
     name: str
-    refused = ""  # why nothing is captured any more
 
     def warm_up(self, step: Call) -> None:
         """Runs the step once, which must come before a capture."""
@@ -53,12 +51,11 @@ class Graph(Capture):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._aside: Any = None  # one stream for all: memory cached for a stream serves no other
         self._graphs: WeakSet[Any] = WeakSet()
 
     def warm_up(self, step: Call) -> None:
         """On a side stream: libraries choose algorithms and allocate workspaces, which no capture permits."""
-        gpu, aside = devices.of(self.device), self._stream()
+        gpu, aside = devices.of(self.device), self._stream
         memory.release(self.device)
         aside.wait_stream(gpu.current_stream(self.device))
         try:
@@ -73,7 +70,7 @@ class Graph(Capture):
         graph, first = gpu.CUDAGraph(), None
         try:
             # A capture that fails leaves its own stream as the current one.
-            with gpu.stream(gpu.current_stream(self.device)), gpu.graph(graph, pool=self._pool(), stream=self._stream()):
+            with gpu.stream(gpu.current_stream(self.device)), gpu.graph(graph, pool=self._pool(), stream=self._stream):
                 try:
                     step()
                 except BaseException as error:
@@ -81,19 +78,16 @@ class Graph(Capture):
                     raise
         except BaseException as error:
             self._graphs.clear()  # their pool is not used again
-            failed_itself = error is not first and not memory.ran_out(error)
-            if failed_itself and torch.__version__ < RECOVERS:  # type: ignore[operator]
-                Graph.refused = AFTERWARDS
             # The error at the end of a failed capture says only that it failed.
             raise first or error from None
         self._graphs.add(graph)
         replay: Call = graph.replay
         return replay
 
+    @cached_property
     def _stream(self) -> Any:
-        """The side stream. PyTorch's own for captures belongs to the first device that something was captured on."""
-        self._aside = self._aside or devices.of(self.device).Stream(self.device)
-        return self._aside
+        """One side stream for all: memory cached for a stream serves no other. PyTorch's own belongs to the first device used."""
+        return devices.of(self.device).Stream(self.device)
 
     def _pool(self) -> Any:
         """The memory pool that all graphs share, since no two run at once. It ends with the last graph."""
@@ -193,8 +187,6 @@ class Program:
 
     def _captured(self, count: int, width: int, weighted: bool) -> tuple[Call | None, str]:
         """The call, or the reason why there is none. The step runs at most twice: as it is, then captured."""
-        if self.capture.refused:
-            return None, self.capture.refused
         index, weights = self.inputs[width, weighted]
         state = {k: v[:count] for k, v in self.state.items()}
         given = pick(self.given, slice(0, count))
@@ -220,6 +212,74 @@ class Program:
         same = all(_near(state[k], wanted[k], before[k]) for k in state)
         _set_back(state, before)
         return (call, "") if same else (None, OTHER_NUMBERS)
+
+
+class Programs:
+    """Makes steps, captured if there is a capture. A step that cannot be captured runs as it is and is counted by the reason."""
+
+    def __init__(self, capture: Capture | None = None) -> None:
+        self.capture = capture
+        self.apart: Counter[str] = Counter()  # reason -> number of steps not captured
+        self.made: dict[Hashable, Program] = {}
+        self._pool: dict[tuple[Any, ...], list[Tensor]] = {}
+
+    def run(
+        self,
+        kind: Hashable,
+        advance: Advance,
+        state: Named,
+        given: StepArguments,
+        steps: Iterator[Block],
+        each: Mapping[str, Tensor],
+    ) -> Named:
+        """Returns the state after all steps. The given one may be overwritten.
+
+        state: [C, ...]. each: arguments of single steps, [C, steps, ...]. kind: identifies what `advance` does, with its
+        constants: two steps of one kind do the same with tensors of the same shapes.
+        """
+        program = None if self.capture is None else self._program(kind, advance, state, given, each)
+        if program is None:
+            for block in steps:
+                plain(advance, state, given, block, each)
+            return state
+        count = program.load(state, given)
+        for block in steps:
+            if reason := program.make(block, each):
+                self.apart[reason] += 1
+                plain(program.advance, program.state, program.given, block, each)
+        return {k: v[:count].clone() for k, v in program.state.items()}
+
+    def forget(self) -> None:
+        """Frees the memory of all programs."""
+        self.made.clear()
+        self._pool.clear()
+
+    def record(self) -> dict[str, Any]:
+        """For the record of a run: the capture, the number of programs, and steps not captured by the reason."""
+        name = "none" if self.capture is None else self.capture.name
+        return {"capture": name, "programs": sum(len(one.calls) for one in self.made.values()), "apart": dict(self.apart)}
+
+    def _program(
+        self, kind: Hashable, advance: Advance, state: Named, given: StepArguments, each: Mapping[str, Tensor]
+    ) -> Program | None:
+        assert self.capture is not None
+        constants = {k: v for k, v in given.items() if not isinstance(v, (Tensor, Shared))}
+        key = (kind, tuple(constants.items()), _rows(state), _shapes(given), _rows({k: v[:, 0] for k, v in each.items()}))
+        if key not in self.made or self.made[key].count < len(next(iter(state.values()))):
+            if len(self.made) >= KINDS:
+                self.apart[f"more than {KINDS} kinds of a step: give numbers that change as tensors"] += 1
+                return None
+            self.made[key] = Program(self.capture, advance, state, given, each, partial(self._take, Counter()))
+        return self.made[key]
+
+    def _take(self, taken: Counter[tuple[Any, ...]], like: Tensor, device: torch.device) -> Tensor:
+        """A tensor of this shape that this program does not use yet. Programs share tensors, since only one runs at a time."""
+        shape = (*like.shape, like.dtype, device)
+        same = self._pool.setdefault(shape, [])
+        if taken[shape] == len(same):
+            same.append(torch.empty(like.shape, dtype=like.dtype, device=device))
+        taken[shape] += 1
+        return same[taken[shape] - 1]
 
 
 def bucket(count: int, most: int) -> int:
@@ -269,3 +329,18 @@ def _copy(value: Any, take: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Shared):
         return Shared(take(value.value))
     return take(value) if isinstance(value, Tensor) else value
+
+
+def _rows(tensors: Named) -> tuple[Hashable, ...]:
+    """Names, shapes and types of tensors with a row for each client, without the number of rows."""
+    return tuple((k, v.shape[1:], v.dtype) for k, v in tensors.items())
+
+
+def _shapes(given: StepArguments) -> tuple[Hashable, ...]:
+    shapes = []
+    for name, value in given.items():
+        if isinstance(value, (Tensor, Shared)):
+            shape = tensor(value).shape
+            rows = isinstance(value, Tensor) and len(shape) > 1
+            shapes.append((name, rows, shape[1:] if rows else shape, tensor(value).dtype))
+    return tuple(shapes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import Field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_map
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.requests import GIVEN, PER_CLIENT, PER_STEP, R, Request, Shared, function_key
@@ -53,7 +54,7 @@ def _alike(f: Field[Any], a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(_alike_given(value, b[key]) for key, value in a.items())
     if f.metadata in (PER_CLIENT, PER_STEP):
         own = 1 if f.metadata == PER_CLIENT else 2  # clients may have different numbers of steps
-        return bool(_shape(a, own) == _shape(b, own))
+        return bool(_shapes(a, own) == _shapes(b, own))
     return same(a, b)
 
 
@@ -68,15 +69,9 @@ def _row(value: Tensor) -> torch.Size:
     return value.shape if value.dim() == 1 else value.shape[1:]
 
 
-def _shape(value: Any, own: int) -> Any:
-    """Types and shapes of tensors without their first `own` dimensions; None for None."""
-    if value is None:
-        return None
-    if isinstance(value, Tensor):
-        return value.dtype, value.shape[own:]
-    if isinstance(value, Mapping):
-        return {key: _shape(item, own) for key, item in value.items()}
-    return [_shape(item, own) for item in value]
+def _shapes(values: Any, own: int) -> Any:
+    """Types and shapes of tensors without their first `own` dimensions, in place of the tensors."""
+    return tree_map(lambda value: value if value is None else (value.dtype, value.shape[own:]), values)
 
 
 def _one(f: Field[Any], values: Sequence[Any], counts: Sequence[int]) -> Any:
@@ -84,7 +79,9 @@ def _one(f: Field[Any], values: Sequence[Any], counts: Sequence[int]) -> Any:
         return {key: _given([value[key] for value in values], counts) for key in values[0]}
     if f.metadata == PER_STEP:  # filled up to the largest number of steps; no client makes those that are added
         return {key: pad_sequence([row for value in values for row in value[key]], batch_first=True) for key in values[0]}
-    return _stacked(values) if f.metadata == PER_CLIENT else values[0]
+    if f.metadata == PER_CLIENT:
+        return tree_map(lambda *rows: None if rows[0] is None else torch.cat(rows), *values)
+    return values[0]
 
 
 def _given(values: Sequence[Any], counts: Sequence[int]) -> Any:
@@ -92,14 +89,3 @@ def _given(values: Sequence[Any], counts: Sequence[int]) -> Any:
     if not isinstance(values[0], Tensor) or values[0].dim() == 0:
         return values[0]
     return torch.cat([v.expand(n, -1) if v.dim() == 1 else v for v, n in zip(values, counts, strict=True)])
-
-
-def _stacked(values: Sequence[Any]) -> Any:
-    first = values[0]
-    if first is None:
-        return None
-    if isinstance(first, Tensor):
-        return torch.cat(list(values))
-    if isinstance(first, Mapping):
-        return {key: _stacked([value[key] for value in values]) for key in first}
-    return [_stacked(items) for items in zip(*values, strict=True)]
