@@ -6,6 +6,7 @@ import ast
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from sysconfig import get_path
@@ -54,24 +55,18 @@ def _names(source: bytes, package: str) -> Iterator[str]:
 
 def _files(name: str) -> Iterator[tuple[str, Path]]:
     """The files of `import a.b`, each with the package at which its own relative imports start."""
-    first, *parts = name.split(".")
-    try:
-        spec = find_spec(first)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
-        return
-    folders = [Path(place) for place in spec.submodule_search_locations or ()]
-    if spec.origin and spec.has_location:
-        yield first if folders else "", Path(spec.origin).resolve()
-    package = first
-    for part in parts:
-        module = next((place / f"{part}.py" for place in folders if (place / f"{part}.py").is_file()), None)
-        folders = [place / part for place in folders if (place / part).is_dir()]
-        begin = next((place / "__init__.py" for place in folders if (place / "__init__.py").is_file()), None)
-        if found := begin or module:
-            yield f"{package}.{part}" if begin else package, found.resolve()
-        package = f"{package}.{part}"
+    outer, folders = "", None
+    for part in name.split("."):
+        try:
+            spec = find_spec(part) if folders is None else PathFinder.find_spec(part, folders)
+        except (ImportError, ValueError):
+            return
+        if spec is None:
+            return
+        package = f"{outer}.{part}".lstrip(".") if spec.submodule_search_locations else outer
+        if spec.origin and spec.has_location:
+            yield package, Path(spec.origin).resolve()
+        outer, folders = package, list(spec.submodule_search_locations or ())
 
 
 def _is_own(file: Path, folder: Path) -> bool:
