@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -45,24 +44,17 @@ class FederationData:
         sides = ([part[: max(least, int(share * len(part)))] for part in side] for side in (whole.train, whole.test))
         return replace(self, partition=Partition(*map(tuple, sides)))
 
-    @cached_property
-    def largest(self) -> float:
-        """The largest absolute value of the samples."""
-        x = self.arrays.x
-        return max(float(x.max()), -float(x.min()))
-
 
 def load_federation_data(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> FederationData:
     """Data and partition. The last result is cached, since the runs of a command mostly share it.
 
-    Raises UserError if data are missing, damaged or too large for the run's arithmetic, or the partition is impossible.
+    Raises UserError if data are missing or damaged, or the partition is impossible.
     """
     wanted = (spec.data, spec.partition, data_root)
     if wanted not in _kept:
         setting = _load(*wanted, progress)
         _kept.clear()
         _kept[wanted] = setting
-    _require_finite_squares(spec, _kept[wanted])
     return _kept[wanted]
 
 
@@ -80,18 +72,6 @@ def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data
     central = np.arange(held, len(arrays.y)) if spec.central_test else None
     content = data.record(source, data_root, arrays)
     return FederationData(arrays, partition, _record(source, spec, arrays, partition, held), content, central)
-
-
-def _require_finite_squares(spec: RunSpec, setting: FederationData) -> None:
-    """Output and gradient both grow with the samples, so that the output after a step grows with their squares."""
-    floats = spec.train.floats
-    if setting.largest <= np.finfo(floats).max ** 0.5:
-        return
-    place = spec.partition.path if isinstance(spec.partition, Pfllib) else spec.data.label
-    raise UserError(
-        f"{place} has values up to {setting.largest:.2g}, whose squares exceed {floats}.",
-        "Scale them, for example to mean 0 and standard deviation 1.",
-    )
 
 
 def _train_size(source: DataSpec, arrays: Arrays) -> int:
