@@ -52,8 +52,8 @@ def test_a_diverged_run_is_told_and_the_exit_code_says_so(shell: Shell) -> None:
     [
         ("--pack 0", "--pack"),
         ("--pack many", "--pack"),
-        ("--pack 4 --engine loop", "--pack 4 is not possible with --engine loop"),
-        ("--pack 4 --engine loop --dry-run", "--pack 4 is not possible with --engine loop"),
+        ("--pack 4 --engine loop", "--pack 4 needs --engine batched"),
+        ("--pack 4 --engine loop --dry-run", "--pack 4 needs --engine batched"),
     ],
 )
 def test_what_is_refused(shell: Shell, tmp_path: Path, options: str, words: str) -> None:

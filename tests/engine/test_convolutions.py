@@ -238,7 +238,7 @@ def test_on_a_cpu_there_is_no_choice(images):
     fed = prepare(spec, setting, CPU, Execution("cpu", "batched")).federation()
     assert "convolution" not in fed.executor.record()["steps"]
     assert {type(layer) for layer in fed.executor.module.modules() if isinstance(layer, nn.Conv2d)} == {nn.Conv2d}
-    with pytest.raises(UserError, match="--convolution unfold works on a GPU only"):
+    with pytest.raises(UserError, match="--convolution unfold needs a GPU"):
         checked(Execution("cpu", "batched", convolution="unfold"))
 
 
