@@ -93,7 +93,7 @@ def test_ctrl_c_keeps_the_rounds_and_the_same_command_goes_on(shell: Shell, tmp_
     process.send_signal(signal.SIGINT)
     interrupted = finish(process)
     assert interrupted.code == 130
-    assert "Interrupted. Run 1 keeps its rounds" in interrupted.err
+    assert "Interrupted. Finished rounds are stored" in interrupted.err
     assert "Traceback" not in interrupted.err
     assert rows("SELECT status FROM run") == [("interrupted",)]
     ((kept,),) = rows("SELECT MAX(round) FROM round")

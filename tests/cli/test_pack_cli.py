@@ -89,7 +89,7 @@ def test_ctrl_c_keeps_the_rounds_of_all(shell: Shell, monkeypatch: pytest.Monkey
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.code == 130
-    assert "Interrupted. Run 1 keeps its rounds up to " in done.err
+    assert "Interrupted. Finished rounds are stored" in done.err
     assert "Traceback" not in done.err
     assert rows("SELECT status FROM run") == [("interrupted",)] * 2
     kept = rows("SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from pflbench.errors import UserError
 from pflbench.run.checkpoint import Checkpoints, Snapshot, tensors
 from pflbench.run.places import Folder
 
@@ -96,21 +94,3 @@ def test_what_is_not_this_runs_is_none(tmp_path: Path) -> None:
     }
     for wrong, (checkpoints, like) in others.items():
         assert (checkpoints.load(like, CPU), checkpoints.wrong) == (None, wrong)
-
-
-def test_the_last_one_stays_until_the_new_one_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints, _ = saved(tmp_path)
-    whole = torch.save
-
-    def save(content: dict[str, Any], out: Any) -> None:
-        content["state"]["w"][0, 0] += 1  # as a disk that writes something else
-        whole(content, out)
-
-    monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(UserError, match="other bytes are read than were written"):
-        checkpoints.save(snapshot(4))
-    monkeypatch.undo()
-    found = checkpoints.load(snapshot(0).state, CPU)
-    assert found is not None
-    assert plain(found) == plain(snapshot())
-    assert [path.name for path in tmp_path.iterdir()] == ["1.pt"]
