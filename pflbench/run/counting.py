@@ -66,15 +66,15 @@ class Work:
     steps: float = 0.0
 
 
-def work(spec: RunSpec, setting: FederationData, t: int = STEADY) -> dict[str, Work]:
+def work(spec: RunSpec, data: FederationData, t: int = STEADY) -> dict[str, Work]:
     """By phase, the work of round t. Nothing is trained.
 
     In ALA's initial stage (t = 2) it is that of the fewest epochs after which the stage can end.
     """
     device = torch.device("cpu")
-    run = prepare(spec, setting, device, Execution(engine="batched"))
+    run = prepare(spec, data, device, Execution(engine="batched"))
     fed = run.federation()
-    return count(run.method, fed, Samples(setting.arrays.x, setting.arrays.y, fed.dtype, device), t)
+    return count(run.method, fed, Samples(data.arrays.x, data.arrays.y, fed.dtype, device), t)
 
 
 def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) -> dict[str, Work]:

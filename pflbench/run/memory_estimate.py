@@ -79,13 +79,13 @@ class Footprint(Needs):
         return f"needs about {needed} of memory with {self.clients} clients at a time, but {there_is} are free on {self.device}"
 
 
-def estimate(spec: RunSpec, method: Method, setting: FederationData, *, captured: bool, unfolded: bool = False) -> Needs | None:
+def estimate(spec: RunSpec, method: Method, data: FederationData, *, captured: bool, unfolded: bool = False) -> Needs | None:
     """The run's. None for a method of one's own whose `init` looks at values, and for such a model.
 
     unfolded: convolutions may be (engine.batched.convolutions).
     Raises UserError where the method does not go with the model or the protocol.
     """
-    fed, samples = _without_data(spec, setting)
+    fed, samples = _without_data(spec, data)
     kept = _kept(method, fed)
     if kept is None:
         return None
@@ -112,7 +112,7 @@ def estimate(spec: RunSpec, method: Method, setting: FederationData, *, captured
     )
 
 
-def footprint(spec: RunSpec, setting: FederationData, how: Execution) -> Footprint | None:
+def footprint(spec: RunSpec, data: FederationData, how: Execution) -> Footprint | None:
     """The run's memory on a device, which may be absent. None if `estimate` returns None."""
     try:
         device: torch.device | None = find_device(how.device)
@@ -120,10 +120,10 @@ def footprint(spec: RunSpec, setting: FederationData, how: Execution) -> Footpri
         device = None
     place = how.device if device is None else str(device)
     engine = how.engine_on(place)
-    each = estimate(spec, methods.make(spec.method), setting, captured=how.captures(place), unfolded=how.unfolds(place))
+    each = estimate(spec, methods.make(spec.method), data, captured=how.captures(place), unfolded=how.unfolds(place))
     if each is None:
         return None
-    fed, samples = _without_data(spec, setting)
+    fed, samples = _without_data(spec, data)
     cohort, room = len(fed.cohort(1)), None if device is None else memory.room(device, fixed=how.deterministic)
     if engine == "loop":
         clients = min(cohort, (how.workers or environment.cores()) if place == "cpu" else 1)
@@ -144,9 +144,9 @@ def footprint(spec: RunSpec, setting: FederationData, how: Execution) -> Footpri
     )
 
 
-def require_possible(spec: RunSpec, setting: FederationData) -> None:
+def require_possible(spec: RunSpec, data: FederationData) -> None:
     """Raises UserError if the method does not work with the model or the protocol, or the model exceeds the memory."""
-    fed = _without_data(spec, setting)[0]
+    fed = _without_data(spec, data)[0]
     half = memory.room(torch.device("cpu"))
     if half is not None and fed.flat.size * fed.dtype.itemsize > half:
         raise UserError(
@@ -162,12 +162,12 @@ def readable(size: float) -> str:
     return f"{size / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _without_data(spec: RunSpec, setting: FederationData) -> tuple[Federation, Samples]:
+def _without_data(spec: RunSpec, data: FederationData) -> tuple[Federation, Samples]:
     """The federation with its samples, all on the device "meta"."""
     with torch.device("meta"):
-        module = setting.model(spec)
-    dtype, partition = getattr(torch, spec.train.floats), setting.partition
-    flat, samples = Flat(module), Samples(setting.arrays.x, setting.arrays.y, dtype, torch.device("meta"))
+        module = data.model(spec)
+    dtype, partition = getattr(torch, spec.train.floats), data.partition
+    flat, samples = Flat(module), Samples(data.arrays.x, data.arrays.y, dtype, torch.device("meta"))
     return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed), samples
 
 

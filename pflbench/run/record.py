@@ -59,14 +59,14 @@ class RunRecord:
         self._always_deterministic = self.rounds_stored == 0 or row.environment.get("deterministic", False)
         self._fallbacks_told: set[str] = set()
 
-    def begin(self, spec: RunSpec, setting: FederationData, how: Execution) -> None:
+    def begin(self, spec: RunSpec, data: FederationData, how: Execution) -> None:
         """Marks the run as running and stores environment and execution. Notes of earlier rounds stay."""
         fed = self._fed
         described = {
             **environment.describe(how.record_host),
             "command": how.command,
             "torch_threads": torch.get_num_threads(),
-            "data": setting.content,
+            "data": data.content,
         }
         known = {
             "scale": how.scale,
@@ -85,7 +85,7 @@ class RunRecord:
             "message": None,
             "started_at": self._started_at,
             "finished_at": None,
-            "partition_id": patiently(lambda: partitions.save(self._store, setting.record)),
+            "partition_id": patiently(lambda: partitions.save(self._store, data.record)),
             "parameters": fed.flat.size,
             "engine": fed.executor.name,
             "device": devices.name(fed.device),

@@ -85,18 +85,18 @@ def execute_on(
         if found and found.status == "diverged":
             raise Diverged(found.message or "The run diverged.", f"It is stored as run {found.id}; --force runs it anew.")
         environment.reset_peak_memory()
-        setting = load_federation_data(spec, data_root)
-        _require_test_samples(spec, setting)
-        run = prepare(spec, setting, device, as_begun(how, found, device))
+        data = load_federation_data(spec, data_root)
+        _require_test_samples(spec, data)
+        run = prepare(spec, data, device, as_begun(how, found, device))
         fed = run.federation() if own is None else run.clients(run.initial_model(), own)
         try:
-            if setting.central is not None:
+            if data.central is not None:
                 require_global_model(spec.method.name, run.method, fed)
             row = found or _created(run, store, fed, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
             account = RunRecord(store, row, fed, hold)
-            account.begin(spec, setting, how)
+            account.begin(spec, data, how)
             if fed.device.type != "cpu":  # on a CPU the peak includes the data
                 memory.release(fed.device)
                 devices.reset_peak(fed.device)
@@ -243,9 +243,9 @@ def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dic
     return patiently(create)
 
 
-def _require_test_samples(spec: RunSpec, setting: FederationData) -> None:
+def _require_test_samples(spec: RunSpec, data: FederationData) -> None:
     """Raises UserError if no client has test samples: the run would have no result."""
-    if setting.central is None and not any(len(test) for test in setting.partition.test):
+    if data.central is None and not any(len(test) for test in data.partition.test):
         raise UserError(
             f"No client of {spec.data.label}, {spec.partition.label}, has test samples: the run would have no result.",
             "Generate the partition anew with test samples.",
