@@ -67,7 +67,9 @@ def checked(how: Execution) -> Execution:
     }
     for reason, holds in impossible.items():
         if holds:
-            raise UserError(f"{reason}; this command has {'loop' if loop else 'batched'} on {place}.", "Leave one of them out.")
+            raise UserError(
+                f"{reason}; this command has {'loop' if loop else 'batched'} on {place}.", "Add what it needs, or leave it out."
+            )
     return how
 
 

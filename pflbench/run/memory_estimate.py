@@ -75,8 +75,8 @@ class Footprint(Needs):
         """A warning if it does not fit."""
         if self.free is None or self.total <= self.free:
             return ""
-        needed, there_is = readable(self.total), readable(self.free)
-        return f"needs about {needed} of memory with {self.clients} clients at a time, but {there_is} are free on {self.device}"
+        needs = f"needs about {readable(self.total)} of memory with {self.clients} clients at a time"
+        return f"{needs}, but {readable(self.free)} are free on {self.device}"
 
 
 def estimate(spec: RunSpec, method: Method, data: FederationData, *, captured: bool, unfolded: bool = False) -> Needs | None:
@@ -129,37 +129,24 @@ def footprint(spec: RunSpec, data: FederationData, how: Execution) -> Footprint 
         clients = min(cohort, (how.workers or environment.cores()) if place == "cpu" else 1)
     else:
         clients = min(cohort, how.chunk or (cohort if room is None else each.fitting(room)))
+    per_client = {name: clients * getattr(each, name) for name in ("copies", "activations", "programs")}
     return Footprint(
+        **{**vars(each), **per_client},
         device=place,
         engine=engine,
         clients=clients,
-        data=each.data,
-        models=each.models,
-        batch_norm=each.batch_norm,
-        copies=each.copies * clients,
-        activations=each.activations * clients,
-        programs=each.programs * clients,
         evaluation=fed.dtype.itemsize * fed.flat.size * clients + _forward(fed, samples, _tested(fed, engine, clients)),
         free=None if device is None else memory.free(device),
     )
 
 
 def require_possible(spec: RunSpec, data: FederationData) -> None:
-    """Raises UserError if the method does not work with the model or the protocol, or the model exceeds the memory."""
-    fed = _without_data(spec, data)[0]
-    half = memory.room(torch.device("cpu"))
-    if half is not None and fed.flat.size * fed.dtype.itemsize > half:
-        raise UserError(
-            f"The model has {fed.flat.size:,} parameters: with their gradient more than this machine's {2 * half / 1e9:,.0f} GB.",
-            f"At most {half // fed.dtype.itemsize:,} fit: a smaller model has fewer, and of texts a smaller vocabulary.",
-        )
-    _kept(methods.make(spec.method), fed)
+    """Raises UserError if the method does not work with the model or the protocol."""
+    _kept(methods.make(spec.method), _without_data(spec, data)[0])
 
 
 def readable(size: float) -> str:
-    """In decimal units: "3.2 GB"."""
-    power = min(4, (len(str(int(size))) - 1) // 3)
-    return f"{size / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+    return f"{size / 1e9:.3g} GB"
 
 
 def _without_data(spec: RunSpec, data: FederationData) -> tuple[Federation, Samples]:

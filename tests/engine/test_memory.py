@@ -21,8 +21,8 @@ from pflbench.engine.batched.program import _near
 from pflbench.engine.requests import Scan, Sgd
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS
-from pflbench.run.memory_estimate import Peak, readable
-from pflbench.run.record import in_words
+from pflbench.run.memory_estimate import Peak
+from pflbench.run.record import messages
 
 CPU = torch.device("cpu")
 DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
@@ -105,11 +105,6 @@ def test_free_memory_of_a_cpu_is_within_the_container_s_limit(monkeypatch, tmp_p
         assert memory.free(CPU) == pytest.approx(of_machine, rel=0.5)
 
 
-@pytest.mark.parametrize(("size", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (2.34e9, "2.34 GB")])
-def test_sizes_in_words(size, text):
-    assert readable(size) == text
-
-
 # -- how many clients at a time ---------------------------------------------------------------------------------------
 
 
@@ -151,7 +146,7 @@ def test_out_of_memory_halves_and_repeats_and_is_kept():
     chunks.each("training", np.arange(7), CPU, work)
     assert done == [2, 2, 2, 2, 2, 2, 2, 2, 1]
     assert [(s.clients, s.then) for s in chunks.shortages] == [(10, 5), (5, 2)]
-    assert in_words(chunks.shortages).startswith("Out of memory in training with 10 clients at a time: 2 at a time")
+    assert messages({"chunk": chunks.record()})[0].startswith("Out of memory in training with 10 clients at a time: 2 at a time")
     assert (chunks.halvings("training"), chunks.halvings("evaluation")) == (2, 0)
 
 
