@@ -15,13 +15,12 @@ PACKAGES = (
     "torchvision",
     "torchtext",
     "numpy",
-    "scikit-learn",
     "sqlalchemy",
     "alembic",
     "pydantic",
     "typer",
-    "rich",
     "matplotlib",
+    "scikit-learn",
 )
 
 

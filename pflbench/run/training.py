@@ -77,8 +77,11 @@ def execute_on(
     with locks.locked(store, spec.key) as hold:
         place = place_of(store.url, how.checkpoints)
         found = goes_on(patiently(lambda: runs.newest(store, spec.key)), spec, how, force)
-        if found:
-            _refuse_changed_file(found, spec)
+        if found and _has_changed(found, spec):
+            raise UserError(
+                f"The code of method '{spec.method.name}' has changed since run {found.id}, its version has not.",
+                "Raise `version` in the class if results change; --force runs it anew.",
+            )
         if found and found.status == "finished":
             yield Progress(found.id, "exists", spec.train.rounds, spec.train.rounds)
             return
@@ -138,10 +141,8 @@ class _Loop:
     def _snapshot(self) -> Snapshot | None:
         """The checkpoint to resume from; None if the run starts over. If stored rounds are lost by that, a note says why."""
         found, why = self.checkpoints.load(self.state, self.fed.device), self.checkpoints.wrong
-        if found is not None and any(len(rows) != self.fed.size for rows in found.buffers.values()):
-            why = "has other shapes than the run's clients"
         # After a power failure the checkpoint may be newer than the database's last commit.
-        elif found is not None and not self.account.has(found.t, found.carried.get("measured", {})):
+        if found is not None and not self.account.has(found.t, found.carried.get("measured", {})):
             why = f"is of round {found.t}, which the database does not have"
         if found is not None and not why:
             return found
@@ -252,16 +253,8 @@ def _require_test_samples(spec: RunSpec, data: FederationData) -> None:
         )
 
 
-def _refuse_changed_file(found: Run, spec: RunSpec) -> None:
-    """Raises UserError for changed code under an old version, which must not resume the run or reuse its result."""
-    if _has_changed(found, spec):
-        raise UserError(
-            f"The code of method '{spec.method.name}' has changed since run {found.id} was made with it, its version has not.",
-            "Raise `version` in the class if results change; --force runs it anew.",
-        )
-
-
 def _has_changed(found: Run, spec: RunSpec) -> bool:
+    """Whether the code of a plug-in has changed, so that it must neither resume the run nor reuse its result."""
     before, present = found.environment.get("plugin", {}).get("sha256"), methods.record(spec.method.name).get("sha256")
     return before is not None and before != present
 

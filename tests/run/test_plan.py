@@ -197,7 +197,6 @@ def test_the_schemes_are_those_of_the_partitions() -> None:
         ({"batch_size": 0}, "--batch-size 0"),
         ({"lr": -1.0}, "--lr -1.0"),
         ({"lr": float("nan")}, "--lr nan"),
-        ({"lr": 1e308}, "--lr 1e+308 is not possible: it must be at most 1000000000"),
         ({"beta": 0.0}, "--beta 0.0"),
         ({"beta": float("inf")}, "--beta inf"),
         ({"clients": 0}, "--clients 0"),
