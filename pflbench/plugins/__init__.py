@@ -58,7 +58,7 @@ class Plugin:
 
     @cached_property
     def sha256(self) -> str:
-        """Identifies the code: of a file as from `content`, of a package its version and the file of the class or function."""
+        """Identifies the code: of a file as from `execute`, of a package its version and the file of the class or function."""
         if self.point is None:
             return self.content
         try:
@@ -115,18 +115,17 @@ def named(kind: str, name: str, builtin: bool = False, among: Sequence[Plugin] |
     return found[0] if found else None
 
 
-def content(path: Path) -> str:
-    """The SHA-256 of a file and of the files that it imports from its folder, in hex. Raises UserError if unreadable."""
-    return sha256_of(path, _source(path), _source)
-
-
 def execute(path: Path) -> tuple[ModuleType, str]:
-    """Executes a Python file, once for each content, and returns it with its hash as from `content`.
+    """Executes a Python file, once for each hash of it and of the files that it imports. Returns the module and the hash.
 
     Raises UserError if it cannot be read or executed.
     """
-    source = _source(path)
-    sha256 = sha256_of(path, source, _source)
+    require_regular(path)
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"The plug-in {path} cannot be read: {error.strerror}.", "Give the path of a Python file.") from None
+    sha256 = sha256_of(path, source)
     at = path.resolve(), sha256
     if at not in _executed:
         _executed[at] = _module(path, source, f"pflbench_plugin_{sha256[:16]}")
@@ -157,14 +156,6 @@ def _public(module: ModuleType, kind: Callable[[Any], bool]) -> list[str]:
     """Public names that the file itself defines."""
     own = [(name, value) for name, value in vars(module).items() if kind(value) and value.__module__ == module.__name__]
     return [name for name, value in own if not value.__name__.startswith("_")]
-
-
-def _source(path: Path) -> bytes:
-    require_regular(path)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"The plug-in {path} cannot be read: {error.strerror}.", "Give the path of a Python file.") from None
 
 
 def _module(path: Path, source: bytes, name: str) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, resolve_name
@@ -17,15 +17,15 @@ _OURS = str(pflbench.__file__).removesuffix("__init__.py")
 _NOT_OWN = tuple(Path(place).resolve() for place in (_OURS, get_path("stdlib"), get_path("platstdlib")))
 
 
-def sha256_of(path: Path, source: bytes, read: Callable[[Path], bytes]) -> str:
+def sha256_of(path: Path, source: bytes) -> str:
     """In hex; without imports from its own folder, that of the file's bytes."""
     digest = hashlib.sha256(source)
-    for name, content in sorted(imported(path.resolve().parent, source, read).items()):
+    for name, content in sorted(imported(path.resolve().parent, source).items()):
         digest.update(f"\0{name}\0{hashlib.sha256(content).hexdigest()}".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def imported(folder: Path, source: bytes, read: Callable[[Path], bytes] = Path.read_bytes) -> dict[str, bytes]:
+def imported(folder: Path, source: bytes) -> dict[str, bytes]:
     """The files in and below a folder that Python would load for the import statements of a source, and for theirs.
 
     By their paths from the folder. The statements are read, not executed: what is loaded already, or only later, counts alike.
@@ -36,7 +36,7 @@ def imported(folder: Path, source: bytes, read: Callable[[Path], bytes] = Path.r
         for package, file in _files(name):
             if not _is_own(file, folder) or (place := file.relative_to(folder).as_posix()) in found:
                 continue
-            found[place] = read(file)
+            found[place] = file.read_bytes()
             ahead += _names(found[place], package)
     return found
 

@@ -11,7 +11,6 @@ import torch
 
 from pflbench.engine import devices, memory
 from pflbench.errors import UserError
-from pflbench.run.execution import Execution
 
 CUBLAS, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # with workspaces of this size cuBLAS gives the same bits
 
@@ -83,16 +82,12 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 @contextmanager
-def memory_errors(how: Execution, device: torch.device) -> Iterator[None]:
+def memory_errors(device: torch.device) -> Iterator[None]:
     """Turns errors of GPU memory into UserError."""
     try:
         yield
     except RuntimeError as error:
         if not memory.ran_out(error):
             raise
-        hint = "--chunk N trains N clients at a time (try a quarter of the cohort)"
-        if how.engine == "loop":
-            hint = "A smaller --batch-size or model needs less"
-        raise UserError(
-            f"Out of GPU memory on {device}.", f"{hint}, --device cpu none. The same command resumes the run."
-        ) from None
+        hint = "--chunk N (not with --engine loop) and a smaller --batch-size need less. The same command resumes the run."
+        raise UserError(f"Out of GPU memory on {device}.", hint) from None

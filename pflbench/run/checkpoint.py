@@ -9,18 +9,16 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from pflbench import interrupts
 from pflbench.engine import memory
 from pflbench.errors import UserError
 from pflbench.run.places import Storage
 from pflbench.store.runs import Run
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
 
 PARTS = {"t", "state", "buffers", "carried", "owner", "sha256"}  # of the file
 
@@ -93,8 +91,6 @@ class Checkpoints:
 
     def save(self, snapshot: Snapshot) -> None:
         """Writes the checkpoint as a whole or not at all. Raises UserError."""
-        import torch
-
         begun = time.perf_counter()
         content = {**vars(snapshot), "state": tensors(snapshot.state), "owner": self.owner}
         try:
@@ -112,8 +108,6 @@ class Checkpoints:
 
         Raises UserError if it cannot be read at the moment: starting over would overwrite it.
         """
-        import torch
-
         try:
             file = self.place.read(self.name)
             if file is None:
@@ -158,11 +152,5 @@ def _digest(content: Mapping[str, Any]) -> str:
     for part in ("state", "buffers"):
         for name, value in sorted(content[part].items()):
             found.update(f"{part} {name} {value.dtype} {tuple(value.shape)}".encode())
-            found.update(_bytes(value))
+            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()
-
-
-def _bytes(value: Tensor) -> Any:
-    import torch
-
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat, Span
+from pflbench.engine.flat import Flat
 from pflbench.engine.requests import (
     ALL,
     BaseExecutor,
@@ -105,10 +105,6 @@ class Costs:
         self._gradients: dict[tuple[int, int], float] = {}
 
     @cached_property
-    def forward(self) -> float:
-        return self._forward["Global"]
-
-    @cached_property
     def features(self) -> Tensor:
         """The input of the head for two samples, without data."""
         below: Any = self.module.features
@@ -141,11 +137,11 @@ class Costs:
         start, _, _ = columns.indices(self.flat.size)
         above = {entry.name.split(".")[0] for entry in self.flat.parameters if entry.stop > start}
         whole = type(self.module).__name__
-        return sum(self._forward.get(f"{whole}.{name}", 0.0) for name, _ in self.module.named_children() if name not in above)
+        return sum(self.forward.get(f"{whole}.{name}", 0.0) for name, _ in self.module.named_children() if name not in above)
 
     @cached_property
-    def _forward(self) -> dict[str, float]:
-        """By submodule; "Global" is all."""
+    def forward(self) -> dict[str, float]:
+        """Of the forward pass, by submodule; "Global" is all."""
         with torch.no_grad(), FlopCounterMode(display=False) as counted:
             self.module(self.x)
         return {name: sum(flops.values()) / len(self.x) for name, flops in counted.get_flop_counts().items()}
@@ -162,7 +158,8 @@ class Counter(BaseExecutor):
         self.device = samples.device
         self.costs = Costs(flat, samples.batch(torch.zeros(COUNTED, dtype=torch.int64))[0])
         self.sample_bytes = samples.x[0].nbytes + samples.y[0].nbytes
-        self.tables = _tables(flat)
+        embeddings = {f"{name}.weight" for name, module in flat.module.named_modules() if isinstance(module, nn.Embedding)}
+        self.tables = tuple(entry for entry in flat.parameters if entry.name in embeddings)
         self.layers = _layers(flat, ALL)
         self.work = self.begin()
 
@@ -180,7 +177,7 @@ class Counter(BaseExecutor):
             self._visit(batch)
             self._differentiate(batch, columns)
             self.work.bytes += rows.itemsize * 2 * self._touched(batch, columns)
-            self.work.flops += len(references) * len(batch) * self.costs.forward
+            self.work.flops += len(references) * len(batch) * self.costs.forward["Global"]
             self.work.bytes += len(references) * rows.itemsize * self._touched(batch, ALL)
         moved = rows.clone()
         moved[:, columns] += MOVE * torch.arange(1, len(rows) + 1).to(rows).unsqueeze(1)
@@ -232,7 +229,7 @@ class Counter(BaseExecutor):
         self._read([np.concatenate(orders) for orders in of_model if orders], ALL, request.models.itemsize)
         for order in plan.order:
             self._visit(order)
-            self.work.flops += len(order) * self.costs.forward
+            self.work.flops += len(order) * self.costs.forward["Global"]
         none = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
         return Evaluated(none.to(torch.int64), none)
 
@@ -276,12 +273,6 @@ class Counter(BaseExecutor):
             return stop - start
         tokens = len(np.unique(self.samples.x[torch.from_numpy(samples)].numpy()))
         return stop - start + sum(min(tokens, table.shape[0]) * table.shape[1] - table.shape.numel() for table in tables)
-
-
-def _tables(flat: Flat) -> tuple[Span, ...]:
-    """Of parameters: those of embeddings, [tokens, width]."""
-    embeddings = {f"{name}.weight" for name, module in flat.module.named_modules() if isinstance(module, nn.Embedding)}
-    return tuple(entry for entry in flat.parameters if entry.name in embeddings)
 
 
 def _layers(flat: Flat, columns: slice) -> int:

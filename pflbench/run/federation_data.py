@@ -95,10 +95,11 @@ def _pfllib(source: DataSpec, spec: Pfllib) -> tuple[Arrays, Partition]:
 def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Partition, samples: int) -> PartitionRecord:
     """samples: the number of samples that were partitioned."""
     train, test = partition.counts(arrays.y, len(arrays.classes))
+    named = [partition.hash(arrays.y), source.place, *arrays.classes]
     indices = {f"train_{i}": part for i, part in enumerate(partition.train)}
     indices |= {f"test_{i}": part for i, part in enumerate(partition.test)}
     return PartitionRecord(
-        hash=_identity(source, arrays, partition),
+        hash=hashlib.sha256("\0".join(named).encode()).hexdigest(),
         scheme=spec.scheme,
         label=spec.label,
         dataset=source.label,
@@ -109,9 +110,3 @@ def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Pa
         indices=indices,
         left_out=samples - int(train.sum() + test.sum()),
     )
-
-
-def _identity(source: DataSpec, arrays: Arrays, partition: Partition) -> str:
-    """Hash of the index lists, their labels, and the names of the labels."""
-    named = [partition.hash(arrays.y), source.place, *arrays.classes]
-    return hashlib.sha256("\0".join(named).encode()).hexdigest()

@@ -248,16 +248,12 @@ def _pfllib(wanted: RunOptions, path: str, parsed: Parsed) -> tuple[DataSpec, Pa
 def _known_name(folder: str) -> str:
     """The dataset of a folder's name, such as "MNIST" or "TinyImagenet"."""
     for name, dataset in data.DATASETS.items():
-        if _letters(folder) in (_letters(name), _letters(dataset.title)):
+        if re.sub(r"\W|_", "", folder.lower()) in (re.sub(r"\W", "", title.lower()) for title in (name, dataset.title)):
             return name
     raise UserError(
         f"The PFLlib folder '{folder}' does not have the name of a known dataset.",
         f"Name it with -d, one of: {', '.join(sorted(data.DATASETS))}.",
     )
-
-
-def _letters(text: str) -> str:
-    return "".join(c for c in text.lower() if c.isalnum())
 
 
 def _given(wanted: RunOptions, options: Mapping[str, str]) -> dict[str, Any]:

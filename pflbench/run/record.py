@@ -193,7 +193,10 @@ def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapp
     if not scores:
         return {"seconds_evaluate": seconds, "series": central}
     for one in series.values():
-        _refuse_non_finite(one, this.t)
+        if not np.isfinite(one.loss).all():
+            client = int(one.clients[~np.isfinite(one.loss)][0])
+            reason = f"client {client} has a non-finite test loss before training in round {this.t}"
+            raise Diverged(reason, "A smaller --lr usually helps.")
     each = scores.correct / scores.total
     return {
         "accuracy": scores.accuracy,
@@ -207,15 +210,6 @@ def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapp
         "loss": scores.loss,
         "series": {**{name: (s.accuracy, s.mean_loss) for name, s in series.items() if name != HEADLINE}, **central},
     }
-
-
-def _refuse_non_finite(scores: Scores, t: int) -> None:
-    bad = ~np.isfinite(scores.loss)
-    if bad.any():
-        raise Diverged(
-            f"client {int(scores.clients[bad][0])} has a non-finite test loss before training in round {t}",
-            "A smaller --lr usually helps.",
-        )
 
 
 def messages(record: Mapping[str, Any]) -> list[str]:

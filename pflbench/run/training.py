@@ -59,7 +59,7 @@ def execute(
     again.
     """
     device = find_device(how.device)
-    with exact_arithmetic(device, spec.train.dtype, how.deterministic), memory_errors(how, device):
+    with exact_arithmetic(device, spec.train.dtype, how.deterministic), memory_errors(device):
         yield from execute_on(None, spec, store, data_root, how, device, force=force)
 
 
