@@ -105,18 +105,12 @@ class Costs:
         self._gradients: dict[tuple[int, int], float] = {}
 
     @cached_property
-    def features(self) -> Tensor:
-        """The input of the head for two samples, without data."""
+    def head_input(self) -> tuple[Tensor, float]:
+        """The input of the head for two samples, without data, and its FLOPs for one."""
         below: Any = self.module.features
-        out: Tensor = below(self.x)
-        return out
-
-    @cached_property
-    def below_head(self) -> float:
-        """Of the forward pass up to the head."""
         with FlopCounterMode(display=False) as counted:
-            self.module.features(self.x)  # type: ignore[operator]
-        return float(counted.get_total_flops()) / len(self.x)
+            out: Tensor = below(self.x)
+        return out, counted.get_total_flops() / len(self.x)
 
     def gradient(self, columns: slice) -> float:
         """Forward, and backward for the parameters in `columns`: nothing is differentiated below the first of them."""
@@ -214,12 +208,13 @@ class Counter(BaseExecutor):
     def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
         plan = request.plan
         self._read(plan.order, slice(0, self.flat.head.start), request.models.itemsize)
+        features, flops = self.costs.head_input
         for order in plan.order:
             self._visit(order)
-            self.work.flops += len(order) * self.costs.below_head
+            self.work.flops += len(order) * flops
         alone = copy.copy(self)  # adds to the same work
         alone.flat = self.flat.head_alone()
-        alone.costs = Costs(alone.flat, self.costs.features)
+        alone.costs = Costs(alone.flat, features)
         alone.sample_bytes, alone.tables = 0, ()
         return HeadOnFeatures(alone, plan.positions())
 

@@ -10,18 +10,7 @@ from typing import Any
 from pflbench import __version__, environment
 from pflbench.errors import UserError
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "torchtext",
-    "numpy",
-    "sqlalchemy",
-    "alembic",
-    "pydantic",
-    "typer",
-    "matplotlib",
-    "scikit-learn",
-)
+PACKAGES = ("torch", "torchvision", "torchtext", "numpy", "scikit-learn", "sqlalchemy", "alembic", "pydantic", "matplotlib")
 
 
 def examine(db: str, data_dir: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import torch
 
 from pflbench import environment, methods, models, plain
 from pflbench.engine import devices
-from pflbench.engine.batched.convolutions import CONVOLUTIONS
 from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import COUNTERS, Federation
 from pflbench.engine.memory import Shortage
@@ -164,7 +163,7 @@ def as_begun(how: Execution, begun: Run | None, device: torch.device) -> Executi
         return how
     record = begun.environment
     convolution = record.get("steps", {}).get("convolution")
-    if how.convolution == "auto" and convolution in CONVOLUTIONS:
+    if how.convolution == "auto" and convolution:
         how = replace(how, convolution=convolution)
     return replace(how, estimate=record.get("chunk", {}).get("estimate"))
 

@@ -230,18 +230,11 @@ def _kept(how: Execution) -> dict[str, Any]:
 def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dict[str, Any]) -> Run:
     """Creates the row of a new run, after `init` has refused impossible combinations. more: additions to its record."""
     run.method.init(fed.at(0))
-    spec, whole = run.spec, run.how.record_host
-    before = patiently(lambda: runs.newest(store, spec.key))
-
-    def create() -> Run:
-        row = runs.newest(store, spec.key)
-        if row is None or row == before:  # else an earlier try created it, and the server's answer was lost
-            write.create_run(store, spec, environment.describe(whole) | more, whole=whole)
-            row = runs.newest(store, spec.key)
-        assert row is not None
-        return row
-
-    return patiently(create)
+    whole = run.how.record_host
+    patiently(lambda: write.create_run(store, run.spec, environment.describe(whole) | more, whole=whole))
+    row = patiently(lambda: runs.newest(store, run.spec.key))
+    assert row is not None
+    return row
 
 
 def _require_test_samples(spec: RunSpec, data: FederationData) -> None:

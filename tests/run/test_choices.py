@@ -114,7 +114,6 @@ def test_choices_are_stored_before_the_first_round(store, monkeypatch):
         ("auto", "unfold", None, "unfold"),
         ("auto", "groups", None, "groups"),
         ("groups", "unfold", None, "groups"),
-        ("auto", "heuristic", None, "auto"),  # of an earlier version
         ("auto", "unfold", "another GPU", "auto"),
     ],
 )
