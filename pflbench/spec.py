@@ -12,13 +12,7 @@ import math
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Value = bool | int | float | str | None
 
@@ -29,7 +23,7 @@ LARGEST_COUNT = 2**31 - 1  # that a column of the database holds, on a server
 
 
 class Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 # Between a dataset's name and the first digits of a content that is not the official one.

@@ -220,7 +220,7 @@ def _variant(dataset: Dataset, variant: str | None) -> str | None:
 
 def _refuse_two(name: str) -> None:
     builtin = name in DATASETS or name in SOURCES
-    plugins.of_package("dataset", name, builtin)
+    plugins.named("dataset", name, builtin)
 
 
 def _own(source: Source, text: str, root: Path, progress: Progress | None) -> DataSpec:

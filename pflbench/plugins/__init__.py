@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -22,153 +22,117 @@ from pflbench.errors import UserError, require_regular
 from pflbench.plugins.imports import sha256_of
 
 TRACEBACK = "PFLBENCH_DEBUG=1 shows the traceback."
+GUIDE = "The documentation describes it under 'Your own model and data'."
 
-_IN_FILE = re.compile(r"(?P<path>.+\.py)(:(?P<name>[^:]*))?")
 _executed: dict[tuple[Path, str], ModuleType] = {}
 
 
 @dataclass(frozen=True)
-class PythonFile:
-    """An executed file. sha256: as from `content`."""
-
-    path: Path
-    sha256: str
-    module: ModuleType
-
-    def own(self, kind: Callable[[Any], bool]) -> list[str]:
-        """Public names that the file itself defines. kind: a predicate such as inspect.isclass."""
-        return [
-            name
-            for name, value in vars(self.module).items()
-            if kind(value) and value.__module__ == self.module.__name__ and not value.__name__.startswith("_")
-        ]
-
-    def choose(self, name: str | None, kind: str, usual: Sequence[str], others: Sequence[str], like: str) -> Plugin:
-        """The object of that name; without a name the only one of `usual`. others: further names that may be chosen.
-
-        kind, like: for messages, such as "model" and a sentence that describes one. Raises UserError.
-        """
-        offered = [f"{self.path}:{one}" for one in (*usual, *others)][:5]
-        offer = f"Write {' or '.join(offered)}." if offered else like
-        if not name and len(usual) != 1:
-            raise UserError(f"{self.path} does not say which of its {kind}s is meant.", offer)
-        name = name or usual[0]
-        if not hasattr(self.module, name):
-            raise UserError(f"{self.path} has no '{name}'.", offer)
-        return Plugin(kind, name, str(self.path), getattr(self.module, name), self.sha256, self.path)
-
-
-@dataclass(frozen=True)
 class Plugin:
-    """A method, model or dataset of a file or an installed package.
+    """A method, model or dataset of a Python file (`path`, `defined`, `content`), or of an installed package (`point`).
 
-    kind: such as "model". place: its origin, for a reader; path: of its file. sha256: identifies its code.
+    kind: such as "model". place: the file, or the package and its version.
     """
 
     kind: str
     name: str
     place: str
-    value: Any
-    sha256: str
     path: Path | None = None
+    defined: Any = None
+    content: str = ""
+    point: EntryPoint | None = None
 
     @property
     def who(self) -> str:
         return f"{self.kind.capitalize()} '{self.name}' of {self.place}"
+
+    @cached_property
+    def value(self) -> Any:
+        """The class or function. Raises UserError if its package cannot be imported."""
+        if self.point is None:
+            return self.defined
+        try:
+            return self.point.load()
+        except Exception as error:
+            raise self.error(f"cannot be imported: {in_a_line(error)}", TRACEBACK) from error
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identifies the code: of a file as from `execute`, of a package its version and the file of the class or function."""
+        if self.point is None:
+            return self.content
+        try:
+            code = Path(inspect.getsourcefile(self.value) or "").read_bytes()
+        except (OSError, TypeError):
+            code = b""
+        return hashlib.sha256(f"{self.place}\0{self.point.value}\0".encode() + code).hexdigest()
 
     def where(self, error: BaseException) -> str:
         """The line of the file in an error's traceback, as ' (line 3)'; empty if the file is not in it."""
         module = sys.modules.get(getattr(self.value, "__module__", ""))
         return _where(error, str(getattr(module, "__file__", None)))
 
-    def load(self) -> Any:
-        return self.value
-
-
-@dataclass(frozen=True)
-class Installed:
-    """An entry point of an installed package, not imported yet."""
-
-    kind: str
-    name: str
-    point: EntryPoint
-
-    @property
-    def place(self) -> str:
-        """The package and its version."""
-        return f"{self.point.dist.name} {self.point.dist.version}" if self.point.dist else self.point.value
-
-    @property
-    def who(self) -> str:
-        return f"{self.kind.capitalize()} '{self.name}' of the installed package {self.place}"
-
-    def load(self) -> Any:
-        """Raises UserError if it cannot be imported."""
-        try:
-            return self.point.load()
-        except Exception as error:
-            raise UserError(f"{self.who} cannot be imported: {in_a_line(error)}.", TRACEBACK) from error
-
-    def plugin(self) -> Plugin:
-        """The imported plug-in; its hash is that of the package's version and of its file. Raises as `load`."""
-        value = self.load()
-        try:
-            code = Path(inspect.getsourcefile(value) or "").read_bytes()
-        except (OSError, TypeError):
-            code = b""
-        sha256 = hashlib.sha256(f"{self.place}\0{self.point.value}\0".encode() + code).hexdigest()
-        return Plugin(self.kind, self.name, self.place, value, sha256)
+    def error(self, reason: str, hint: str) -> UserError:
+        return UserError(f"{self.who} {reason}.", hint)
 
 
 def in_file(text: str) -> tuple[Path, str | None] | None:
     """Path and name of `FILE.py:NAME` or `FILE.py`; None for any other text."""
-    at = _IN_FILE.fullmatch(text)
+    at = re.fullmatch(r"(?P<path>.+\.py)(:(?P<name>[^:]*))?", text)
     return None if at is None else (Path(at["path"]).expanduser(), at["name"] or None)
 
 
-def asked_for(text: str, option: str) -> tuple[PythonFile, str | None] | None:
-    """As `in_file`, with the file executed. option: of the command line. Raises UserError, also for a missing file."""
+def choose(kind: str, text: str, usual: Callable[[Any], bool], other: Callable[[Any], bool] | None = None) -> Plugin | None:
+    """The plug-in of `FILE.py:NAME`, or of a `FILE.py` that has one usual object; None for any other text.
+
+    usual, other: predicates such as inspect.isclass, for what may be meant. Raises UserError.
+    """
     at = in_file(text)
     if at is None:
         return None
-    if not at[0].exists():
-        raise UserError(f"There is no file {at[0]}.", f"Write {option} FILE.py:NAME, with the path of a Python file.")
-    return execute(at[0]), at[1]
+    path, name = at
+    module, sha256 = execute(path)
+    likely = _public(module, usual)
+    offered = [f"{path}:{one}" for one in (*likely, *(_public(module, other) if other else ()))]
+    hint = f"Write {' or '.join(offered[:5])}." if offered else GUIDE
+    if not name and len(likely) != 1:
+        raise UserError(f"{path} does not say which of its {kind}s is meant.", hint)
+    name = name or likely[0]
+    if not hasattr(module, name):
+        raise UserError(f"{path} has no '{name}'.", hint)
+    return Plugin(kind, name, str(path), path, getattr(module, name), sha256)
 
 
-def refuse_several(kind: str, name: str, builtin: bool, others: Sequence[str]) -> None:
-    """Raises UserError for a name that several have. others: the packages and files that offer it."""
-    places = [*(["built into pflbench"] if builtin else []), *(f"of {place}" for place in others)]
+def named(kind: str, name: str, builtin: bool = False, among: Sequence[Plugin] | None = None) -> Plugin | None:
+    """The plug-in of that name; None without one. among: instead of all of installed packages.
+
+    Raises UserError for a name that several plug-ins have, or a plug-in and what is built in.
+    """
+    found = [one for one in (installed(kind) if among is None else among) if one.name == name]
+    places = [*(["built into pflbench"] if builtin else []), *(f"of {one.place}" for one in found)]
     if len(places) > 1:
-        raise UserError(
-            f"The name '{name}' stands for several {kind}s: {' and '.join(places)}.",
-            "Uninstall one of the packages, or rename it.",
-        )
-
-
-def of_package(kind: str, name: str, builtin: bool = False) -> Installed | None:
-    """The entry point of a name, if there is one. Raises UserError for a name that several packages offer."""
-    found = [one for one in installed(kind) if one.name == name]
-    refuse_several(kind, name, builtin, [one.place for one in found])
+        raise UserError(f"The name '{name}' stands for several {kind}s: {' and '.join(places)}.", "Rename or remove one of them.")
     return found[0] if found else None
 
 
-def content(path: Path) -> str:
-    """The SHA-256 of a file and of the files that it imports from its folder, in hex. Raises UserError if unreadable."""
-    return sha256_of(path, _source(path), _source)
+def execute(path: Path) -> tuple[ModuleType, str]:
+    """Executes a Python file, once for each hash of it and of the files that it imports. Returns the module and the hash.
 
-
-def execute(path: Path) -> PythonFile:
-    """Executes a Python file, once for each content. Raises UserError if it cannot be read or executed."""
-    source = _source(path)
-    sha256 = sha256_of(path, source, _source)
+    Raises UserError if it cannot be read or executed.
+    """
+    require_regular(path)
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"The plug-in {path} cannot be read: {error.strerror}.", "Give the path of a Python file.") from None
+    sha256 = sha256_of(path, source)
     at = path.resolve(), sha256
     if at not in _executed:
         _executed[at] = _module(path, source, f"pflbench_plugin_{sha256[:16]}")
-    return PythonFile(path, sha256, _executed[at])
+    return _executed[at], sha256
 
 
-def installed(kind: str) -> tuple[Installed, ...]:
+def installed(kind: str) -> tuple[Plugin, ...]:
     """The methods, models or datasets of installed packages, by name: the entry points `pflbench.methods` and so on."""
     return _installed_on(kind, tuple(sys.path))
 
@@ -180,17 +144,18 @@ def in_a_line(error: BaseException) -> str:
 
 
 @cache
-def _installed_on(kind: str, search: tuple[str, ...]) -> tuple[Installed, ...]:
+def _installed_on(kind: str, search: tuple[str, ...]) -> tuple[Plugin, ...]:
     """Cached: reading all distributions takes a few hundredths of a second, and names are looked up often."""
-    return tuple(Installed(kind, point.name, point) for point in sorted(entry_points(group=f"pflbench.{kind}s")))
+    points = sorted(entry_points(group=f"pflbench.{kind}s"))
+    return tuple(
+        Plugin(kind, point.name, f"{point.dist.name} {point.dist.version}", point=point) for point in points if point.dist
+    )
 
 
-def _source(path: Path) -> bytes:
-    require_regular(path)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"The plug-in {path} cannot be read: {error.strerror}.", "Give the path of a Python file.") from None
+def _public(module: ModuleType, kind: Callable[[Any], bool]) -> list[str]:
+    """Public names that the file itself defines."""
+    own = [(name, value) for name, value in vars(module).items() if kind(value) and value.__module__ == module.__name__]
+    return [name for name, value in own if not value.__name__.startswith("_")]
 
 
 def _module(path: Path, source: bytes, name: str) -> ModuleType:

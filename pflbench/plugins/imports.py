@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from sysconfig import get_path
@@ -16,15 +17,15 @@ _OURS = str(pflbench.__file__).removesuffix("__init__.py")
 _NOT_OWN = tuple(Path(place).resolve() for place in (_OURS, get_path("stdlib"), get_path("platstdlib")))
 
 
-def sha256_of(path: Path, source: bytes, read: Callable[[Path], bytes]) -> str:
+def sha256_of(path: Path, source: bytes) -> str:
     """In hex; without imports from its own folder, that of the file's bytes."""
     digest = hashlib.sha256(source)
-    for name, content in sorted(imported(path.resolve().parent, source, read).items()):
+    for name, content in sorted(imported(path.resolve().parent, source).items()):
         digest.update(f"\0{name}\0{hashlib.sha256(content).hexdigest()}".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def imported(folder: Path, source: bytes, read: Callable[[Path], bytes] = Path.read_bytes) -> dict[str, bytes]:
+def imported(folder: Path, source: bytes) -> dict[str, bytes]:
     """The files in and below a folder that Python would load for the import statements of a source, and for theirs.
 
     By their paths from the folder. The statements are read, not executed: what is loaded already, or only later, counts alike.
@@ -35,7 +36,7 @@ def imported(folder: Path, source: bytes, read: Callable[[Path], bytes] = Path.r
         for package, file in _files(name):
             if not _is_own(file, folder) or (place := file.relative_to(folder).as_posix()) in found:
                 continue
-            found[place] = read(file)
+            found[place] = file.read_bytes()
             ahead += _names(found[place], package)
     return found
 
@@ -54,24 +55,18 @@ def _names(source: bytes, package: str) -> Iterator[str]:
 
 def _files(name: str) -> Iterator[tuple[str, Path]]:
     """The files of `import a.b`, each with the package at which its own relative imports start."""
-    first, *parts = name.split(".")
-    try:
-        spec = find_spec(first)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
-        return
-    folders = [Path(place) for place in spec.submodule_search_locations or ()]
-    if spec.origin and spec.has_location:
-        yield first if folders else "", Path(spec.origin).resolve()
-    package = first
-    for part in parts:
-        module = next((place / f"{part}.py" for place in folders if (place / f"{part}.py").is_file()), None)
-        folders = [place / part for place in folders if (place / part).is_dir()]
-        begin = next((place / "__init__.py" for place in folders if (place / "__init__.py").is_file()), None)
-        if found := begin or module:
-            yield f"{package}.{part}" if begin else package, found.resolve()
-        package = f"{package}.{part}"
+    outer, folders = "", None
+    for part in name.split("."):
+        try:
+            spec = find_spec(part) if folders is None else PathFinder.find_spec(part, folders)
+        except (ImportError, ValueError):
+            return
+        if spec is None:
+            return
+        package = f"{outer}.{part}".lstrip(".") if spec.submodule_search_locations else outer
+        if spec.origin and spec.has_location:
+            yield package, Path(spec.origin).resolve()
+        outer, folders = package, list(spec.submodule_search_locations or ())
 
 
 def _is_own(file: Path, folder: Path) -> bool:

@@ -18,28 +18,28 @@ from pflbench import plugins
 from pflbench.errors import UserError
 from pflbench.methods import cards
 from pflbench.methods.cards import Card
-from pflbench.plugins import Installed, Plugin
+from pflbench.plugins import Plugin
 
 if TYPE_CHECKING:
     from pflbench.methods.base import Method
 
 VARIABLE = "PFLBENCH_PLUGINS"  # files, separated as in PATH
 FACTS = ("title", "authors", "venue", "algorithm", "category")
-
-_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 NAMES = "A method's name has lower-case letters, digits and hyphens, and begins with a letter."
+COMPLETE = "`pflbench methods new` writes a complete one."
+
 _plugins: dict[Path, tuple[Plugin, ...]] = {}
 
 
-def load(one: Installed | Plugin) -> type[Method]:
+def load(one: Plugin) -> type[Method]:
     """The class. Raises UserError if it cannot be imported or is no method."""
-    cls: type[Method] = one.load()
-    if isinstance(one, Installed) and (lacks := _lacks(cls)):
-        raise UserError(f"{one.who} is no method: {one.point.value} {lacks}.")
+    cls: type[Method] = one.value
+    if lacks := _lacks(cls):
+        raise one.error(lacks, COMPLETE)
     return cls
 
 
-def card(one: Installed | Plugin) -> Card:
+def card(one: Plugin) -> Card:
     """Its card; blank if it is broken, which is reported when the method is used."""
     try:
         return cards.of(load(one))
@@ -47,41 +47,35 @@ def card(one: Installed | Plugin) -> Card:
         return Card()
 
 
-def record(one: Installed | Plugin) -> dict[str, str]:
+def record(one: Plugin) -> dict[str, str]:
     """Stored with a run, besides its specification."""
-    title = load(one).title
-    if isinstance(one, Plugin):
-        return {"file": str(Path(one.place).absolute()), "sha256": one.sha256, "title": title}
-    return {"package": one.place, "entry point": one.point.value, "title": title}
+    if one.point is None:
+        return {"file": str(Path(one.place).absolute()), "sha256": one.sha256, "title": load(one).title}
+    return {"package": one.place, "entry point": one.point.value, "title": load(one).title}
 
 
-def found() -> list[Installed | Plugin]:
+def found() -> list[Plugin]:
     """All methods: of installed packages by name, then of PFLBENCH_PLUGINS and of the files that were plugged in."""
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         plug_in(Path(path))
-    return [*_packaged(), *(plugin for of_file in _plugins.values() for plugin in of_file)]
+    return [*plugins.installed("method"), *(plugin for of_file in _plugins.values() for plugin in of_file)]
 
 
-def find(name: str) -> Installed | Plugin | None:
+def find(name: str) -> Plugin | None:
     """The user's method of that name, if there is one. Raises UserError for a name of several methods."""
     from pflbench.methods import METHODS
 
-    builtin = name in METHODS
-    candidates = [method for method in (_packaged() if builtin else found()) if method.name == name]
-    plugins.refuse_several("method", name, builtin, [method.place for method in candidates])
-    return candidates[0] if candidates else None
+    return plugins.named("method", name, name in METHODS, found())
 
 
 def plug_in(path: Path) -> tuple[str, ...]:
     """Makes a file's methods available to this process and returns their names. Each file is read once.
 
-    Raises UserError for a file that is missing, cannot be imported or has no method, and for names that are taken.
+    Raises UserError for a file that is missing, cannot be imported or has no method.
     """
     real = path.resolve()
     if real not in _plugins:
-        found = _read(path)
-        _refuse_taken(path, found)
-        _plugins[real] = found
+        _plugins[real] = _read(path)
     return tuple(plugin.name for plugin in _plugins[real])
 
 
@@ -100,47 +94,19 @@ def plugged_in(paths: Sequence[Path]) -> Iterator[None]:
 
 def is_name(text: str) -> bool:
     """Whether a text can be a method's name: lower case, digits, hyphens."""
-    return _NAME.fullmatch(text) is not None
-
-
-def _packaged() -> tuple[Installed, ...]:
-    for packaged in plugins.installed("method"):
-        if not is_name(packaged.name):
-            raise UserError(f"The installed package {packaged.place} calls a method '{packaged.name}'.", NAMES)
-    return plugins.installed("method")
-
-
-def _refuse_taken(path: Path, found: Sequence[Plugin]) -> None:
-    from pflbench.methods import METHODS
-
-    taken = dict.fromkeys(METHODS, "a built-in method")
-    taken |= {packaged.name: f"a method of the installed package {packaged.place}" for packaged in _packaged()}
-    taken |= {plugin.name: f"the method of {plugin.place}" for others in _plugins.values() for plugin in others}
-    for plugin in found:
-        if plugin.name in taken:
-            raise UserError(
-                f"The plug-in {path} calls its method {plugin.value.__name__} '{plugin.name}', as {taken[plugin.name]} is.",
-                f'Rename the file, or give the class another name: name = "my-{plugin.name}".',
-            )
-        taken[plugin.name] = "another one of that file"
+    return re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", text) is not None
 
 
 def _read(path: Path) -> tuple[Plugin, ...]:
-    file = plugins.execute(path)
-    classes = _methods(path, file.module)
-    default = path.stem.lower().replace("_", "-")
-    if len(classes) > 1:
-        for cls in classes:
-            if "name" not in vars(cls):
-                raise UserError(
-                    f"The plug-in {path} has {len(classes)} methods, but {cls.__name__} does not say its name.",
-                    'Each needs one of its own: a class attribute name = "my-method".',
-                )
-    found = tuple(Plugin("method", vars(cls).get("name", default), str(path), cls, file.sha256, path) for cls in classes)
-    for plugin in found:
-        if not isinstance(plugin.name, str) or not is_name(plugin.name):
-            raise UserError(f"The plug-in {path} calls its method {plugin.value.__name__} '{plugin.name}'.", NAMES)
-    return found
+    """The file's methods; one without `name` has the file's."""
+    module, sha256 = plugins.execute(path)
+    named = {cls: vars(cls).get("name", path.stem.lower().replace("_", "-")) for cls in _methods(path, module)}
+    for cls, name in named.items():
+        if not is_name(name):
+            raise UserError(f"The plug-in {path} calls its method {cls.__name__} '{name}'.", NAMES)
+        if lacks := _lacks(cls):
+            raise UserError(f"In the plug-in {path}, {cls.__name__} {lacks}.", COMPLETE)
+    return tuple(Plugin("method", name, str(path), path, cls, sha256) for cls, name in named.items())
 
 
 def _methods(path: Path, module: ModuleType) -> list[type[Method]]:
@@ -152,29 +118,20 @@ def _methods(path: Path, module: ModuleType) -> list[type[Method]]:
     classes = [cls for cls in dict.fromkeys(own) if _is_decorated(cls) and cls not in bases]
     if not classes:
         undecorated = f" {own[0].__name__} is not decorated with @method." if own else ""
-        raise UserError(
-            f"The plug-in {path} has no method.{undecorated}",
-            "A method is a class of pflbench.methods.base.Method, decorated with @method; `pflbench methods new` writes one.",
-        )
-    for cls in classes:
-        lacks = _lacks(cls)
-        if lacks:
-            raise UserError(f"In the plug-in {path}, {cls.__name__} {lacks}.", "`pflbench methods new` writes a complete one.")
+        raise UserError(f"The plug-in {path} has no method.{undecorated}", f"A method is a class with @method; {COMPLETE}")
     return classes
 
 
 def _lacks(cls: Any) -> str:
     """Why a class is no method; empty if it is one."""
-    from pflbench.methods.base import Method
-
-    if not (inspect.isclass(cls) and issubclass(cls, Method)):
-        return "is no class of pflbench.methods.base.Method"
-    if not _is_decorated(cls):
-        return "is not decorated with @method"
-    if cls.__abstractmethods__:
-        return f"does not define {', '.join(sorted(cls.__abstractmethods__))}"
     from pydantic.fields import FieldInfo
 
+    from pflbench.methods.base import Method
+
+    if not (inspect.isclass(cls) and issubclass(cls, Method) and _is_decorated(cls)):
+        return "is no class of pflbench.methods.base.Method, decorated with @method"
+    if cls.__abstractmethods__:
+        return f"does not define {', '.join(sorted(cls.__abstractmethods__))}"
     for name, value in vars(cls).items():
         if isinstance(value, FieldInfo) and name not in vars(cls)["__pydantic_fields__"]:
             return f"gives {name} no type: write {name}: float = hyper(...)"

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from pflbench import plugins
 from pflbench.errors import UserError, unknown
-from pflbench.plugins import Plugin, PythonFile
+from pflbench.plugins import GUIDE, Plugin
 from pflbench.spec import OwnModel
-
-_LIKE = "A model is a class of torch.nn.Module, or a function that gives one."
 
 
 def source(code: Plugin) -> OwnModel:
@@ -33,16 +30,12 @@ def find(text: str, builtin: Collection[str]) -> Plugin | None:
 
     Raises UserError if it cannot be imported, is no model, or several models have the name.
     """
-    if asked := plugins.asked_for(text, "--model"):
-        code = _of_file(*asked)
+    if code := plugins.choose("model", text, _is_class, inspect.isfunction):
         if code.name in builtin:
-            raise UserError(
-                f"{code.place} calls its model '{code.name}', as a model is called that is built in.",
-                f"Rename it, for example my_{code.name}.",
-            )
-        return code
-    if found := plugins.of_package("model", text, text in builtin):
-        return _checked(found.plugin(), found.who)
+            raise code.error("has the name of a built-in model", f"Rename it, for example my_{code.name}.")
+        return _checked(code)
+    if code := plugins.named("model", text, text in builtin):
+        return _checked(code)
     if text not in builtin:
         raise unknown("model", text, [*builtin, *(one.name for one in plugins.installed("model")), "FILE.py:NAME"])
     return None
@@ -50,49 +43,27 @@ def find(text: str, builtin: Collection[str]) -> Plugin | None:
 
 def load(name: str, own: OwnModel) -> Plugin:
     """The model of a specification. Raises UserError if its code is missing or has changed."""
-    if own.path is not None:
-        path = Path(own.path)
-        if plugins.content(path) != own.content:
-            raise _changed(str(path))
-        return _of_file(plugins.execute(path), name)
-    found = plugins.of_package("model", name)
-    if found is None:
+    code = plugins.named("model", name) if own.path is None else plugins.choose("model", f"{own.path}:{name}", _is_class)
+    if code is None:
         raise UserError(f"Model '{name}' is of a package that is not installed here.", "Install the package that has it.")
-    code = _checked(found.plugin(), found.who)
     if code.sha256 != own.content:
-        raise _changed(code.place)
-    return code
+        raise code.error(
+            "has changed: its code, or that of a file that it imports, differs from that of the specification",
+            "Restore it, with PYTHONPATH as it was, or start a new run: its results are kept apart from those of the old code.",
+        )
+    return _checked(code)
 
 
-def _changed(place: str) -> UserError:
-    return UserError(
-        f"{place} has changed: its code, or that of a file that it imports, differs from that of the specification.",
-        "Restore it, with PYTHONPATH as it was, or start a new run: its results are kept apart from those of the old code.",
-    )
-
-
-def _of_file(file: PythonFile, asked: str | None) -> Plugin:
-    code = file.choose(asked, "model", file.own(_is_class), file.own(inspect.isfunction), _LIKE)
-    return _checked(code, f"'{code.name}' of {file.path}")
-
-
-def _checked(code: Plugin, who: str) -> Plugin:
-    if not _makes(code.value):
-        raise UserError(f"{who} is {_kind(code.value)}, no model.", _LIKE)
-    return code
-
-
-def _makes(value: Any) -> bool:
+def _checked(code: Plugin) -> Plugin:
     from torch import nn
 
-    return _is_class(value) if inspect.isclass(value) else callable(value) and not isinstance(value, nn.Module)
+    value = code.value
+    if _is_class(value) or (callable(value) and not inspect.isclass(value) and not isinstance(value, nn.Module)):
+        return code
+    raise code.error(f"is a {type(value).__name__}, no model", f"A model is a class of torch.nn.Module, or a function. {GUIDE}")
 
 
 def _is_class(value: Any) -> bool:
     from torch import nn
 
     return inspect.isclass(value) and issubclass(value, nn.Module)
-
-
-def _kind(value: Any) -> str:
-    return f"a class of {value.__bases__[0].__name__}" if inspect.isclass(value) else f"a {type(value).__name__}"

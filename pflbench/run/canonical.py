@@ -33,8 +33,8 @@ def _by_data(spec: RunSpec, data_root: Path) -> RunSpec:
     """Fields that depend on data or model. Loads them only if a typed value may equal a default."""
     partition = spec.partition
     if isinstance(partition, Pathological | Dirichlet) and partition.min_samples is not None:
-        setting = load_federation_data(spec, data_root)
-        dealt = sum(map(len, (*setting.partition.train, *setting.partition.test))) + (setting.record.left_out or 0)
+        data = load_federation_data(spec, data_root)
+        dealt = sum(map(len, (*data.partition.train, *data.partition.test))) + (data.record.left_out or 0)
         if partition.min_samples == least_samples(dealt, partition.clients):
             spec = _changed(spec, "partition", min_samples=None)
     if spec.train.bn_buffers != "local":

@@ -9,20 +9,16 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import URL
+import torch
+from torch import Tensor
 
 from pflbench import interrupts
 from pflbench.engine import memory
 from pflbench.errors import UserError
-from pflbench.run.places import Storage, name_of, place_of
+from pflbench.run.places import Storage
 from pflbench.store.runs import Run
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
 
 PARTS = {"t", "state", "buffers", "carried", "owner", "sha256"}  # of the file
 
@@ -43,26 +39,6 @@ class Snapshot:
 def owner(run: Run) -> str:
     """Identifies the run of a checkpoint, also among runs that had the same number before one was removed."""
     return f"{run.key}/{run.attempt}/{run.created_at}"
-
-
-def reached(run: Run, database: URL, wished: str | None = None) -> int | None:
-    """The round from which a run would resume; None if it has no checkpoint, or one of another run, or an unreadable one.
-
-    wished: the place of checkpoints that the user asked for.
-    """
-    import torch
-
-    place, name = place_of(database, wished), f"{name_of(run, database, wished)}.pt"
-    try:
-        file = place.read(name)
-        if file is None:
-            return None
-        with file:  # nothing large is read
-            content = torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
-        t = int(content["t"])
-        return t if content["owner"] == owner(run) and t <= (run.last_round or 0) else None
-    except Exception:  # any fault of the file: the run would start over
-        return None
 
 
 def tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -114,17 +90,12 @@ class Checkpoints:
             self._saved_at = time.monotonic()
 
     def save(self, snapshot: Snapshot) -> None:
-        """Writes the checkpoint as a whole or not at all: it replaces the old one after it was read back. Raises UserError."""
-        import torch
-
+        """Writes the checkpoint as a whole or not at all. Raises UserError."""
         begun = time.perf_counter()
         content = {**vars(snapshot), "state": tensors(snapshot.state), "owner": self.owner}
         try:
             with self.place.write(self.name) as out:
                 torch.save({**content, "sha256": _digest(content)}, out)
-                out.flush()
-                if self._wrong(torch.load(out.name, map_location="cpu", weights_only=True, mmap=True), snapshot.state):
-                    raise OSError("other bytes are read than were written")
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
             raise UserError(
                 f"The checkpoint {self.name} could not be written to {self.place}: {str(error).splitlines()[0]}.",
@@ -137,8 +108,6 @@ class Checkpoints:
 
         Raises UserError if it cannot be read at the moment: starting over would overwrite it.
         """
-        import torch
-
         try:
             file = self.place.read(self.name)
             if file is None:
@@ -183,11 +152,5 @@ def _digest(content: Mapping[str, Any]) -> str:
     for part in ("state", "buffers"):
         for name, value in sorted(content[part].items()):
             found.update(f"{part} {name} {value.dtype} {tuple(value.shape)}".encode())
-            found.update(_bytes(value))
+            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()
-
-
-def _bytes(value: Tensor) -> Any:
-    import torch
-
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

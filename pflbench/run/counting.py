@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
-from pflbench.engine.flat import Flat, Span
+from pflbench.engine.flat import Flat
 from pflbench.engine.requests import (
     ALL,
     BaseExecutor,
@@ -66,15 +66,15 @@ class Work:
     steps: float = 0.0
 
 
-def work(spec: RunSpec, setting: FederationData, t: int = STEADY) -> dict[str, Work]:
+def work(spec: RunSpec, data: FederationData, t: int = STEADY) -> dict[str, Work]:
     """By phase, the work of round t. Nothing is trained.
 
     In ALA's initial stage (t = 2) it is that of the fewest epochs after which the stage can end.
     """
     device = torch.device("cpu")
-    run = prepare(spec, setting, device, Execution(engine="batched"))
+    run = prepare(spec, data, device, Execution(engine="batched"))
     fed = run.federation()
-    return count(run.method, fed, Samples(setting.arrays.x, setting.arrays.y, fed.dtype, device), t)
+    return count(run.method, fed, Samples(data.arrays.x, data.arrays.y, fed.dtype, device), t)
 
 
 def count(method: Method, fed: Federation, samples: Samples, t: int = STEADY) -> dict[str, Work]:
@@ -105,22 +105,12 @@ class Costs:
         self._gradients: dict[tuple[int, int], float] = {}
 
     @cached_property
-    def forward(self) -> float:
-        return self._forward["Global"]
-
-    @cached_property
-    def features(self) -> Tensor:
-        """The input of the head for two samples, without data."""
+    def head_input(self) -> tuple[Tensor, float]:
+        """The input of the head for two samples, without data, and its FLOPs for one."""
         below: Any = self.module.features
-        out: Tensor = below(self.x)
-        return out
-
-    @cached_property
-    def below_head(self) -> float:
-        """Of the forward pass up to the head."""
         with FlopCounterMode(display=False) as counted:
-            self.module.features(self.x)  # type: ignore[operator]
-        return float(counted.get_total_flops()) / len(self.x)
+            out: Tensor = below(self.x)
+        return out, counted.get_total_flops() / len(self.x)
 
     def gradient(self, columns: slice) -> float:
         """Forward, and backward for the parameters in `columns`: nothing is differentiated below the first of them."""
@@ -141,11 +131,11 @@ class Costs:
         start, _, _ = columns.indices(self.flat.size)
         above = {entry.name.split(".")[0] for entry in self.flat.parameters if entry.stop > start}
         whole = type(self.module).__name__
-        return sum(self._forward.get(f"{whole}.{name}", 0.0) for name, _ in self.module.named_children() if name not in above)
+        return sum(self.forward.get(f"{whole}.{name}", 0.0) for name, _ in self.module.named_children() if name not in above)
 
     @cached_property
-    def _forward(self) -> dict[str, float]:
-        """By submodule; "Global" is all."""
+    def forward(self) -> dict[str, float]:
+        """Of the forward pass, by submodule; "Global" is all."""
         with torch.no_grad(), FlopCounterMode(display=False) as counted:
             self.module(self.x)
         return {name: sum(flops.values()) / len(self.x) for name, flops in counted.get_flop_counts().items()}
@@ -162,7 +152,8 @@ class Counter(BaseExecutor):
         self.device = samples.device
         self.costs = Costs(flat, samples.batch(torch.zeros(COUNTED, dtype=torch.int64))[0])
         self.sample_bytes = samples.x[0].nbytes + samples.y[0].nbytes
-        self.tables = _tables(flat)
+        embeddings = {f"{name}.weight" for name, module in flat.module.named_modules() if isinstance(module, nn.Embedding)}
+        self.tables = tuple(entry for entry in flat.parameters if entry.name in embeddings)
         self.layers = _layers(flat, ALL)
         self.work = self.begin()
 
@@ -180,7 +171,7 @@ class Counter(BaseExecutor):
             self._visit(batch)
             self._differentiate(batch, columns)
             self.work.bytes += rows.itemsize * 2 * self._touched(batch, columns)
-            self.work.flops += len(references) * len(batch) * self.costs.forward
+            self.work.flops += len(references) * len(batch) * self.costs.forward["Global"]
             self.work.bytes += len(references) * rows.itemsize * self._touched(batch, ALL)
         moved = rows.clone()
         moved[:, columns] += MOVE * torch.arange(1, len(rows) + 1).to(rows).unsqueeze(1)
@@ -217,12 +208,13 @@ class Counter(BaseExecutor):
     def _head(self, request: ExtractFeatures) -> HeadOnFeatures:
         plan = request.plan
         self._read(plan.order, slice(0, self.flat.head.start), request.models.itemsize)
+        features, flops = self.costs.head_input
         for order in plan.order:
             self._visit(order)
-            self.work.flops += len(order) * self.costs.below_head
+            self.work.flops += len(order) * flops
         alone = copy.copy(self)  # adds to the same work
         alone.flat = self.flat.head_alone()
-        alone.costs = Costs(alone.flat, self.costs.features)
+        alone.costs = Costs(alone.flat, features)
         alone.sample_bytes, alone.tables = 0, ()
         return HeadOnFeatures(alone, plan.positions())
 
@@ -232,7 +224,7 @@ class Counter(BaseExecutor):
         self._read([np.concatenate(orders) for orders in of_model if orders], ALL, request.models.itemsize)
         for order in plan.order:
             self._visit(order)
-            self.work.flops += len(order) * self.costs.forward
+            self.work.flops += len(order) * self.costs.forward["Global"]
         none = torch.zeros(len(plan), dtype=torch.float64, device=self.device)
         return Evaluated(none.to(torch.int64), none)
 
@@ -276,12 +268,6 @@ class Counter(BaseExecutor):
             return stop - start
         tokens = len(np.unique(self.samples.x[torch.from_numpy(samples)].numpy()))
         return stop - start + sum(min(tokens, table.shape[0]) * table.shape[1] - table.shape.numel() for table in tables)
-
-
-def _tables(flat: Flat) -> tuple[Span, ...]:
-    """Of parameters: those of embeddings, [tokens, width]."""
-    embeddings = {f"{name}.weight" for name, module in flat.module.named_modules() if isinstance(module, nn.Embedding)}
-    return tuple(entry for entry in flat.parameters if entry.name in embeddings)
 
 
 def _layers(flat: Flat, columns: slice) -> int:

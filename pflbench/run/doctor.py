@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pflbench import __version__, environment
 from pflbench.errors import UserError
 
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "torchtext",
-    "numpy",
-    "scikit-learn",
-    "sqlalchemy",
-    "alembic",
-    "pydantic",
-    "typer",
-    "rich",
-    "matplotlib",
-)
+PACKAGES = ("torch", "torchvision", "torchtext", "numpy", "scikit-learn", "sqlalchemy", "alembic", "pydantic", "matplotlib")
 
 
 def examine(db: str, data_dir: Path) -> dict[str, Any]:
     """Sections of names and values. problems: sentences about what will not work."""
     problems: list[str] = []
     return {
-        "versions": {"pflbench": __version__, "python": platform.python_version(), **_packages(problems)},
+        "versions": {"pflbench": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         "device": _device(problems),
         "data": _data(data_dir),
         "database": _database(db, problems),
         "problems": problems,
     }
-
-
-def _packages(problems: list[str]) -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "missing"
-            problems.append(f"{name} is not installed: pip install pflbench")
-    return found
 
 
 def _device(problems: list[str]) -> dict[str, Any]:
@@ -69,13 +46,11 @@ def _device(problems: list[str]) -> dict[str, Any]:
 
 def _data(data_dir: Path) -> dict[str, Any]:
     """The datasets in the data folder. Only `pflbench data verify` reads them completely."""
-    try:
-        entries = sorted(path.name for path in data_dir.iterdir() if not path.name.startswith("."))
-    except FileNotFoundError:
-        return {"folder": str(data_dir.absolute()), "found": [], "note": "no such folder; `digits` needs none"}
-    except OSError as error:
-        return {"folder": str(data_dir.absolute()), "found": [], "note": error.strerror}
-    return {"folder": str(data_dir.absolute()), "found": entries, "note": "`pflbench data verify` checks them"}
+    folder = str(data_dir.absolute())
+    if not data_dir.is_dir():
+        return {"folder": folder, "found": [], "note": "no such folder; `digits` needs none"}
+    found = sorted(path.name for path in data_dir.iterdir() if not path.name.startswith("."))
+    return {"folder": folder, "found": found, "note": "`pflbench data verify` checks them"}
 
 
 def _database(db: str, problems: list[str]) -> dict[str, Any]:

@@ -54,34 +54,22 @@ class Execution:
 def checked(how: Execution) -> Execution:
     """Returns `how`. Raises UserError for choices that the executor or the device does not have."""
     place = str(find_device("auto")) if how.device == "auto" else how.device
-    engine = how.engine_on(place)
-    if how.pack > 1 and engine == "loop":
-        chosen_engine = "loop" if how.engine == "loop" else f"{how.engine}, which is loop on {place}"
-        raise UserError(
-            f"--pack {how.pack} is not possible with --engine {chosen_engine}, which trains one run after another.",
-            "Add --engine batched, or leave out --pack.",
-        )
-    if engine == "loop":
-        chosen: dict[str, object] = {"chunk": how.chunk, "capture": how.capture, "convolution": how.convolution}
-    else:
-        chosen = {"workers": how.workers}
-    asked = [f"--{name} {value}" for name, value in chosen.items() if value not in (None, "auto")]
-    if asked:
-        other = "batched" if engine == "loop" else "loop"
-        raise UserError(
-            f"{' and '.join(asked)}: the {engine} executor has no such choice.", f"Add --engine {other}, or leave it out."
-        )
-    if how.workers is not None and place != "cpu":
-        raise UserError(f"--workers {how.workers} works on a CPU only.", "Add --device cpu, or leave it out.")
-    if how.convolution != "auto" and place == "cpu":
-        raise UserError(f"--convolution {how.convolution} works on a GPU only.", "Leave it out.")
-    if how.convolution == "search" and how.deterministic:
-        raise UserError(
-            "--convolution search depends on measurements, and --deterministic excludes them.",
-            "Leave one of them out.",
-        )
-    if how.capture == "graph" and place == "cpu":
-        raise UserError("--capture graph: a CUDA graph needs a GPU.", "Add --device cuda, or leave it out.")
+    loop, cpu = how.engine_on(place) == "loop", place == "cpu"
+    impossible = {
+        f"--pack {how.pack} needs --engine batched": how.pack > 1 and loop,
+        f"--chunk {how.chunk} needs --engine batched": how.chunk is not None and loop,
+        f"--capture {how.capture} needs --engine batched": how.capture != "auto" and loop,
+        f"--convolution {how.convolution} needs --engine batched": how.convolution != "auto" and loop,
+        f"--workers {how.workers} needs --engine loop and a CPU": how.workers is not None and not (loop and cpu),
+        f"--convolution {how.convolution} needs a GPU": how.convolution != "auto" and cpu,
+        "--capture graph needs a GPU": how.capture == "graph" and cpu,
+        "--convolution search excludes --deterministic": how.convolution == "search" and how.deterministic,
+    }
+    for reason, holds in impossible.items():
+        if holds:
+            raise UserError(
+                f"{reason}; this command has {'loop' if loop else 'batched'} on {place}.", "Add what it needs, or leave it out."
+            )
     return how
 
 

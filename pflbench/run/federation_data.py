@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -45,24 +44,17 @@ class FederationData:
         sides = ([part[: max(least, int(share * len(part)))] for part in side] for side in (whole.train, whole.test))
         return replace(self, partition=Partition(*map(tuple, sides)))
 
-    @cached_property
-    def largest(self) -> float:
-        """The largest absolute value of the samples."""
-        x = self.arrays.x
-        return max(float(x.max()), -float(x.min()))
-
 
 def load_federation_data(spec: RunSpec, data_root: Path, progress: data.Progress | None = None) -> FederationData:
     """Data and partition. The last result is cached, since the runs of a command mostly share it.
 
-    Raises UserError if data are missing, damaged or too large for the run's arithmetic, or the partition is impossible.
+    Raises UserError if data are missing or damaged, or the partition is impossible.
     """
     wanted = (spec.data, spec.partition, data_root)
     if wanted not in _kept:
         setting = _load(*wanted, progress)
         _kept.clear()
         _kept[wanted] = setting
-    _require_finite_squares(spec, _kept[wanted])
     return _kept[wanted]
 
 
@@ -80,18 +72,6 @@ def _load(source: DataSpec, spec: PartitionSpec, data_root: Path, progress: data
     central = np.arange(held, len(arrays.y)) if spec.central_test else None
     content = data.record(source, data_root, arrays)
     return FederationData(arrays, partition, _record(source, spec, arrays, partition, held), content, central)
-
-
-def _require_finite_squares(spec: RunSpec, setting: FederationData) -> None:
-    """Output and gradient both grow with the samples, so that the output after a step grows with their squares."""
-    floats = spec.train.floats
-    if setting.largest <= np.finfo(floats).max ** 0.5:
-        return
-    place = spec.partition.path if isinstance(spec.partition, Pfllib) else spec.data.label
-    raise UserError(
-        f"{place} has values up to {setting.largest:.2g}, whose squares exceed {floats}.",
-        "Scale them, for example to mean 0 and standard deviation 1.",
-    )
 
 
 def _train_size(source: DataSpec, arrays: Arrays) -> int:
@@ -135,10 +115,11 @@ def remarks(spec: RunSpec, held: FederationData) -> list[str]:
 def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Partition, samples: int) -> PartitionRecord:
     """samples: the number of samples that were partitioned."""
     train, test = partition.counts(arrays.y, len(arrays.classes))
+    named = [partition.hash(arrays.y), source.place, *arrays.classes]
     indices = {f"train_{i}": part for i, part in enumerate(partition.train)}
     indices |= {f"test_{i}": part for i, part in enumerate(partition.test)}
     return PartitionRecord(
-        hash=_identity(source, arrays, partition),
+        hash=hashlib.sha256("\0".join(named).encode()).hexdigest(),
         scheme=spec.scheme,
         label=spec.label,
         dataset=source.label,
@@ -149,9 +130,3 @@ def _record(source: DataSpec, spec: PartitionSpec, arrays: Arrays, partition: Pa
         indices=indices,
         left_out=samples - int(train.sum() + test.sum()),
     )
-
-
-def _identity(source: DataSpec, arrays: Arrays, partition: Partition) -> str:
-    """Hash of the index lists, their labels, and the names of the labels."""
-    named = [partition.hash(arrays.y), source.place, *arrays.classes]
-    return hashlib.sha256("\0".join(named).encode()).hexdigest()

@@ -45,9 +45,8 @@ def note(device: torch.device) -> str:
         with suppress(OSError, RuntimeError):  # if it cannot be stored, the line is printed again
             keep(device, [])
         return f"{devices.name(device)} has not been checked with this driver and PyTorch: {COMMAND} does that in some minutes."
-    failed = _failed(found)
-    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    return f"a check of this GPU has failed: {failed[0]}{more}. {COMMAND} shows all, and checks anew." if failed else ""
+    failed = ", ".join(_failed(found))
+    return f"checks of this GPU have failed: {failed}. {COMMAND} checks anew." if failed else ""
 
 
 def in_short(device: torch.device) -> str | None:
@@ -75,10 +74,9 @@ def place(device: torch.device) -> Path:
 
 
 def _read(device: torch.device) -> list[dict[str, Any]] | None:
-    """The stored checks; empty if only the line was printed; None if neither, or if the file is damaged."""
-    with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError):
-        found: list[dict[str, Any]] = json.loads(place(device).read_text(encoding="utf-8"))["checks"]
-        return found
+    """The stored checks; empty if only the line was printed; None if neither."""
+    with suppress(OSError, RuntimeError):
+        return list(json.loads(place(device).read_text(encoding="utf-8"))["checks"])
     return None
 
 

@@ -74,17 +74,17 @@ class Footprint(Needs):
         """A warning if it does not fit."""
         if self.free is None or self.total <= self.free:
             return ""
-        needed, there_is = readable(self.total), readable(self.free)
-        return f"needs about {needed} of memory with {self.clients} clients at a time, but {there_is} are free on {self.device}"
+        needs = f"needs about {readable(self.total)} of memory with {self.clients} clients at a time"
+        return f"{needs}, but {readable(self.free)} are free on {self.device}"
 
 
-def estimate(spec: RunSpec, method: Method, setting: FederationData, *, captured: bool, unfolded: bool = False) -> Needs | None:
+def estimate(spec: RunSpec, method: Method, data: FederationData, *, captured: bool, unfolded: bool = False) -> Needs | None:
     """The run's. None for a method of one's own whose `init` looks at values, and for such a model.
 
     unfolded: convolutions may be (engine.batched.convolutions).
     Raises UserError where the method does not go with the model or the protocol.
     """
-    fed, samples = _without_data(spec, setting)
+    fed, samples = _without_data(spec, data)
     kept = _kept(spec, method, fed)
     if kept is None:
         return None
@@ -111,7 +111,7 @@ def estimate(spec: RunSpec, method: Method, setting: FederationData, *, captured
     )
 
 
-def footprint(spec: RunSpec, setting: FederationData, how: Execution) -> Footprint | None:
+def footprint(spec: RunSpec, data: FederationData, how: Execution) -> Footprint | None:
     """The run's memory on a device, which may be absent. None if `estimate` returns None."""
     try:
         device: torch.device | None = find_device(how.device)
@@ -119,54 +119,41 @@ def footprint(spec: RunSpec, setting: FederationData, how: Execution) -> Footpri
         device = None
     place = how.device if device is None else str(device)
     engine = how.engine_on(place)
-    each = estimate(spec, methods.make(spec.method), setting, captured=how.captures(place), unfolded=how.unfolds(place))
+    each = estimate(spec, methods.make(spec.method), data, captured=how.captures(place), unfolded=how.unfolds(place))
     if each is None:
         return None
-    fed, samples = _without_data(spec, setting)
+    fed, samples = _without_data(spec, data)
     cohort, room = len(fed.cohort(1)), None if device is None else memory.room(device, fixed=how.deterministic)
     if engine == "loop":
         clients = min(cohort, (how.workers or environment.cores()) if place == "cpu" else 1)
     else:
         clients = min(cohort, how.chunk or (cohort if room is None else each.fitting(room)))
+    per_client = {name: clients * getattr(each, name) for name in ("copies", "activations", "programs")}
     return Footprint(
+        **{**vars(each), **per_client},
         device=place,
         engine=engine,
         clients=clients,
-        data=each.data,
-        models=each.models,
-        batch_norm=each.batch_norm,
-        copies=each.copies * clients,
-        activations=each.activations * clients,
-        programs=each.programs * clients,
         evaluation=fed.dtype.itemsize * fed.flat.size * clients + _forward(fed, samples, _tested(fed, engine, clients)),
         free=None if device is None else memory.free(device),
     )
 
 
-def require_possible(spec: RunSpec, setting: FederationData) -> None:
-    """Raises UserError if the method does not work with the model or the protocol, or the model exceeds the memory."""
-    fed = _without_data(spec, setting)[0]
-    half = memory.room(torch.device("cpu"))
-    if half is not None and fed.flat.size * fed.dtype.itemsize > half:
-        raise UserError(
-            f"The model has {fed.flat.size:,} parameters: with their gradient more than this machine's {2 * half / 1e9:,.0f} GB.",
-            f"At most {half // fed.dtype.itemsize:,} fit: a smaller model has fewer, and of texts a smaller vocabulary.",
-        )
-    _kept(spec, methods.make(spec.method), fed)
+def require_possible(spec: RunSpec, data: FederationData) -> None:
+    """Raises UserError if the method does not work with the model or the protocol."""
+    _kept(spec, methods.make(spec.method), _without_data(spec, data)[0])
 
 
 def readable(size: float) -> str:
-    """In decimal units: "3.2 GB"."""
-    power = min(4, (len(str(int(size))) - 1) // 3)
-    return f"{size / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+    return f"{size / 1e9:.3g} GB"
 
 
-def _without_data(spec: RunSpec, setting: FederationData) -> tuple[Federation, Samples]:
+def _without_data(spec: RunSpec, data: FederationData) -> tuple[Federation, Samples]:
     """The federation with its samples, all on the device "meta"."""
     with torch.device("meta"):
-        module = setting.model(spec)
-    dtype, partition = getattr(torch, spec.train.floats), setting.partition
-    flat, samples = Flat(module), Samples(setting.arrays.x, setting.arrays.y, dtype, torch.device("meta"))
+        module = data.model(spec)
+    dtype, partition = getattr(torch, spec.train.floats), data.partition
+    flat, samples = Flat(module), Samples(data.arrays.x, data.arrays.y, dtype, torch.device("meta"))
     return Federation(flat, BatchedExecutor(flat, samples), spec.train, partition.train, partition.test, spec.seed), samples
 
 

@@ -81,7 +81,7 @@ def execute_pack(
     first = prepare(specs[0], load_federation_data(specs[0], data_root), device, as_begun(how, begun, device))
     with (
         exact_arithmetic(device, specs[0].train.dtype, how.deterministic),
-        memory_errors(how, device),
+        memory_errors(device),
         closing(first.executor(first.initial_model(), len(specs))) as inner,
     ):
         pack = Pack(inner, len(specs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tempfile
@@ -67,9 +68,7 @@ class Remote:
         self._url = url
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
-        except ImportError as error:  # fsspec names the package
-            raise UserError(f"Checkpoints in {self}: {error}.", "Or give a folder that the machines share.") from None
-        except ValueError as error:
+        except (ImportError, ValueError) as error:  # fsspec names the package
             raise UserError(f"Checkpoints in {self}: {error}.", "For example s3://bucket/checkpoints, or a folder.") from None
 
     def __str__(self) -> str:
@@ -80,23 +79,19 @@ class Remote:
 
     @contextmanager
     def write(self, name: str) -> Iterator[IO[bytes]]:
-        with tempfile.NamedTemporaryFile(prefix="pflbench-") as out:
-            yield out
-            out.flush()
-            with _as_os_errors():
-                self._files.makedirs(self._root, exist_ok=True)
-                self._files.put_file(out.name, self._path(f"{name}.partial"))
-                self._files.mv(self._path(f"{name}.partial"), self._path(name))
+        partial = self._path(f"{name}.partial")
+        with _as_os_errors():
+            self._files.makedirs(self._root, exist_ok=True)
+            with self._files.open(partial, "wb") as out:
+                yield out
+            self._files.mv(partial, self._path(name))
 
     def read(self, name: str) -> IO[bytes] | None:
-        with _as_os_errors():
+        with suppress(FileNotFoundError), _as_os_errors():
             self._files.invalidate_cache()
-            if not self._files.exists(self._path(name)):
-                return None
-            # As a whole, since an error of the network in the middle would look like a damaged file. The caller closes it.
-            found: IO[bytes] = tempfile.NamedTemporaryFile(prefix="pflbench-")  # noqa: SIM115
-            self._files.get_file(self._path(name), found.name)
-            return found
+            # As a whole: an error of the network in the middle would look like a damaged file.
+            return io.BytesIO(self._files.cat_file(self._path(name)))
+        return None
 
     def remove(self, name: str) -> None:
         for left in (name, f"{name}.partial"):
@@ -113,8 +108,9 @@ Storage = Folder | Remote
 def place_of(database: URL, wished: str | None = None) -> Storage:
     """The path or URL that was asked for; else beside an SQLite file, or in the user's own folder for a server."""
     if not wished:
-        own = database.get_backend_name() != "sqlite"
-        return Folder(_checkpoints()) if own else Folder(locks.folder(sqlite_path(database)), beside=True)
+        if database.get_backend_name() != "sqlite":
+            return Folder(state_folder() / "checkpoints")
+        return Folder(locks.folder(sqlite_path(database)), beside=True)
     if not re.match(r"[A-Za-z][\w+.-]*://", wished):
         return Folder(Path(wished).expanduser().absolute())
     if without_passwords(wished, alone=True) != wished:
@@ -137,18 +133,14 @@ def note(database: URL, wished: str | None) -> str | None:
     if wished or database.get_backend_name() == "sqlite":
         return None
     return (
-        f"checkpoints of {place(database)} are stored in {_checkpoints()}, for this machine only. To continue runs on other "
-        "machines, name a shared place: --checkpoints or PFLBENCH_CHECKPOINTS, a folder or a URL such as s3://bucket/name."
+        f"checkpoints of {place(database)} are stored in {state_folder() / 'checkpoints'}, for this machine only. To continue "
+        "runs elsewhere, name a shared place: --checkpoints or PFLBENCH_CHECKPOINTS, a folder or a URL such as s3://bucket/name."
     )
 
 
 def state_folder() -> Path:
     """The folder for the user's program state (XDG)."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "pflbench"
-
-
-def _checkpoints() -> Path:
-    return state_folder() / "checkpoints"
 
 
 @contextmanager

@@ -5,7 +5,6 @@ Nothing is trained here. Data are hashed, since their content is part of a run's
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -38,31 +37,28 @@ Parsed = dict[str, Any]
 """Specifications of data and of PFLlib's folders, by their text on the command line."""
 
 MAX_SEEDS = 1000
-ADAMW_LR = 0.001  # torch.optim.AdamW's: the papers' rates are those of SGD
 LARGEST_FLOAT32 = 3.4028234e38
+ADAMW_LR = 0.001  # torch.optim.AdamW's: the papers' rates are those of SGD
 
-# Option (as a field of RunOptions) -> field of the partition's specification. A scheme refuses the options it does not list.
-_COMMON = {"clients": "clients", "partition_seed": "seed", "test_share": "test_share", "central_test": "central_test"}
-SCHEMES: dict[str, dict[str, str]] = {
-    "pathological": {**_COMMON, "classes_per_client": "classes_per_client", "balanced": "balanced", "min_samples": "min_samples"},
-    "dirichlet": {**_COMMON, "beta": "beta", "min_samples": "min_samples"},
-    "iid": {**_COMMON, "iid_shares": "shares"},
-    "groups": {**_COMMON, "groups": "groups", "dominant_share": "dominant_share", "group_sizes": "group_sizes"},
-    "pfllib": {},
-}
-_CLASSES: dict[str, Callable[..., PartitionSpec]] = {
+_CLASSES: dict[str, Any] = {
     "pathological": Pathological,
     "dirichlet": Dirichlet,
     "iid": IID,
     "groups": Groups,
 }
+_OPTION_OF = {"seed": "partition_seed", "shares": "iid_shares"}  # fields whose options have other names
+SCHEMES: dict[str, dict[str, str]] = {
+    name: {_OPTION_OF.get(field, field): field for field in cls.model_fields if field != "scheme"}
+    for name, cls in _CLASSES.items()
+} | {"pfllib": {}}
+"""Of each scheme the options (as fields of RunOptions) -> fields of its specification. It refuses all other options."""
+
 # Label -> scheme, the option that stands in brackets, and its type.
 _LABELLED: dict[str, tuple[str, str, Callable[[str], float]]] = {
     "Dir": ("dirichlet", "beta", float),
     "Pathological": ("pathological", "classes_per_client", int),
     "Groups": ("groups", "groups", int),
 }
-_PARTITION_OPTIONS = tuple(dict.fromkeys(option for options in SCHEMES.values() for option in options))
 
 
 @dataclass(frozen=True)
@@ -121,11 +117,8 @@ def plan(wanted: RunOptions, parsed: Parsed | None = None) -> list[RunSpec]:
     if not wanted.methods:
         raise UserError("No method given.", f"Add -m/--method, one or more of: {', '.join(sorted(methods.names()))}.")
     names = _names(wanted)
-    settings, seeds, places = (
-        _settings(wanted.settings, names),
-        _seeds(wanted),
-        _places(wanted, {} if parsed is None else parsed),
-    )
+    settings, seeds = _settings(wanted.settings, names), _seeds(wanted)
+    places = _places(wanted, {} if parsed is None else parsed)
     trained = [methods.spec(name, settings[name], wanted.preset) for name in names]
     specs = [
         _run(wanted, dataset, partition, method, seed) for dataset, partition in places for seed in seeds for method in trained
@@ -152,8 +145,7 @@ def warnings(specs: Sequence[RunSpec]) -> list[str]:
     """The methods' warnings about the protocol, each once. Raises UserError for combinations that cannot work."""
     for spec in specs:
         _require_optimizer(spec)
-    said = [f"{s.method.name}: {text}" for s in specs for text in methods.make(s.method).check(s.train)]
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(f"{s.method.name}: {text}" for s in specs for text in methods.make(s.method).check(s.train)))
 
 
 def _require_optimizer(spec: RunSpec) -> None:
@@ -186,14 +178,11 @@ def preset_notes(wanted: RunOptions) -> list[str]:
 def _names(wanted: RunOptions) -> tuple[str, ...]:
     if wanted.preset is not None and wanted.preset not in methods.PRESETS:
         raise unknown("preset", wanted.preset, methods.PRESETS)
-    names = dict.fromkeys(map(methods.in_any_case, wanted.methods))
+    names = [methods.in_any_case(name) for name in wanted.methods]
+    names = [name if name.endswith(SUFFIX) or not wanted.ala else f"{name}{SUFFIX}" for name in names]
     for name in names:
         methods.load(name)
-    if wanted.ala:
-        names = dict.fromkeys(name if name.endswith(SUFFIX) else f"{name}{SUFFIX}" for name in names)
-        for name in names:
-            methods.load(name)
-    return tuple(names)
+    return tuple(dict.fromkeys(names))
 
 
 def _places(wanted: RunOptions, parsed: Parsed) -> list[tuple[DataSpec, PartitionSpec]]:
@@ -201,7 +190,10 @@ def _places(wanted: RunOptions, parsed: Parsed) -> list[tuple[DataSpec, Partitio
     scheme, _, path = (wanted.partition or "dirichlet").partition(":")
     if scheme not in SCHEMES:
         raise unknown("partition", scheme, SCHEMES)
-    _refuse_foreign_options(wanted, scheme)
+    for option in (name for options in SCHEMES.values() for name in options):
+        if getattr(wanted, option) is not None and option not in SCHEMES[scheme]:
+            owners = " and ".join(name for name, options in SCHEMES.items() if option in options)
+            raise UserError(f"{_flag(option)} does not belong to --partition {scheme}.", f"It belongs to {owners}.")
     if scheme == "pfllib":
         return [_pfllib(wanted, path, parsed)]
     if path:
@@ -216,7 +208,7 @@ def _places(wanted: RunOptions, parsed: Parsed) -> list[tuple[DataSpec, Partitio
 def _run(wanted: RunOptions, dataset: DataSpec, partition: PartitionSpec, method: MethodSpec, seed: int) -> RunSpec:
     defaults = data.defaults(dataset, wanted.data_dir)
     model, own = models.find(wanted.model or defaults.model)
-    given = _given(wanted, {name: name for name in TrainSpec.model_fields if hasattr(wanted, name)})
+    given = _given(wanted, {name: name for name in TrainSpec.model_fields})
     of_dataset = own or (dataset.name in data.DATASETS and model == defaults.model)
     lr = defaults.lr if of_dataset else models.learning_rate(model)
     lr = ADAMW_LR if wanted.optimizer == "adamw" else lr
@@ -228,12 +220,10 @@ def _run(wanted: RunOptions, dataset: DataSpec, partition: PartitionSpec, method
 
 def _require_floats(train: TrainSpec, method: MethodSpec) -> None:
     """Raises UserError for values that are finite in Python but infinite in the arithmetic of the run."""
-    asked: dict[str, Any] = {"--lr": train.lr, "--weight-decay": train.weight_decay}
-    asked |= {f"{method.name}.{name} =": value for name, value in method.hyperparameters.items()}
-    for name, value in asked.items():
+    values = {"--lr": train.lr, "--weight-decay": train.weight_decay}
+    for name, value in {**values, **{f"{method.name}.{name} =": v for name, v in method.hyperparameters.items()}}.items():
         if train.floats == "float32" and isinstance(value, (int, float)) and abs(value) > LARGEST_FLOAT32:
-            hint = "Learning rates are mostly 0.001 to 1." if name == "--lr" else f"These reach {LARGEST_FLOAT32:.1e}."
-            raise UserError(f"{name} {value:g} is larger than any number of {train.dtype}.", hint)
+            raise UserError(f"{name} {value:g} is larger than any number of float32.", "It would be infinite in the run.")
 
 
 def _partition(wanted: RunOptions, scheme: str, dataset: DataSpec) -> PartitionSpec:
@@ -244,8 +234,9 @@ def _partition(wanted: RunOptions, scheme: str, dataset: DataSpec) -> PartitionS
     }
     given = _given(wanted, SCHEMES[scheme])
     if "group_sizes" in given:
-        given["group_sizes"] = _sizes(given["group_sizes"])
-    return _make(_CLASSES[scheme], {"clients": defaults.clients, **own.get(scheme, {}), **given}, SCHEMES[scheme])
+        given["group_sizes"] = given["group_sizes"].split(",")
+    made: PartitionSpec = _make(_CLASSES[scheme], {"clients": defaults.clients, **own.get(scheme, {}), **given}, SCHEMES[scheme])
+    return made
 
 
 def _pfllib(wanted: RunOptions, path: str, parsed: Parsed) -> tuple[DataSpec, PartitionSpec]:
@@ -273,7 +264,7 @@ def _pfllib(wanted: RunOptions, path: str, parsed: Parsed) -> tuple[DataSpec, Pa
 def _known_name(folder: str) -> str:
     """The dataset of a folder's name, such as "MNIST" or "TinyImagenet"."""
     for name, dataset in data.DATASETS.items():
-        if _letters(folder) in (_letters(name), _letters(dataset.title)):
+        if re.sub(r"\W|_", "", folder.lower()) in (re.sub(r"\W", "", title.lower()) for title in (name, dataset.title)):
             return name
     raise UserError(
         f"The PFLlib folder '{folder}' does not have the name of a known dataset.",
@@ -281,28 +272,9 @@ def _known_name(folder: str) -> str:
     )
 
 
-def _letters(text: str) -> str:
-    return "".join(c for c in text.lower() if c.isalnum())
-
-
-def _refuse_foreign_options(wanted: RunOptions, scheme: str) -> None:
-    for option in _given(wanted, {name: name for name in _PARTITION_OPTIONS}):
-        if option in SCHEMES[scheme]:
-            continue
-        owners = [name for name, options in SCHEMES.items() if option in options]
-        if scheme == "pfllib":
-            raise UserError(f"{_flag(option)} does not work with --partition pfllib.", "A PFLlib folder contains its partition.")
-        mine = [_flag(name) for name in SCHEMES[scheme] if name not in _COMMON]
-        raise UserError(
-            f"{_flag(option)} does not belong to --partition {scheme}; it belongs to {' and '.join(owners)}.",
-            f"Options of {scheme}: {', '.join(mine)}.",
-        )
-
-
 def _given(wanted: RunOptions, options: Mapping[str, str]) -> dict[str, Any]:
     """The given options, under the names of the specification's fields."""
-    values = {field: getattr(wanted, option) for option, field in options.items()}
-    return {field: value for field, value in values.items() if value is not None}
+    return {field: value for option, field in options.items() if (value := getattr(wanted, option)) is not None}
 
 
 def setting(text: str) -> tuple[str, str, str]:
@@ -324,10 +296,6 @@ def _settings(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, dict[
             method += SUFFIX
         if method not in names:
             raise UserError(f"--set {text}: {method} is not run by this command.", f"Add -m {method}, or drop the --set.")
-        if parameter in found[method]:
-            raise UserError(
-                f"--set gives {method}.{parameter} twice: {found[method][parameter]} and {value}.", "Give one of them."
-            )
         found[method][parameter] = value
     return found
 
@@ -339,33 +307,19 @@ def _seeds(wanted: RunOptions) -> list[int]:
         raise UserError("--seed and --seeds exclude each other.", "Write --seed 3 for one run, --seeds 0-4 for several.")
     found: dict[int, None] = {}
     for part in wanted.seeds.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise UserError(f"--seeds {wanted.seeds}: '{part.strip()}' is no seed and no range.", "Write 0-4 or 0,2,5.")
-        end = int(last) if dash else int(first)
-        if end - int(first) >= MAX_SEEDS:
-            raise UserError(f"--seeds {wanted.seeds} asks for more than {MAX_SEEDS} runs of each method.", "Write 0-4 or 0,2,5.")
-        found.update(dict.fromkeys(range(int(first), end + 1)))
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < first + MAX_SEEDS:
+            raise UserError(
+                f"--seeds {wanted.seeds}: '{part}' is no seed, and no range of at most {MAX_SEEDS}.", "Write 0-4 or 0,2,5."
+            )
+        found.update(dict.fromkeys(range(first, last + 1)))
     return list(found)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise UserError(
-            f"--group-sizes {text}: expected whole numbers separated by commas.",
-            "For example --group-sizes 400,300,300.",
-        )
-    return tuple(int(part) for part in parts)
 
 
 def _make(kind: Callable[..., S], values: dict[str, Any], options: Mapping[str, str] | None = None) -> S:
     """The specification. Raises UserError that names the option. options: option -> field where the names differ."""
     option_of = {field: option for option, field in (options or {}).items()}
-    for field, value in values.items():
-        # Pydantic's `gt=0` lets infinity pass.
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{_flag(option_of.get(field, field))} {value} is not a finite number.")
     try:
         return kind(**values)
     except ValidationError as error:

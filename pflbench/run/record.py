@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 
 from pflbench import environment, methods, models, plain
 from pflbench.engine import devices
-from pflbench.engine.batched.convolutions import CONVOLUTIONS
 from pflbench.engine.evaluation import Scores
 from pflbench.engine.federation import COUNTERS, Federation
 from pflbench.engine.memory import Shortage
@@ -48,44 +47,41 @@ class RunRecord:
         self._store, self._fed = store, fed
         self._started_at = now()
         self._writer = RunWriter(store, row, self._started_at, hold)
-        self._environment: dict[str, Any] = {}
+        self._before = self._environment = row.environment
         self._whole = False
         self._notes: dict[str, str] = dict(row.environment.get("notes", {}))
-        self._forced: dict[str, Any] | None = row.environment.get("forced")
-        self._untold: list[str] = []
-        # Shortages of memory with their rounds; how many of the executor's are stored, and how many were reported.
-        self._shortages: list[dict[str, Any]] = row.environment.get("chunk", {}).get("out_of_memory", [])
-        self._shortages_kept = self._shortages_told = 0
-        self._always_deterministic = self.rounds_stored == 0 or row.environment.get("deterministic", False)
-        self._fallbacks_told: set[str] = set()
+        self._shortages: list[dict[str, Any]] = row.environment.get("chunk", {}).get("out_of_memory", [])  # with their rounds
+        self._told = set(messages(row.environment))
 
-    def begin(self, spec: RunSpec, setting: FederationData, how: Execution) -> None:
+    def begin(self, spec: RunSpec, data: FederationData, how: Execution) -> None:
         """Marks the run as running and stores environment and execution. Notes of earlier rounds stay."""
-        fed = self._fed
-        described = {
-            **environment.describe(how.record_host),
-            "command": how.command,
-            "torch_threads": torch.get_num_threads(),
-            "data": setting.content,
-        }
+        fed, self._whole = self._fed, how.record_host
+        always = self.rounds_stored == 0 or self._before.get("deterministic", False)
         known = {
             "scale": how.scale,
             "plugin": methods.record(spec.method.name),
             "model": models.record(spec.model, spec.own_model),
-            "notes": dict(self._notes),
-            "forced": self._forced,
+            "notes": self._notes,
+            "forced": self._before.get("forced"),
             "gpu_check": gpu_check.in_short(fed.device),
-            "deterministic": how.deterministic and self._always_deterministic,
+            "deterministic": how.deterministic and always,
         }
-        self._whole = how.record_host
-        told = described | {name: value for name, value in known.items() if value} | devices.software(fed.device)
-        self._environment = self._told(told | self._executed())
+        environment_now = {
+            **environment.describe(self._whole),
+            "command": how.command,
+            "torch_threads": torch.get_num_threads(),
+            "data": data.content,
+            **{name: value for name, value in known.items() if value},
+            **devices.software(fed.device),
+            **self._executed(),
+        }
+        self._environment = self._private(environment_now)
         columns = {
             "status": "running",
             "message": None,
             "started_at": self._started_at,
             "finished_at": None,
-            "partition_id": patiently(lambda: partitions.save(self._store, setting.record)),
+            "partition_id": patiently(lambda: partitions.save(self._store, data.record)),
             "parameters": fed.flat.size,
             "engine": fed.executor.name,
             "device": devices.name(fed.device),
@@ -108,13 +104,10 @@ class RunRecord:
         self.rounds_stored = last_round + 1
         self._shortages = [one for one in self._shortages if one.get("round", 0) <= last_round]
         self._fed.executor.remember([Shortage(one["work"], one["clients"], one["then"]) for one in self._shortages])
-        self._shortages_kept = self._shortages_told = len(self._fed.executor.shortages())
 
     def note(self, notes: Mapping[str, str]) -> None:
         """Adds a round's notes, by name; the first note of a name stays."""
-        new = {name: text for name, text in notes.items() if name not in self._notes}
-        self._notes |= new
-        self._untold += new.values()
+        self._notes = {**self._notes, **notes, **self._notes}
 
     def keep(self, record: RoundRecord) -> None:
         """Stores a round, then changed notes and changes of execution. Waits for a server that cannot be reached."""
@@ -127,7 +120,7 @@ class RunRecord:
 
         def write_all() -> None:
             self._keep_environment(last=True)
-            self._writer.change(status=status, message=self._told(message), finished_at=now())
+            self._writer.change(status=status, message=self._private(message), finished_at=now())
 
         if status in ("finished", "diverged"):
             patiently(write_all)
@@ -135,36 +128,30 @@ class RunRecord:
             write_all()
 
     def news(self) -> tuple[str, ...]:
-        """New warnings, each once: notes, shortages of memory, and why steps were not captured."""
-        told, self._untold = self._untold, []
-        new = self._fed.executor.shortages()[self._shortages_told :]
-        self._shortages_told += len(new)
-        told += [in_words(new)] if new else []
-        apart = self._fed.executor.record().get("steps", {}).get("apart", {}).keys() - self._fallbacks_told
-        self._fallbacks_told |= apart
-        return (*told, *map(uncaptured, sorted(apart)))
+        """New messages, each once."""
+        new = [text for text in messages({**self._executed(), "notes": self._notes}) if text not in self._told]
+        self._told.update(new)
+        return tuple(new)
 
     def _keep_environment(self, last: bool = False) -> None:
-        known = {**self._environment, **self._told(self._executed(last))}
-        if self._notes:
-            known["notes"] = self._told(dict(self._notes))
+        notes = {"notes": self._notes} if self._notes else {}
+        known = {**self._environment, **self._private({**self._executed(last), **notes})}
         if known != self._environment:
             self._writer.change(environment=known)
             self._environment = known
 
-    def _told(self, value: Any) -> Any:
+    def _private(self, value: Any) -> Any:
         """The value without names and paths of the machine, unless they were asked for."""
         return value if self._whole else plain.privately(value)
 
     def _executed(self, last: bool = False) -> dict[str, Any]:
         """The executor's record; the pack's part only at the end."""
-        told = {name: value for name, value in self._fed.executor.record().items() if last or name != "pack"}
-        if "chunk" in told:
-            new = told["chunk"]["out_of_memory"][self._shortages_kept :]
-            self._shortages_kept += len(new)
+        known = {name: value for name, value in self._fed.executor.record().items() if last or name != "pack"}
+        if "chunk" in known:
+            new = known["chunk"]["out_of_memory"][len(self._shortages) :]
             self._shortages += [{**one, "round": self.rounds_stored} for one in new]
-            told["chunk"] = {**told["chunk"], "out_of_memory": list(self._shortages)}
-        return told
+            known["chunk"] = {**known["chunk"], "out_of_memory": list(self._shortages)}
+        return known
 
 
 def as_begun(how: Execution, begun: Run | None, device: torch.device) -> Execution:
@@ -176,7 +163,7 @@ def as_begun(how: Execution, begun: Run | None, device: torch.device) -> Executi
         return how
     record = begun.environment
     convolution = record.get("steps", {}).get("convolution")
-    if how.convolution == "auto" and convolution in CONVOLUTIONS:
+    if how.convolution == "auto" and convolution:
         how = replace(how, convolution=convolution)
     return replace(how, estimate=record.get("chunk", {}).get("estimate"))
 
@@ -205,7 +192,10 @@ def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapp
     if not scores:
         return {"seconds_evaluate": seconds, "series": central}
     for one in series.values():
-        _refuse_non_finite(one, this.t)
+        if not np.isfinite(one.loss).all():
+            client = int(one.clients[~np.isfinite(one.loss)][0])
+            reason = f"client {client} has a non-finite test loss before training in round {this.t}"
+            raise Diverged(reason, "A smaller --lr usually helps.")
     each = scores.correct / scores.total
     return {
         "accuracy": scores.accuracy,
@@ -221,27 +211,19 @@ def tested(this: CommunicationRound, series: Mapping[str, Scores], central: Mapp
     }
 
 
-def _refuse_non_finite(scores: Scores, t: int) -> None:
-    bad = ~np.isfinite(scores.loss)
-    if bad.any():
-        raise Diverged(
-            f"client {int(scores.clients[bad][0])} has a non-finite test loss before training in round {t}",
-            "A smaller --lr usually helps.",
-        )
-
-
-def uncaptured(reason: str) -> str:
-    """A sentence that says why steps are not captured."""
-    return FALLBACK.format(reason=reason.removeprefix("not captured: "))
-
-
-def in_words(shortages: Sequence[Shortage]) -> str:
-    """One sentence for each kind of work: of several shortages the first number and the last."""
-    by_work: dict[str, list[Shortage]] = {}
-    for shortage in shortages:
-        by_work.setdefault(shortage.work, []).append(shortage)
-    return " ".join(
-        f"Out of memory in {work} with {of[0].clients} clients at a time: {of[-1].then} at a time from here on, "
-        "same results within rounding."
-        for work, of in by_work.items()
-    )
+def messages(record: Mapping[str, Any]) -> list[str]:
+    """What the user is told of a run's record: notes, shortages of memory, and why steps are not captured."""
+    shortages = record.get("chunk", {}).get("out_of_memory", [])
+    first, last = {one["work"]: one for one in reversed(shortages)}, {one["work"]: one for one in shortages}
+    return [
+        *record.get("notes", {}).values(),
+        *(
+            f"Out of memory in {work} with {first[work]['clients']} clients at a time: {one['then']} at a time from here on, "
+            "same results within rounding."
+            for work, one in last.items()
+        ),
+        *(
+            FALLBACK.format(reason=text.removeprefix("not captured: "))
+            for text in sorted(record.get("steps", {}).get("apart", {}))
+        ),
+    ]

@@ -59,7 +59,7 @@ def execute(
     again.
     """
     device = find_device(how.device)
-    with exact_arithmetic(device, spec.train.dtype, how.deterministic), memory_errors(how, device):
+    with exact_arithmetic(device, spec.train.dtype, how.deterministic), memory_errors(device):
         yield from execute_on(None, spec, store, data_root, how, device, force=force)
 
 
@@ -77,26 +77,29 @@ def execute_on(
     with locks.locked(store, spec.key) as hold:
         place = place_of(store.url, how.checkpoints)
         found = goes_on(patiently(lambda: runs.newest(store, spec.key)), spec, how, force)
-        if found:
-            _refuse_changed_file(found, spec)
+        if found and _has_changed(found, spec):
+            raise UserError(
+                f"The code of method '{spec.method.name}' has changed since run {found.id}, its version has not.",
+                "Raise `version` in the class if results change; --force runs it anew.",
+            )
         if found and found.status == "finished":
             yield Progress(found.id, "exists", spec.train.rounds, spec.train.rounds)
             return
         if found and found.status == "diverged":
             raise Diverged(found.message or "The run diverged.", f"It is stored as run {found.id}; --force runs it anew.")
         environment.reset_peak_memory()
-        setting = load_federation_data(spec, data_root)
-        _require_test_samples(spec, setting)
-        run = prepare(spec, setting, device, as_begun(how, found, device))
+        data = load_federation_data(spec, data_root)
+        _require_test_samples(spec, data)
+        run = prepare(spec, data, device, as_begun(how, found, device))
         fed = run.federation() if own is None else run.clients(run.initial_model(), own)
         try:
-            if setting.central is not None:
+            if data.central is not None:
                 require_global_model(spec.method.name, run.method, fed)
             row = found or _created(run, store, fed, {"forced": _kept(how)} if force else {})
             name = name_of(row, store.url, how.checkpoints)
             checkpoints = Checkpoints(place, name, owner(row), how.checkpoint_every)
             account = RunRecord(store, row, fed, hold)
-            account.begin(spec, setting, how)
+            account.begin(spec, data, how)
             if fed.device.type != "cpu":  # on a CPU the peak includes the data
                 memory.release(fed.device)
                 devices.reset_peak(fed.device)
@@ -138,10 +141,8 @@ class _Loop:
     def _snapshot(self) -> Snapshot | None:
         """The checkpoint to resume from; None if the run starts over. If stored rounds are lost by that, a note says why."""
         found, why = self.checkpoints.load(self.state, self.fed.device), self.checkpoints.wrong
-        if found is not None and any(len(rows) != self.fed.size for rows in found.buffers.values()):
-            why = "has other shapes than the run's clients"
         # After a power failure the checkpoint may be newer than the database's last commit.
-        elif found is not None and not self.account.has(found.t, found.carried.get("measured", {})):
+        if found is not None and not self.account.has(found.t, found.carried.get("measured", {})):
             why = f"is of round {found.t}, which the database does not have"
         if found is not None and not why:
             return found
@@ -229,39 +230,24 @@ def _kept(how: Execution) -> dict[str, Any]:
 def _created(run: Prepared, store: sqlalchemy.Engine, fed: Federation, more: dict[str, Any]) -> Run:
     """Creates the row of a new run, after `init` has refused impossible combinations. more: additions to its record."""
     run.method.init(fed.at(0))
-    spec, whole = run.spec, run.how.record_host
-    before = patiently(lambda: runs.newest(store, spec.key))
-
-    def create() -> Run:
-        row = runs.newest(store, spec.key)
-        if row is None or row == before:  # else an earlier try created it, and the server's answer was lost
-            write.create_run(store, spec, environment.describe(whole) | more, whole=whole)
-            row = runs.newest(store, spec.key)
-        assert row is not None
-        return row
-
-    return patiently(create)
+    whole = run.how.record_host
+    patiently(lambda: write.create_run(store, run.spec, environment.describe(whole) | more, whole=whole))
+    row = patiently(lambda: runs.newest(store, run.spec.key))
+    assert row is not None
+    return row
 
 
-def _require_test_samples(spec: RunSpec, setting: FederationData) -> None:
+def _require_test_samples(spec: RunSpec, data: FederationData) -> None:
     """Raises UserError if no client has test samples: the run would have no result."""
-    if setting.central is None and not any(len(test) for test in setting.partition.test):
+    if data.central is None and not any(len(test) for test in data.partition.test):
         raise UserError(
             f"No client of {spec.data.label}, {spec.partition.label}, has test samples: the run would have no result.",
             "Generate the partition anew with test samples.",
         )
 
 
-def _refuse_changed_file(found: Run, spec: RunSpec) -> None:
-    """Raises UserError for changed code under an old version, which must not resume the run or reuse its result."""
-    if _has_changed(found, spec):
-        raise UserError(
-            f"The code of method '{spec.method.name}' has changed since run {found.id} was made with it, its version has not.",
-            "Raise `version` in the class if results change; --force runs it anew.",
-        )
-
-
 def _has_changed(found: Run, spec: RunSpec) -> bool:
+    """Whether the code of a plug-in has changed, so that it must neither resume the run nor reuse its result."""
     before, present = found.environment.get("plugin", {}).get("sha256"), methods.record(spec.method.name).get("sha256")
     return before is not None and before != present
 

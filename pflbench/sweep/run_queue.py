@@ -13,12 +13,11 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from pflbench import environment, interrupts, plain
-from pflbench.engine.memory import Shortage
 from pflbench.errors import Occupied, Unreachable, UserError, Vanished
 from pflbench.plugins.methods import plugged_in
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.pack import Told, execute_pack, packs
-from pflbench.run.record import in_words, uncaptured
+from pflbench.run.record import messages
 from pflbench.spec import RunSpec
 from pflbench.store import locks, runs, sweeps, write
 from pflbench.store.database import connect
@@ -99,14 +98,8 @@ class RunQueue:
 
 
 def news(run: Run | None) -> list[str]:
-    """Messages for the user about a run: its notes, shortages of memory, and why steps were not captured."""
-    known = run.environment if run else {}
-    shortages = [Shortage(one["work"], one["clients"], one["then"]) for one in known.get("chunk", {}).get("out_of_memory", [])]
-    return [
-        *known.get("notes", {}).values(),
-        *([in_words(shortages)] if shortages else []),
-        *(uncaptured(reason) for reason in sorted(known.get("steps", {}).get("apart", {}))),
-    ]
+    """Messages for the user about a run."""
+    return messages(run.environment) if run else []
 
 
 def unclaimed(queue: RunQueue, engine: Engine, place: int = 0) -> Iterator[list[RunSpec]]:

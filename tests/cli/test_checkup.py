@@ -102,5 +102,5 @@ def test_the_first_run_says_that_there_is_a_check_and_its_record_what_it_found(s
     assert noted(2) == ([], "not checked")
     gpu_check.keep(torch.device(NAME, 0), [{"check": "mlp, captured in float64", "status": "failed"}])
     (line,), known = noted(3)
-    assert "a check of this GPU has failed: mlp, captured in float64" in line
+    assert "checks of this GPU have failed: mlp, captured in float64" in line
     assert known == "1 of 1 failed: mlp, captured in float64"

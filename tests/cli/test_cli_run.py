@@ -96,7 +96,7 @@ def test_ctrl_c_keeps_the_rounds_and_the_same_command_goes_on(shell: Shell, tmp_
     process.send_signal(signal.SIGINT)
     interrupted = finish(process)
     assert interrupted.code == 130
-    assert "Interrupted. Run 1 keeps its rounds" in interrupted.err
+    assert "Interrupted. Finished rounds are stored" in interrupted.err
     assert "Traceback" not in interrupted.err
     assert rows("SELECT status FROM run") == [("interrupted",)]
     ((kept,),) = rows("SELECT MAX(round) FROM round")
@@ -151,6 +151,7 @@ def test_a_run_on_a_cpu_does_without_pytorch_s_compiler(tmp_path: Path) -> None:
         ("--rounds 0", "--rounds 0 is not possible: it must be at least 1."),
         ("--rounds many", "--rounds many is not possible: it must be a whole number."),
         ("--lr fast", "--lr fast is not possible: it must be a number."),
+        ("--lr 1e308", "--lr 1e+308 is larger than any number of float32."),
         ("--workers 0", "--workers 0 is not possible: it must be at least 1."),
         ("--join-ratio 2", "--join-ratio 2.0 is not possible: it must be at most 1."),
         ("--batch-size -1", "--batch-size -1 is not possible"),

@@ -52,8 +52,8 @@ def test_a_diverged_run_is_told_and_the_exit_code_says_so(shell: Shell) -> None:
     [
         ("--pack 0", "--pack"),
         ("--pack many", "--pack"),
-        ("--pack 4 --engine loop", "--pack 4 is not possible with --engine loop"),
-        ("--pack 4 --engine loop --dry-run", "--pack 4 is not possible with --engine loop"),
+        ("--pack 4 --engine loop", "--pack 4 needs --engine batched"),
+        ("--pack 4 --engine loop --dry-run", "--pack 4 needs --engine batched"),
     ],
 )
 def test_what_is_refused(shell: Shell, tmp_path: Path, options: str, words: str) -> None:
@@ -89,7 +89,7 @@ def test_ctrl_c_keeps_the_rounds_of_all(shell: Shell, monkeypatch: pytest.Monkey
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.code == 130
-    assert "Interrupted. Run 1 keeps its rounds up to " in done.err
+    assert "Interrupted. Finished rounds are stored" in done.err
     assert "Traceback" not in done.err
     assert rows("SELECT status FROM run") == [("interrupted",)] * 2
     kept = rows("SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")

@@ -74,31 +74,3 @@ def test_a_run_without_test_samples_is_refused_before_it_is_stored(shell: Shell,
     command = ("run", "-m", "fedavg", "-d", "mnist", "-p", f"pfllib:{tmp_path}/pf", "--model", "mlp", "-r", "1", "-q")
     assert "has test samples: the run would have no result" in shell.refused(*command)
     assert json.loads(shell("runs", "list", "--json").out) == []
-
-
-def test_values_whose_squares_are_infinite(shell: Shell, tmp_path: Path) -> None:
-    """No learning rate helps. In float64 they are none of them."""
-    np.savez(tmp_path / "a.npz", x=np.where(X > 0, X, -3e38).astype(np.float32), y=Y)
-    command = ("run", "-m", "fedavg", "-d", "npz:a.npz", "--clients", "2", "--beta", "10", "-r", "1", "-q")
-    told = shell.refused(*command)
-    assert "npz:a.npz has values up to 3e+38, whose squares exceed float32." in told
-    assert not Path("pflbench.db").exists()
-    assert shell(*command, "--dtype", "float64", "--lr", "1e-80").code == 0
-    folder(tmp_path / "pf", np.full((20, 1, 28, 28), 1e20), np.arange(20) % 10, num_classes=10)
-    told = shell.refused("run", "-m", "fedavg", "-d", "mnist", "-p", f"pfllib:{tmp_path}/pf", "--model", "mlp", "-r", "1", "-q")
-    assert f"{tmp_path}/pf has values up to 1e+20" in told
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--lr 1e308", "--lr 1e+308 is larger than any number of float32."),
-        ("--weight-decay 1e300", "--weight-decay 1e+300 is larger than any number of float32."),
-        ("-m fedprox --set fedprox.mu=0.1,1e39", "fedprox.mu = 1e+39 is larger than any number of float32."),
-    ],
-)
-def test_settings_beyond_float32(shell: Shell, options: str, words: str) -> None:
-    told = shell.refused("run", "-m", "fedavg", "-d", "digits", *options.split(), "-r", "1", "-q")
-    assert words in told
-    assert not Path("pflbench.db").exists()
-    assert shell("run", "-m", "fedavg", "-d", "digits", *options.split(), "--dtype", "float64", "--dry-run").code == 0

@@ -201,7 +201,7 @@ def test_there_is_a_choice_for_convolutions_on_a_gpu_alone(device, model, asked,
 
 
 def test_on_a_cpu_there_is_no_choice():
-    with pytest.raises(UserError, match="--convolution unfold works on a GPU only"):
+    with pytest.raises(UserError, match="--convolution unfold needs a GPU"):
         checked(Execution("cpu", "batched", convolution="unfold"))
 
 

@@ -22,7 +22,7 @@ from pflbench.engine.requests import Scan, Sgd
 from pflbench.engine.samples import Samples
 from pflbench.methods import METHODS
 from pflbench.run.memory_estimate import Peak
-from pflbench.run.record import in_words
+from pflbench.run.record import messages
 
 CPU = torch.device("cpu")
 DIGITS = ("-d", "digits", "--rounds", "2", "--batch-size", "50", "--engine", "batched")
@@ -146,7 +146,7 @@ def test_out_of_memory_halves_and_repeats_and_is_kept():
     chunks.each("training", np.arange(7), CPU, work)
     assert done == [2, 2, 2, 2, 2, 2, 2, 2, 1]
     assert [(s.clients, s.then) for s in chunks.shortages] == [(10, 5), (5, 2)]
-    assert in_words(chunks.shortages).startswith("Out of memory in training with 10 clients at a time: 2 at a time")
+    assert messages({"chunk": chunks.record()})[0].startswith("Out of memory in training with 10 clients at a time: 2 at a time")
     assert (chunks.halvings("training"), chunks.halvings("evaluation")) == (2, 0)
 
 

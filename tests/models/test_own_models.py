@@ -156,7 +156,7 @@ def test_lazy_layers_and_texts(shell: Shell) -> None:
     file = write("more.py", text)
     assert built(f"{file}:lazy").net[1].weight.shape == (8, 64)
     assert built(f"{file}:Words", (20,), 4, 50).net.embedding.weight.shape == (50, 6)
-    with pytest.raises(UserError, match="needs texts"):
+    with pytest.raises(UserError, match="asks for 'vocabulary', which these data do not have"):
         built(f"{file}:Words")
 
 
@@ -166,24 +166,24 @@ FED = "self.hidden(x.flatten(1))"
 AGAIN = "gives other logits when it sees the same"
 CLASSES = {  # what is added to the constructor, what forward returns, what the class says -> what is told
     "another shape": ("", "self.fc(self.hidden(x))", "", r"does not work on samples 1 x 8 x 8 \(line \d+\): RuntimeError"),
-    "softmax": ("", f"self.fc({FED}).softmax(1)", "", "is not what its head fc gives"),
-    "two results": ("", f"self.fc({FED}), x", "", "returns a tuple, no tensor"),
+    "softmax": ("", f"self.fc({FED}).softmax(1)", "", "does not return what its head fc gives"),
+    "two results": ("", f"self.fc({FED}), x", "", "returns a tuple for"),
     "infinity": ("", f"self.fc({FED} / 0.0)", "", "not finite"),
     "no such head": ("", f"self.fc({FED})", 'head = "top"', 'says head = "top", but has no such module'),
     "a head below others": (
         "self.last = nn.LayerNorm(16)",
         f"self.fc({FED})",
         'head = "fc"',
-        "its head fc is not what comes last",
+        "parameters of its head fc as its last ones",
     ),
-    "a head that shares": ("self.top = nn.Linear(16, classes); self.top.weight = self.fc.weight", "x", "", "shares parameters"),
+    "a head that shares": ("self.top = nn.Linear(16, classes); self.top.weight = self.fc.weight", "x", "", "and for itself"),
     "blocks with a gap": ("", f"self.fc({FED})", 'blocks = ["fc"]', "do not hold every parameter once"),
-    "blocks of nothing": ("", f"self.fc({FED})", 'blocks = ["fc", "hidden", "none"]', "a block without parameters: none"),
+    "blocks of nothing": ("", f"self.fc({FED})", 'blocks = ["fc", "hidden", "none"]', "do not hold every parameter once"),
     "blocks mixed up": (
         "self.a = self.fc; del self.fc; self.fc = nn.Linear(10, classes)",
         f"self.fc(self.a({FED}))",
         'blocks = [["fc", "hidden"], "a"]',
-        "hidden do not lie side by side",
+        "hidden side by side",
     ),
     "unused parameters": (
         "fc = self.fc; del self.fc; self.no = nn.Linear(2, 2); self.fc = fc",
@@ -204,11 +204,11 @@ CLASSES = {  # what is added to the constructor, what forward returns, what the 
     "a generator of its own": ("self.g = torch.Generator()", f"self.fc({FED} * torch.rand(16, generator=self.g))", "", AGAIN),
 }
 FUNCTIONS = {
-    "a parameter that nobody knows": ("def own(width):\n    return None", "asks for 'width', which nobody knows"),
+    "a parameter that nobody knows": ("def own(width):\n    return None", "asks for 'width', which these data do not have"),
     "no module": ("def own():\n    return 3", "gives no torch.nn.Module, but 3"),
     "an error in it": ("def own(classes):\n    return nn.Linear(None, classes)", r"10 classes \(line \d+\): TypeError"),
     "no linear layer": ("def own(classes):\n    return nn.Sequential(nn.Conv2d(1, classes, 8), nn.Flatten())", "no linear layer"),
-    "a linear layer alone": ("def own(classes):\n    return nn.Linear(8, classes)", "is a linear layer itself"),
+    "a linear layer alone": ("def own(classes):\n    return nn.Linear(8, classes)", "contains no linear layer"),
     "other classes": ("def own():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))", "returns 2 x 7 .* not 2 x 10"),
 }
 REFUSED = {case: (body(added, f"return {out}", f"    {said}"), words) for case, (added, out, said, words) in CLASSES.items()}
@@ -236,12 +236,12 @@ def test_what_is_not_trained_but_allowed(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("nowhere.py:Net", "There is no file nowhere.py"),
+        ("nowhere.py:Net", "nowhere.py cannot be read"),
         ("nets.py:Nt", "nets.py has no 'Nt'. Write nets.py:Net or nets.py:layers."),
         ("nets.py:F", "'F' of nets.py is a module, no model"),
         ("two.py", "does not say which of its models is meant. Write two.py:Net or two.py:Other"),
         ("broken.py:Net", "broken.py cannot be imported (line 3): ZeroDivisionError"),
-        ("named.py:mlp", "calls its model 'mlp', as a model is called that is built in"),
+        ("named.py:mlp", "'mlp' of named.py has the name of a built-in model"),
         ("nett", "Unknown model 'nett'"),
     ],
 )
@@ -349,9 +349,7 @@ def test_models_of_installed_packages(shell: Shell, package: Path) -> None:
     assert row["status"] == "finished"
     shown = parsed(shell("runs", "show", "1", "--json"))
     assert shown["environment"]["model"]["from"] == "pfl-nets 1.2"
-    assert "'none' of the installed package pfl-nets 1.2 is a module, no model" in shell.refused(
-        *RUN, "-m", "fedavg", "--model", "none"
-    )
+    assert "'none' of pfl-nets 1.2 is a module, no model" in shell.refused(*RUN, "-m", "fedavg", "--model", "none")
     told = shell.refused(*RUN, "-m", "fedavg", "--model", "mlp")
     assert "'mlp' stands for several models: built into pflbench and of pfl-nets 1.2" in told
     name, own = models.find("tiny-net")

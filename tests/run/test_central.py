@@ -226,7 +226,7 @@ def test_the_option(shell: Shell, images: Path) -> None:
     for scheme in SCHEMES:
         done = shell("run", "-m", "fedavg", "-d", "mnist", "-p", scheme, "--central-test", "--dry-run", "--json")
         assert json.loads(done.out)[0]["spec"]["partition"]["central_test"] is True
-    assert "--central-test does not work with --partition pfllib" in shell.refused(
+    assert "--central-test does not belong to --partition pfllib" in shell.refused(
         "run", "-m", "fedavg", "-p", f"pfllib:{images}", "--central-test"
     )
     assert "digits has no official test part" in shell.refused("run", "-m", "fedavg", "--central-test")

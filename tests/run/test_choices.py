@@ -114,7 +114,6 @@ def test_choices_are_stored_before_the_first_round(store, monkeypatch):
         ("auto", "unfold", None, "unfold"),
         ("auto", "groups", None, "groups"),
         ("groups", "unfold", None, "groups"),
-        ("auto", "heuristic", None, "auto"),  # of an earlier version
         ("auto", "unfold", "another GPU", "auto"),
     ],
 )
@@ -214,40 +213,17 @@ def cublas(monkeypatch):
     os.environ.pop(arithmetic.CUBLAS, None)
 
 
-@pytest.mark.parametrize("outside", [False, True])
-def test_operations_take_their_deterministic_form(outside, cublas):
-    torch.use_deterministic_algorithms(outside)
-    try:
-        with exact_arithmetic(GPU):
-            assert torch.are_deterministic_algorithms_enabled() == outside
-            assert cublas() is None
-        with exact_arithmetic(GPU, deterministic=True):
-            assert torch.are_deterministic_algorithms_enabled()
-            assert torch.backends.cudnn.deterministic
-            assert cublas() == ":4096:8"
-            assert not torch.utils.deterministic.fill_uninitialized_memory, "one more kernel for each tensor"
-        assert torch.utils.deterministic.fill_uninitialized_memory
-        assert torch.are_deterministic_algorithms_enabled() == outside
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def precisions():
-    """The newer settings: of all, of products and convolutions of kinds of device."""
-    cuda, cudnn, cpu = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    kinds = (cuda.matmul, cudnn.conv, cudnn.rnn, cpu.matmul, cpu.conv, cpu.rnn)
-    return torch.backends.fp32_precision, [kind.fp32_precision for kind in kinds]
-
-
-@pytest.fixture
-def as_before():
-    before = precisions()
-    yield
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = True
-    torch.backends.fp32_precision = before[0]
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
-    assert precisions() == before
+def test_operations_take_their_deterministic_form(cublas):
+    with exact_arithmetic(GPU):
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert cublas() is None
+    with exact_arithmetic(GPU, deterministic=True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.backends.cudnn.deterministic
+        assert cublas() == ":4096:8"
+        assert not torch.utils.deterministic.fill_uninitialized_memory, "one more kernel for each tensor"
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def newer():
@@ -258,18 +234,17 @@ def newer():
 
 @pytest.mark.parametrize("device", [GPU, torch.device("cpu")])
 @pytest.mark.parametrize("others", [newer, lambda: torch.set_float32_matmul_precision("medium"), lambda: None])
-def test_float32_is_itself_whatever_others_have_set(others, device, as_before):
+def test_float32_is_itself_whatever_others_have_set(others, device):
     """By either of PyTorch's two ways, of which the older one cannot be read where the newer one says something else."""
+    cuda, cudnn, cpu = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    kinds, before = (cuda.matmul, cudnn.conv, cudnn.rnn, cpu.matmul, cpu.conv, cpu.rnn), torch.backends.fp32_precision
     others()
-    before = precisions()
-    with exact_arithmetic(device):
-        assert set(precisions()[1]) == {"ieee"}
-        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
-    assert precisions() == before
-    if device is GPU:
-        with exact_arithmetic(device, "tf32"):
-            assert set(precisions()[1]) == {"tf32"}
-    assert precisions() == before
+    for dtype, precision, older in (("tf32", "tf32", ("high", True)), ("float32", "ieee", ("highest", False))):
+        if (device.type, dtype) != ("cpu", "tf32"):
+            with exact_arithmetic(device, dtype):
+                assert {kind.fp32_precision for kind in kinds} == {precision}
+                assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == older
+    torch.backends.fp32_precision = before
 
 
 def put(device="cpu"):
@@ -327,7 +302,7 @@ def test_nothing_is_measured(monkeypatch):
 
     assert Prepared(None, None, None, None, how).convolution(Flat, samples, 4) == "groups"
     assert not how.unfolds("cuda")
-    with pytest.raises(UserError, match="--deterministic excludes them"):
+    with pytest.raises(UserError, match="--convolution search excludes --deterministic"):
         checked(replace(how, convolution="search"))
 
 
@@ -369,4 +344,4 @@ def test_the_command_line(shell):
     command = ("-d", "digits", "--rounds", "1", "--clients", "2", "--deterministic", "--json")
     assert shell("run", "-m", "fedavg", *command).code == 0
     refused = shell.refused("run", "-m", "fedavg", *command, "--engine", "batched", "--convolution", "search")
-    assert "--convolution search works on a GPU only" in refused
+    assert "--convolution search needs a GPU" in refused

@@ -40,8 +40,8 @@ def test_what_does_not_fit_is_said(shell, monkeypatch):
     for what in ("free", "room"):
         monkeypatch.setattr(memory, what, lambda device, **_: 200_000)
     done = shell("run", "-m", "local", *DIGITS, "--dry-run", "--json")
-    assert "local on digits needs about 1" in done.err
-    assert "but 200 kB are free on cpu" in done.err
+    assert "local on digits needs about 0.00" in done.err
+    assert "but 0.0002 GB are free on cpu" in done.err
     assert json.loads(done.out)[0]["memory"]["clients"] == 1
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import text
 from support.command import Shell
 
 from pflbench.report.figures import distribution
@@ -50,17 +49,3 @@ def test_nothing_is_said_where_nothing_is_left_out(shell: Shell, tmp_path: Path,
         options = ("--partition", scheme, "--clients", "4")
         assert "left out" not in shell("partition", "show", *uneven, *options).err
         assert json.loads(shell("partition", "show", *uneven, *options, "--json").out)[0]["left_out"] == 0
-
-
-def test_a_partition_stored_before_it_was_counted_gets_its_number(shell: Shell, tmp_path: Path, uneven: tuple[str, ...]) -> None:
-    command = ("run", "-m", "local", *uneven, *GROUPS, "--model", "logreg", "--rounds", "1", "--lr", "0.1")
-    shell(*command)
-    store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
-    with store.begin() as connection:
-        connection.execute(text("UPDATE partition SET left_out = NULL"))
-    assert [p.left_out for p in partitions.stored(store, ALL)] == [None]
-    store.dispose()
-    shell(*command, "--seed", "1")
-    store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
-    assert [p.left_out for p in partitions.stored(store, ALL)] == [LEFT_OUT]
-    store.dispose()

@@ -20,7 +20,7 @@ from pflbench.engine.batched.batched_executor import BatchedExecutor
 from pflbench.engine.requests import Evaluate, Request, Sgd
 from pflbench.errors import UserError
 from pflbench.run import pack as packing
-from pflbench.run.execution import Execution, checked
+from pflbench.run.execution import Execution
 from pflbench.run.pack import Told, execute_pack, packs
 from pflbench.run.prepared import Prepared
 from pflbench.run.training import execute
@@ -296,10 +296,3 @@ def test_seconds_of_all_runs_are_those_on_the_wall(store: Engine, monkeypatch: p
 
 
 # -- how many, and what is asked for --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", ["loop", "auto"])
-def test_the_loop_executor_makes_one_after_another(engine: Any) -> None:
-    with pytest.raises(UserError, match="--pack 4 is not possible") as caught:
-        checked(Execution("cpu", engine, pack=4))
-    assert "--engine batched" in caught.value.hint

@@ -205,15 +205,12 @@ def test_the_schemes_are_those_of_the_partitions() -> None:
         ({"partition": "iid", "iid_shares": "some"}, "--iid-shares some"),
         ({"evaluate": "none"}, "--evaluate none"),
         ({"join_ratio": 0.01}, "selects nobody"),
-        (
-            {"partition": "pathological", "beta": 1.0},
-            "--beta does not belong to --partition pathological; it belongs",
-        ),
-        ({"partition": "iid", "min_samples": 3}, "it belongs to pathological and dirichlet"),
-        ({"partition": "groups", "group_sizes": "3,x"}, "--group-sizes 3,x"),
+        ({"partition": "pathological", "beta": 1.0}, "--beta does not belong to --partition pathological"),
+        ({"partition": "iid", "min_samples": 3}, "It belongs to pathological and dirichlet"),
+        ({"partition": "groups", "group_sizes": "3,x"}, "--group-sizes x is not possible: it must be a whole number"),
         ({"seeds": "3-1"}, "'3-1' is no seed"),
         ({"seeds": "0,,2"}, "'' is no seed"),
-        ({"seeds": "0-10000000000"}, "more than 1000"),
+        ({"seeds": "0-10000000000"}, "at most 1000"),
         ({"seeds": "0-4", "seed": 1}, "exclude each other"),
         ({"settings": ("p=2",)}, "expected method.name=value"),
         ({"settings": ("fedala.p=2",)}, "fedala is not run by this command"),
@@ -264,7 +261,7 @@ def test_a_pfllib_folder_brings_its_data_along(pfllib: Path, monkeypatch: pytest
     assert one(datasets=("fashionmnist",), partition=f"pfllib:{pfllib}").train.lr == 0.005
     assert one(datasets=("mnist",), partition=f"pfllib:{pfllib}").data == DataSpec(name="mnist"), "its content is the folder's"
     assert "holds one dataset" in refused(datasets=("mnist", "cifar10"), partition=f"pfllib:{pfllib}")
-    assert "--clients does not work with" in refused(partition=f"pfllib:{pfllib}", clients=5)
+    assert "--clients does not belong to --partition pfllib" in refused(partition=f"pfllib:{pfllib}", clients=5)
     assert "needs a folder" in refused(partition="pfllib:")
     other = pfllib.rename(pfllib.with_name("stuff"))
     assert "'stuff'" in refused(datasets=(), partition=f"pfllib:{other}")

@@ -149,7 +149,6 @@ FORGED = {
     "no hash": ({"sha256": None}, "is damaged"),
     "another round": ({"t": 1}, "is of round 1, which the database does not have"),
     "a round to come": ({"t": 3}, "is of round 3, which the database does not have"),
-    "other clients": ({"buffers": {"model": torch.zeros(3, 2)}}, "has other shapes than the run's clients"),
     "another run": ({"owner": "another"}, "is another run's"),
 }
 

@@ -132,9 +132,9 @@ def test_an_impossible_hyperparameter_leaves_no_run(shell: Shell, methods: tuple
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--engine", "loop", "--chunk", "3"), "--chunk 3: the loop executor has no such choice"),
-        (("--device", "cpu", "--chunk", "3"), "--chunk 3: the loop executor has no such choice"),
-        (("--engine", "batched", "--workers", "2"), "--workers 2: the batched executor has no such choice"),
+        (("--engine", "loop", "--chunk", "3"), "--chunk 3 needs --engine batched"),
+        (("--device", "cpu", "--chunk", "3"), "--chunk 3 needs --engine batched"),
+        (("--engine", "batched", "--workers", "2"), "--workers 2 needs --engine loop and a CPU"),
     ],
 )
 def test_options_of_the_other_executor_are_refused(shell: Shell, arguments: tuple[str, ...], told: str) -> None:
