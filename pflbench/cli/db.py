@@ -113,7 +113,7 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A database: a file or a SQLAlchemy URL.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="A new or empty database: a file or a SQLAlchemy URL.")],
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Copy a whole database, for example from SQLite to PostgreSQL or back, with all numbers of rows."""

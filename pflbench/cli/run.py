@@ -39,7 +39,7 @@ def run(
     ] = False,
     jobs: Jobs = 1,
     keep_going: KeepGoing = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Train methods on datasets, and store every round and every client in the results database.

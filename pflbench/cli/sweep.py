@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -14,11 +14,10 @@ from typer.core import TyperGroup
 from pflbench.cli import options as o
 from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
 from pflbench.cli.db import opened, opened_if_there
-from pflbench.cli.executors import EXECUTORS
 from pflbench.cli.making import KeepGoing, Limit
 from pflbench.cli.progress import apart
 from pflbench.cli.run import execution
-from pflbench.cli.sweep_runs import NAMED, Quiet, RetryFailed, SweepCommand, counted_states, make, resume, work
+from pflbench.cli.sweep_runs import NAMED, RetryFailed, SweepCommand, counted_states, make, resume, work
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ app = typer.Typer(
 
 
 @app.command()
-@o.taking(asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=_GIVEN, workers=EXECUTORS)
+@o.taking(asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=_GIVEN, workers=o.EXECUTORS)
 def run(
     *,
     file: Annotated[
@@ -61,11 +60,8 @@ def run(
     ] = [],  # noqa: B006
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="Name of the sweep. Default: the file's.")] = None,
     order: Annotated[
-        str,
-        typer.Option(
-            **o.among("seed", "setting", "dataset"),
-            help="seed: all runs of a seed before the next seed; setting, dataset: all runs of a setting or dataset first.",
-        ),
+        Literal["seed", "setting", "dataset"],
+        typer.Option(help="seed: all runs of a seed before the next seed; setting, dataset: all runs of one first."),
     ] = "seed",
     retry_failed: RetryFailed = False,
     keep_going: KeepGoing = False,
@@ -76,7 +72,7 @@ def run(
     workers: o.Given,
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
-    quiet: Quiet = False,
+    quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Train all runs of a grid, several at a time. The same command continues after an interruption.

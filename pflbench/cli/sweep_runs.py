@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +17,7 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, message, print_json
 from pflbench.cli.db import opened
-from pflbench.cli.executors import EXECUTORS
-from pflbench.cli.making import KeepGoing, Limit, make_by, tell, tell_checkpoints, tell_errors
+from pflbench.cli.making import KeepGoing, Limit, make_by, tell_checkpoints, tell_errors, tell_failure
 from pflbench.cli.progress import followed
 from pflbench.cli.run import execution, prepare
 
@@ -38,7 +38,6 @@ Files = Annotated[
     ),
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also train runs that failed before, from their checkpoints.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class SweepCommand:
         return RunQueue(tuple(specs), url, self.data_dir, how, self.plugins, keep_going=keep_going, sweep=self.sweep.id)
 
 
-@o.taking(workers=EXECUTORS, place=o.only("checkpoints"))
+@o.taking(workers=o.EXECUTORS, place=o.only("checkpoints"))
 def resume(
     name: NAMED,
     workers: o.Given,
@@ -75,7 +74,7 @@ def resume(
     keep_going: KeepGoing = False,
     limit: Limit = None,
     db: o.Db = o.DEFAULT_DB,
-    quiet: Quiet = False,
+    quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Continue a sweep, also a cancelled one, with the options of its first command.
@@ -105,7 +104,7 @@ def work(
     cpus_per_job: Annotated[int | None, typer.Option(metavar="N", min=1, help="Cores. Default: all.")] = None,
     limit: Limit = None,
     db: o.Db = o.DEFAULT_DB,
-    quiet: Quiet = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Train runs of a stored sweep, one after another, until none is left. Any number of these commands may share a sweep.
 
@@ -130,7 +129,8 @@ def work(
             note_unchecked(how, quiet)
             queue = asked.queue(ahead, keep_going=True).on(str(find_device(how.device)), cpus_per_job or environment.cores())
             try:
-                made = run_queue.work(queue, results, limit=limit, follow=followed(ahead, quiet), failed=tell)
+                packs = islice(run_queue.unclaimed(queue, results), limit)
+                made = run_queue.work(queue, results, packs, follow=followed(ahead, quiet), failed=tell_failure)
             except KeyboardInterrupt:
                 message(f"Interrupted. Continue with: pflbench sweep resume {name}")
                 raise typer.Exit(interrupts.exit_code()) from None

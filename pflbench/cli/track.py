@@ -28,22 +28,10 @@ app = typer.Typer(
 )
 
 
-_HOW = o.annotated(
-    follow=(
-        Annotated[bool, typer.Option("--follow", "-f", help="Continue with new rounds until all runs have ended.")],
-        False,
-    ),
-    every=(
-        Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="--follow: time between two looks at the database.")],
-        5.0,
-    ),
-    patience=(
-        Annotated[
-            float,
-            typer.Option(metavar="SECONDS", min=0, help="--follow: time to wait for the next run when none trains."),
-        ],
-        60.0,
-    ),
+_HOW = o.group(
+    follow=o.flag("Continue with new rounds until all runs have ended.", "--follow", "-f"),
+    every=o.option(float, "--follow: time between two looks at the database.", default=5.0, metavar="SECONDS", min=0.1),
+    patience=o.option(float, "--follow: time to wait for the next run when none trains.", default=60.0, metavar="SECONDS", min=0),
     db=(o.Db, o.DEFAULT_DB),
 )
 

@@ -27,7 +27,6 @@ Point = Mapping[str, Any]
 """A value for each option, by its name without leading dashes, or as "fedala.p" for a hyperparameter."""
 
 Order = Literal["seed", "setting", "dataset"]
-ORDERS: tuple[Order, ...] = typing.get_args(Order)
 MOST = 50_000  # combinations, or runs, which are planned in half a minute
 _RENAMED = {"method": "methods", "dataset": "datasets"}
 _LEFT_OUT = {"data_dir", "settings", "seed", *_RENAMED.values()}
@@ -107,15 +106,13 @@ class RunGrid:
         return point
 
 
-def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: RunOptions = RunOptions()) -> list[RunSpec]:
+def specifications(grid: RunGrid, data_dir: Path, order: Order = "seed", base: RunOptions = RunOptions()) -> list[RunSpec]:
     """All runs of a grid without repetition. base: the other options.
 
     order: "seed" (all runs of a seed before the next seed), "setting" (all seeds of a setting together) or "dataset" (all runs
-    of a dataset before the next, by seed). Raises UserError for an unknown order, and for what `run` would refuse, with the
+    of a dataset before the next, by seed). Raises UserError for what `run` would refuse, with the
     values of the axes at that point.
     """
-    if order not in ORDERS:
-        raise unknown("order", order, ORDERS)
     parsed: Parsed = {}
     found: dict[str, RunSpec] = {}
     for point in grid.points():
