@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pflbench.cli.console import duration, message, print_json, print_table, say
-from pflbench.cli.progress import data_view
+from pflbench.cli.progress import bars
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def checkup(name: str, as_json: bool) -> None:
     if not as_json:
         message(", ".join(f"{word} {told}".removeprefix("device ") for word, told in about.items()))
     wanted, found = contract.whole(), {}
-    with data_view(quiet=as_json) as progress:
+    with bars(quiet=as_json) as progress:
         for number, (check, said) in enumerate(contract.check(wanted, device), start=1):
             found[check] = said
             if progress is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import print_fields, print_json, print_table, say
+from pflbench.cli.console import print_fields, print_json, print_records, say
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,21 +56,15 @@ def list_(dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA, as_json
     rows = []
     for name in names():
         own, facts = _facts(name)
-        row: dict[str, Any] = {"name": name, "description": facts["description"], "from": facts["from"]}
+        row = {"name": name, "description": facts["description"], "from": facts["from"]}
         try:
             kind, made = _made(name, own, kinds)
         except UserError as error:
-            rows.append({**row, "for": None, "parameters": None, "head": None, "blocks": None, "refused": error.message})
+            rows.append({**row, "for": None, "parameters": None, "head": None, "blocks": error.message})
             continue
         blocks = [str(block) for block in made.blocks]
         rows.append({**row, "for": kind.label, "parameters": made.parameters, "head": str(made.head), "blocks": blocks})
-    if as_json:
-        print_json(rows)
-        return
-    columns = ("name", "description", "from", "for", "parameters", "head", "blocks")
-    for row in rows:
-        row["blocks"] = row.get("refused") or ", ".join(row["blocks"])
-    print_table(columns, [[row[column] for column in columns] for row in rows])
+    print_records(rows, as_json)
 
 
 @app.command()
@@ -96,7 +90,7 @@ def show(name: Name, dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DA
         return
     print_fields(about.items())
     say()
-    print_table(tuple(blocks[0]), [tuple(block.values()) for block in blocks])
+    print_records(blocks)
 
 
 @app.command("test")

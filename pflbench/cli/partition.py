@@ -10,7 +10,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import message, print_json, print_table
 from pflbench.cli.db import opened
-from pflbench.cli.progress import data_view
+from pflbench.cli.progress import bars
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _made(wanted: RunOptions) -> list[dict[str, Any]]:
     for spec in plan(replace(wanted, methods=("local",))):
         if text := data.remark(spec.data, wanted.data_dir):
             message(f"Note: {text}")
-        with data_view() as progress:
+        with bars() as progress:
             record = load_federation_data(spec, wanted.data_dir, progress).record
         shown.append(_plain(record))
     return shown

@@ -10,7 +10,7 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.db import opened
-from pflbench.cli.progress import data_view
+from pflbench.cli.progress import bars
 from pflbench.cli.reports import FILTERS, ROUND_RULE, TOLERANCE, asked, call, leading, refuse, uncollected, write_figure
 from pflbench.errors import UserError, unknown
 from pflbench.report.declared import PLOTS
@@ -103,7 +103,7 @@ def _drawn(name: str, which: o.Given, options: o.Given, db: str, data_dir: Path,
             raise
         from pflbench.reproduce import show
 
-        with data_view() as progress:
+        with bars() as progress:
             return show.planned_partitions(**by_name, data_dir=data_dir, progress=progress, missing=missing)
 
 
@@ -115,5 +115,5 @@ def _printed(number: str, given: o.Given, data_dir: Path) -> Drawing:
     chosen = {name: given[name] for name in ("datasets", "partitions")}
     refuse(f"{number}, which shows data alone", [name for name in asked(given) if name not in chosen])
     (goal,) = goals(number, **chosen)
-    with data_view() as progress:
+    with bars() as progress:
         return show.data_drawing(goal, data_dir, progress)

@@ -16,7 +16,7 @@ from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, error, message, print_json, print_table, say
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.making import Jobs, KeepGoing, Limit, make_all
-from pflbench.cli.progress import data_view, followed
+from pflbench.cli.progress import bars, followed
 from pflbench.cli.reports import FILTERS, Format, one_at_a_time, table_format, write_figure, write_table
 from pflbench.cli.run import execution, follow_client
 from pflbench.errors import UserError, unknown
@@ -199,7 +199,7 @@ def _targets(goal: Goal, format: str | None, output: Path | None) -> _Targets:
 def _look(goal: Goal, wanted: Sequence[Wanted], engine: sqlalchemy.Engine | None, data_dir: Path, quiet: bool) -> Outlook:
     from pflbench.reproduce.outlook import look
 
-    with data_view(quiet) as progress:
+    with bars(quiet) as progress:
         return look(goal, wanted, engine, data_dir, progress)
 
 
@@ -320,7 +320,7 @@ def _show(
 
     goal, runs, whole = outlook.goal, outlook.runs, True
     if goal.untrained:
-        with _reported() as made, data_view(quiet) as progress:
+        with _reported() as made, bars(quiet) as progress:
             write_figure(show.noted(goal, show.data_drawing(goal, data_dir, progress)), targets.figure)
         return bool(made)
     assert results is not None

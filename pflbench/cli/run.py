@@ -15,12 +15,13 @@ from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, message, print_json, say
 from pflbench.cli.db import opened
 from pflbench.cli.making import Jobs, KeepGoing, make_all
-from pflbench.cli.progress import apart, data_view, followed, named
+from pflbench.cli.progress import apart, bars, followed, named
 from pflbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
     import sqlalchemy
 
+    from pflbench.reproduce.forecast import Forecast
     from pflbench.run.execution import Execution
     from pflbench.run.federation_data import FederationData
     from pflbench.run.follow import Follow
@@ -125,15 +126,20 @@ def _tell_ahead(
     found = patiently(lambda: forecast(specs, results, data_dir, how, force))
     if found is None:
         return
-    how_known = "measured on a few batches" if found.measured else "by rounds in this database"
-    time = "time unknown" if found.seconds is None else f"about {duration(found.seconds / places)} ({how_known})"
-    memory = "" if found.memory is None else f", {found.memory * places / 1e9:.2g} GB of memory"
     runs = f"{found.runs} run{'s' * (found.runs > 1)} ahead" + (f", {places} at a time" if places > 1 else "")
-    message(f"Note: {runs}, {time}{memory}, {max(found.disk, 1e6) / 1e6:,.0f} MB of disk.")
+    message(f"Note: {runs}, {forecast_words(found, places)}.")
     names = " ".join(f"-m {name}" for name in dict.fromkeys(spec.method.name for spec in specs))
     rounds = sum(spec.train.rounds for spec in specs) / len(specs)
     fewer = f" --rounds 20 takes about {duration(found.seconds * 20 / rounds)}." if found.seconds and rounds > 20 else ""
     message(f"Quick:{fewer} On the embedded digits, in seconds: pflbench run {names} -d digits --rounds 20")
+
+
+def forecast_words(found: Forecast, places: int) -> str:
+    """Time, memory and disk of runs, so many at a time."""
+    how_known = "measured on a few batches" if found.measured else "by rounds in this database"
+    time = "time unknown" if found.seconds is None else f"about {duration(found.seconds / places)} ({how_known})"
+    memory = "" if found.memory is None else f", {found.memory * places / 1e9:.2g} GB of memory"
+    return f"{time}{memory}, {max(found.disk, 1e6) / 1e6:,.0f} MB of disk"
 
 
 def execution(given: o.Given) -> Execution:
@@ -166,7 +172,7 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
         if alike in found:
             continue
         try:
-            with data_view(quiet) as progress:
+            with bars(quiet) as progress:
                 need = footprint(spec, load_federation_data(spec, data_dir, progress), how)
         except UserError as error:
             need = None
@@ -188,7 +194,7 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     but_seed = {spec.model_copy(update={"seed": 0}).key: spec for spec in specs}.values()
     places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
     for spec in sorted(but_seed, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
-        with data_view(quiet) as progress:
+        with bars(quiet) as progress:
             setting = load_federation_data(spec, data_dir, progress)
         require_possible(spec, setting)
         if setting.central is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,12 +13,12 @@ import typer
 from typer.core import TyperGroup
 
 from pflbench.cli import options as o
-from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
+from pflbench.cli.console import command_line, message, print_json, print_records, print_table, say
 from pflbench.cli.db import opened, opened_if_there
 from pflbench.cli.making import KeepGoing, Limit
 from pflbench.cli.progress import apart
-from pflbench.cli.run import execution
-from pflbench.cli.sweep_runs import NAMED, RetryFailed, SweepCommand, counted_states, make, resume, work
+from pflbench.cli.run import execution, forecast_words
+from pflbench.cli.sweep_runs import ENDED, NAMED, RetryFailed, SweepCommand, counted_states, make, resume, work
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -136,11 +137,8 @@ def list_(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
         }
         for sweep, stands in found
     ]
-    if as_json:
-        print_json(records)
-    elif records:
-        print_table(tuple(records[0]), [tuple(record.values()) for record in records])
-    else:
+    print_records(records, as_json)
+    if not records:
         message("No sweeps yet: pflbench sweep FILE.yaml")
 
 
@@ -173,8 +171,8 @@ def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> Non
         print_json({"name": sweep.name, "cancelled": sweep.cancelled_at, "runs": records})
         return
     for record in records:
-        record["best"] = None if record["best"] is None else f"{100 * record['best']:.2f}"
-    print_table([name.replace("best", "best %") for name in records[0]], [tuple(record.values()) for record in records])
+        record["best"] = None if record["best"] is None else f"{100 * record['best']:.2f} %"
+    print_records(records)
     message(f"{sweep.name}: {counted_states(stands.counts)}{' Cancelled.' if sweep.cancelled_at else ''}")
 
 
@@ -222,51 +220,44 @@ def _outlook(
     from pflbench.sweep.choose_executor import at_a_time
 
     with (
-        opened_if_there(db) as found_there,
-        nullcontext(found_there) if found_there else opened("sqlite://", create=True) as results,
+        opened_if_there(db) as stored,
+        nullcontext(stored) if stored else opened("sqlite://", create=True) as results,
     ):
         stands = sweeps.sweep_state(results, specs)
-        ahead = [spec for spec in specs if stands.states[spec.key] not in ("finished", "diverged", "failed")]
+        ahead = [spec for spec in specs if stands.states[spec.key] not in ENDED]
         without = lacking(ahead, data_dir)
         here = [spec for spec in ahead if spec.data.label not in without]
         found = forecast(here, results, data_dir, how) if here else None
     together = at_a_time(executor, here, data_dir, how) if here else 0
-    seconds = None if found is None or found.seconds is None else found.seconds / (together or 1)
-    memory = None if found is None or found.memory is None else found.memory * (together or 1)
-    record = {
-        "name": name,
-        "runs": len(specs),
-        "to_run": len(ahead),
-        "without_data": {label: reason.message for label, reason in without.items()},
-        "states": dict(stands.counts),
-        "at_a_time": together,
-        "seconds": seconds,
-        "disk": None if found is None else found.disk,
-        "memory": memory,
-    }
     if as_json:
+        record = {
+            "name": name,
+            "runs": len(specs),
+            "to_run": len(ahead),
+            "without_data": {label: reason.message for label, reason in without.items()},
+            "states": dict(stands.counts),
+            "at_a_time": together,
+            "seconds": found and found.seconds and found.seconds / (together or 1),
+            "disk": found and found.disk,
+            "memory": found and found.memory and found.memory * (together or 1),
+        }
         print_json({**record, "keys": [spec.key for spec in specs]})
         return
-    rows: dict[tuple[str, str, str], list[int]] = {}
-    for spec in specs:
-        cell = rows.setdefault((spec.method.name, spec.data.label, spec.partition.label), [0, 0])
-        cell[0] += 1
-        cell[1] += stands.states[spec.key] in ("finished", "diverged", "failed")
-    print_table(("method", "dataset", "partition", "runs", "there"), [(*names, *counts) for names, counts in rows.items()])
+    cells = Counter((spec.method.name, spec.data.label, spec.partition.label) for spec in specs)
+    ended = Counter(
+        (spec.method.name, spec.data.label, spec.partition.label) for spec in specs if stands.states[spec.key] in ENDED
+    )
+    rows = [(*cell, runs, ended[cell]) for cell, runs in cells.items()]
+    print_table(("method", "dataset", "partition", "runs", "there"), rows)
     say(f"{name}: {counted_states(stands.counts)}")
     for label, reason in without.items():
         waiting = sum(spec.data.label == label for spec in ahead)
         say(f"{reason.message} {counted(waiting, 'run')} cannot start. {reason.hint}")
-    if not ahead:
-        say("No run is missing.")
-        return
-    if not here:
+    if here:
+        places = "as many at a time as the cluster has room for" if together is None else f"{together} at a time"
+        what = forecast_words(found, together or 1) if found else "a few minutes at most"
+        say(f"To run: {len(here)}, {places}: {what}.")
+    elif ahead:
         say(f"To run: {len(ahead)}. Time: unknown without the data.")
-        return
-    begin = f"To run: {len(here)}, {f'{together} at a time' if together else 'as many at a time as the cluster has room for'}."
-    if found is None:
-        say(f"{begin} Time: a few minutes at most.")
-        return
-    time = "unknown" if seconds is None else f"about {duration(seconds)}{'' if together else ' one after another'}"
-    needs = "" if memory is None else f" Memory: {memory / 1e9:.2g} GB{'' if together else ' each'}."
-    say(f"{begin} Time: {time}. Disk: {found.disk / 1e6:,.0f} MB.{needs}")
+    else:
+        say("No run is missing.")

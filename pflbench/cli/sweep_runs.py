@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pflbench.sweep.choose_executor import ExecutorOptions
     from pflbench.sweep.run_queue import RunQueue
 
+ENDED = {"finished", "diverged", "failed"}
 NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Name of the sweep: see `pflbench sweep list`.")]
 Files = Annotated[
     list[Path],
@@ -192,7 +193,7 @@ def _ahead(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], dict
     from pflbench.store import sweeps
 
     state = sweeps.sweep_state(asked.results, asked.sweep.specs)
-    over = {"finished", "diverged", *(() if retry_failed else ("failed",))}
+    over = ENDED - {"failed"} if retry_failed else ENDED
     skipped = {key: own for key, own in state.states.items() if own in over}
     return [spec for spec in asked.sweep.specs if spec.key not in skipped], skipped
 
@@ -224,13 +225,12 @@ def _report(asked: SweepCommand, state: SweepState, skipped: Mapping[str, str], 
         runs = {key: state.runs[key] for key in begun}
         more = {key: {"message": (run and run.message) or "", "news": news(run)} for key, run in runs.items()}
         print_json({"name": name, "skipped": skipped, "runs": [{"key": key, "state": begun[key], **more[key]} for key in begun]})
-    told = f" Ended before: {len(skipped)}." if skipped else ""
-    told += f" Left: {left}." if (left := len(state.states) - len(begun)) else ""
-    told += f" Stopped: {why}." if why else ""
-    message(f"{name}: {counted_states(Counter(begun.values()))}{told}")
-    failed = sum(own == "failed" for own in skipped.values())
-    if failed:
-        message(f"{failed} failed before and {'was' if failed == 1 else 'were'} skipped; --retry-failed tries again.")
+    left = len(state.states) - len(begun)
+    numbers = {"Ended before": len(skipped), "Left": left, "Stopped": why}
+    parts = [f"{word}: {value}." for word, value in numbers.items() if value]
+    message(" ".join((f"{name}: {counted_states(Counter(begun.values()))}", *parts)))
+    if failed := sum(own == "failed" for own in skipped.values()):
+        message(f"Failed before and skipped: {failed}. --retry-failed tries again.")
     if interrupted:
         message(f"Interrupted. Continue with: pflbench sweep resume {name}")
         raise typer.Exit(interrupts.exit_code())

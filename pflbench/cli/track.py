@@ -14,12 +14,9 @@ from pflbench.cli import options as o
 from pflbench.cli.console import message
 from pflbench.cli.db import opened
 from pflbench.cli.reports import FILTERS, found_runs
-from pflbench.errors import Unreachable, UserError
+from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from pflbench.store.runs import Result
     from pflbench.track.deliver import Tracker
 
 app = typer.Typer(
@@ -96,7 +93,7 @@ def _track(
         delivery = deliver.Delivery(engine, tracker)
         try:
             if follow:
-                deliver.follow(delivery, _looking(engine, which), every, patience)
+                deliver.follow(delivery, lambda: found_runs(engine, which), every, patience)
             else:
                 delivery(found_runs(engine, which))
         except KeyboardInterrupt:
@@ -108,25 +105,6 @@ def _track(
                 message(f"New: {delivery.rounds:,} rounds of {len(delivery.runs):,} runs.")
         if not delivery.rounds:
             message("Nothing new.")
-
-
-def _looking(engine: Engine, which: o.Given) -> Callable[[], list[Result]]:
-    """Finds the runs; says once if there are none yet."""
-    told = False
-
-    def look() -> list[Result]:
-        nonlocal told
-        try:
-            return found_runs(engine, which)
-        except Unreachable:
-            raise
-        except UserError as nothing:
-            if not told:
-                message(f"{nothing.message} Waiting for them.")
-            told = True
-            return []
-
-    return look
 
 
 def _module(extra: str) -> Any:

@@ -16,7 +16,7 @@ from pflbench.errors import UserError
 from pflbench.store.exchange.points import TrackedRound, tags, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
-from pflbench.track.deliver import Mark, make_folder, read_mark, write_mark
+from pflbench.track.deliver import Mark, read_mark, write_mark
 
 _LONGEST = 64  # characters of a tag
 
@@ -25,16 +25,10 @@ class WandB:
     """Writes to a project. folder: where W&B makes its folder `wandb`. offline: only write there, for a later `wandb sync`."""
 
     def __init__(self, project: str, entity: str | None, folder: Path, *, offline: bool) -> None:
-        make_folder(folder)  # if it cannot be written, W&B takes another one
-        self._where: dict[str, Any] = {
-            "project": project,
-            "entity": entity,
-            "dir": str(folder),
-            "mode": "offline" if offline else "online",
-        }
-        self._marks = (
-            folder / "wandb" / "pflbench" / ("offline" if offline else "online") / "-".join(filter(None, (entity, project)))
-        )
+        folder.mkdir(parents=True, exist_ok=True)
+        mode = "offline" if offline else "online"
+        self._where: dict[str, Any] = {"project": project, "entity": entity, "dir": str(folder), "mode": mode}
+        self._marks = folder / "wandb" / "pflbench" / mode / "-".join(filter(None, (entity, project)))
         self._open: dict[str, Any] = {}
 
     def mark(self, run: Run) -> Mark:
