@@ -217,7 +217,7 @@ def _summary(result: dict[str, Any], dry_run: bool) -> str:
     if result["kind"] == "pfllib":
         series = f"PFLlib's {result['algorithm']} on {result['dataset']}, rounds 0 to {result['last_round']}"
         return f"{name}: {series}, best {100 * result['best']:.2f} %: {_STATES[result['state']]}"
-    counts = [f"{result[what]} run(s) {words}" for what, words in _WORDS.items() if result[what]]
+    counts = [f"{result[what]} run{'s' * (result[what] != 1)} {words}" for what, words in _WORDS.items() if result[what]]
     if result["references"]:
         counts.append(f"{len(result['references'])} reference series")
     return f"{name}: {', '.join(counts) or 'nothing to import'}"

@@ -105,9 +105,8 @@ def provenance(runs: Iterable[int]) -> str:
     from pflbench import __version__
     from pflbench.environment import commit
 
-    found = commit()
-    version = f"{__version__}, commit {found}" if found else __version__
     numbers = ", ".join(map(str, sorted(set(runs))))
+    version = ", commit ".join(filter(None, (__version__, commit())))
     made = f"Made by `{command_line()}` (pflbench {version})"
     return f"{made} from runs {numbers}." if numbers else f"{made}."
 
@@ -148,14 +147,12 @@ def table_format(format: str | None, output: Path | None) -> str:
 
     if output is None:
         return format or "text"
-    said = SUFFIXES.get(output.suffix.lower())
-    if format is None and said is None:
+    by_name = SUFFIXES.get(output.suffix.lower())
+    if format is None and by_name is None:
         raise UserError(f"The name {output} does not say a format.", f"Let it end in {', '.join(SUFFIXES)}, or add --format.")
-    if format is not None and said not in (None, format):
-        raise UserError(
-            f"--format {format} contradicts the name {output}, which says {said}.", "Leave out one of them, or change the name."
-        )
-    return format or said or "text"
+    if format is not None and by_name not in (None, format):
+        raise UserError(f"--format {format} contradicts the name {output}.", "Leave out one of them, or change the name.")
+    return format or by_name or "text"
 
 
 @contextmanager

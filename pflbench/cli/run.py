@@ -165,24 +165,27 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
     from pflbench.run.federation_data import load_federation_data
     from pflbench.run.memory_estimate import footprint
 
-    found: dict[str, dict[str, Any] | None] = {}  # by all but the seed
-    notes: dict[str, None] = {}  # in order, each once
+    needs: dict[str, dict[str, Any] | None] = {}  # by all but the seed
     for spec in specs:
-        alike = spec.model_copy(update={"seed": 0}).key
-        if alike in found:
+        alike = _without_seed(spec)
+        if alike in needs:
             continue
+        needs[alike] = None
         try:
             with bars(quiet) as progress:
                 need = footprint(spec, load_federation_data(spec, data_dir, progress), how)
         except UserError as error:
-            need = None
-            notes[f"no estimate of memory. {error.message}"] = None
-        if need is not None and need.problem():
-            notes[f"{spec.method.name} on {spec.data.label} {need.problem()}."] = None
-        found[alike] = need.plain() if need else None
-    for note in notes:
-        message(f"Note: {note}")
-    return [found[spec.model_copy(update={"seed": 0}).key] for spec in specs]
+            message(f"Note: no estimate of memory. {error.message}")
+            continue
+        if need is not None:
+            needs[alike] = need.plain()
+            if problem := need.problem():
+                message(f"Note: {spec.method.name} on {spec.data.label} {problem}.")
+    return [needs[_without_seed(spec)] for spec in specs]
+
+
+def _without_seed(spec: RunSpec) -> str:
+    return spec.model_copy(update={"seed": 0}).key
 
 
 def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
@@ -191,7 +194,7 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     from pflbench.run.memory_estimate import require_possible
 
     notes: dict[str, None] = {}  # in order, each once
-    but_seed = {spec.model_copy(update={"seed": 0}).key: spec for spec in specs}.values()
+    but_seed = {_without_seed(spec): spec for spec in specs}.values()
     places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
     for spec in sorted(but_seed, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
         with bars(quiet) as progress:
@@ -237,19 +240,14 @@ def _result(results: sqlalchemy.Engine, key: str, settings: str) -> dict[str, An
 
     found = runs.find(results, key)
     newest = rounds.newest_rows(results, found.id, 1)
+    names = ("key", "status", "method", "dataset", "seed", "best", "message")
     return {
         "run": found.id,
-        "key": found.key,
-        "status": found.status,
-        "method": found.method,
+        **{name: getattr(found, name) for name in names},
         "settings": settings,
-        "dataset": found.dataset,
         "partition": found.partition_label,
-        "seed": found.seed,
         "rounds": found.last_round,
-        "best": found.best,
         "last": newest[0]["accuracy"] if newest else None,
-        "message": found.message,
     }
 
 

@@ -150,7 +150,9 @@ def rm(
                 f"run {info.id}: {info.method}, {info.dataset}, seed {info.seed}, {info.status}, round {info.last_round or 0}"
             )
         if not yes:
-            _ask(len(found))
+            if not sys.stdin.isatty():
+                raise UserError("Nothing was removed: there is no terminal to ask on.", "Add --yes.")
+            typer.confirm(f"Remove {len(found)} run(s) with all their rounds?", err=True, abort=True)
         for info in found.values():
             _remove(engine, info, checkpoints)
     message(f"Removed {len(found)} run(s).")
@@ -164,14 +166,6 @@ def _remove(engine: Engine, run: RunHead, checkpoints: str | None) -> None:
     with nullcontext() if run.ended else locks.locked(engine, run.key):
         write.remove_run(engine, run.id)
         place_of(engine.url, checkpoints).remove(f"{name_of(run, engine.url, checkpoints)}.pt")
-
-
-def _ask(count: int) -> None:
-    if not sys.stdin.isatty():
-        raise UserError("Nothing was removed: there is no terminal to ask on.", "Add --yes to remove without being asked.")
-    if not typer.confirm(f"Remove {count} run(s) with all their rounds?", err=True):
-        message("No run was removed.")
-        raise typer.Exit(1)
 
 
 LISTED = (

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import error, say
+from pflbench.cli.console import error as print_error
+from pflbench.cli.console import say
 from pflbench.cli.db import opened
 from pflbench.cli.reports import (
     FILTERS,
@@ -88,20 +89,20 @@ def table(
     if len(asked) == 1:
         write_table(one(asked[0]), written, output)
         return
-    # Of several tables one may not have what a filter names.
-    made: list[Grid] = []
+    made: list[Grid] = []  # of several tables one may not have what a filter names
     refused: list[UserError] = []
     for part in asked:
         try:
             made.append(one(part))
-        except UserError as found:
-            refused.append(found)
+        except UserError as error:
+            refused.append(error)
+    missing = [error for error in refused if isinstance(error, NothingYet)]
     if not made:
-        raise next((found for found in refused if isinstance(found, NothingYet)), refused[0])
+        raise (missing or refused)[0]
     for k, grid in enumerate(made):
         say(end="\n" * (k > 0))
         write_table(grid, written, None)
-    if missing := [found for found in refused if isinstance(found, NothingYet)]:
-        for nothing in missing:
-            error(nothing.message, nothing.hint)
+    for nothing in missing:
+        print_error(nothing.message, nothing.hint)
+    if missing:
         raise typer.Exit(2)

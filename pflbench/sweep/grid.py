@@ -129,7 +129,12 @@ def specifications(grid: RunGrid, data_dir: Path, order: Order = "seed", base: R
             raise UserError(f"{error.message}{at}", error.hint) from None
     if not found:
         raise UserError("The sweep has no run: everything is excluded.", "Take an exclusion out, or add a value.")
-    return _ordered(list(found.values()), order)
+    specs = list(found.values())
+    if order == "setting":
+        return specs
+    seeds = list(dict.fromkeys(spec.seed for spec in specs))
+    datasets = list(dict.fromkeys(spec.data for spec in specs)) if order == "dataset" else []
+    return sorted(specs, key=lambda spec: (datasets.index(spec.data) if datasets else 0, seeds.index(spec.seed)))
 
 
 def of_run(wanted: RunOptions) -> list[RunSpec]:
@@ -148,10 +153,7 @@ def listed(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
         method, parameter, value = setting(text)
         name = f"{method}.{parameter}"
         if name in found:
-            raise UserError(
-                f"--set gives {name} twice: {','.join(found[name])} and {value}.",
-                f"Give it once, with all its values: --set {name}={','.join(found[name])},{value}.",
-            )
+            raise UserError(f"--set gives {name} twice.", f"Give it once, with all its values: --set {name}=VALUE,VALUE.")
         free = any(hyper.name == parameter and "str" in hyper.type.split(" | ") for hyper in methods.hyperparameters(method))
         found[name] = (value,) if free else tuple(dict.fromkeys(part.strip() for part in value.split(",")))
     return found
@@ -199,15 +201,6 @@ def _options(point: Point, base: RunOptions) -> RunOptions:
     return replace(base, settings=settings, **plain)
 
 
-def _ordered(specs: list[RunSpec], order: str) -> list[RunSpec]:
-    """Sorts stably by the order."""
-    if order == "setting":
-        return specs
-    seeds = list(dict.fromkeys(spec.seed for spec in specs))
-    datasets = list(dict.fromkeys(spec.data for spec in specs)) if order == "dataset" else []
-    return sorted(specs, key=lambda spec: (datasets.index(spec.data) if datasets else 0, seeds.index(spec.seed)))
-
-
 def _trained(method: str, point: Point) -> str:
     """The method's name at a point, with +ala if the option `ala` is set."""
     return f"{method}{SUFFIX}" if point.get("ala") and not method.endswith(SUFFIX) else method
@@ -231,8 +224,7 @@ def _ownerless(name: str) -> UserError:
         return UserError(f"{name}: {method} is not among the methods that are run.", f"Add it to them, or drop {name}.")
     if options()[name] in DEPENDS_ON:
         owner, choices = DEPENDS_ON[options()[name]]
-        return UserError(
-            f"{name} goes with {owner.replace('_', '-')} {' or '.join(choices)}, which the sweep does not have.", f"Drop {name}."
-        )
-    owners = " and ".join(scheme for scheme, own in SCHEMES.items() if options()[name] in own)
-    return UserError(f"{name} belongs to the partition {owners}, which the sweep does not have.", f"Drop {name}.")
+    else:
+        owner, choices = "partition", tuple(scheme for scheme, own in SCHEMES.items() if options()[name] in own)
+    needed = f"{owner.replace('_', '-')} {' or '.join(choices)}"
+    return UserError(f"{name} goes with {needed}, which the sweep does not have.", f"Drop {name}.")
