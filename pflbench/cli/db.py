@@ -84,10 +84,8 @@ def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     before, after = database.upgrade(database.to_url(db))
     if as_json:
         print_json({"from": before, "to": after})
-    elif before == after:
-        say(f"The schema is at {after}; there was nothing to do.")
     else:
-        say(f"The schema went from {before or 'nothing'} to {after}.")
+        say(f"Schema before: {before or 'none'}. Now: {after}.")
 
 
 @app.command()

@@ -83,7 +83,7 @@ def make_all(
             if stopped:
                 message(f"Stopped: {stopped}. Left: {len(queue.ahead(state))}.")
     except KeyboardInterrupt:
-        _tell_kept(queue, results)
+        message("Interrupted. The same command continues from the last checkpoints.")
         raise typer.Exit(interrupts.exit_code()) from None
     return not failures and state.counts["finished"] == len(queue.specs)
 
@@ -138,21 +138,3 @@ def tell_failure(failure: Exception) -> None:
 def tell(error_and_hint: str) -> None:
     """Prints an error of a run's `message`: its hint is on the second line."""
     error(*error_and_hint.split("\n", 1))
-
-
-def _tell_kept(queue: RunQueue, results: sqlalchemy.Engine) -> None:
-    """Prints the round from which the same command resumes each interrupted run."""
-    from pflbench.run.checkpoint import reached
-
-    state = queue.state(results)
-    left = [run for key in state.keys("interrupted") if (run := state.runs[key]) is not None]
-    reaches = {run.id: reached(run, results.url, queue.how.checkpoints) for run in left}
-    lost = [str(run) for run, last in reaches.items() if last is None]
-    told = [f"Run {run} keeps its rounds up to {last}." for run, last in reaches.items() if last is not None]
-    if told:
-        told.append("The same command resumes from there.")
-    if lost:
-        told.append(f"Without a checkpoint: run {', '.join(lost)}, which the same command starts over.")
-    if not reaches:
-        told.append("The same command continues." if state.keys("finished", "diverged") else "No run had started.")
-    message(" ".join(("Interrupted.", *told)))

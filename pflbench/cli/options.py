@@ -48,17 +48,12 @@ def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
     from pflbench.methods import hyperparameters, names
     from pflbench.plugins.methods import plugged_in
 
-    method, dot, rest = incomplete.partition(".")
-    name, equals, _ = rest.partition("=")
+    method, dot, _ = incomplete.partition(".")
     offered: list[str] = []
     with suppress(UserError), plugged_in(context.params.get("plugins") or ()):
-        asked = [method] if dot else [one for one in context.params.get("methods") or () if one.startswith(method)]
-        if not asked:
-            offered = [f"{one}." for one in names(with_ala=True)]
-        for one in asked:
-            for hyper in hyperparameters(one):
-                values = hyper.words if equals and hyper.name == name else ("",)
-                offered += [f"{one}.{hyper.name}={value}" for value in values]
+        asked = [method] if dot else context.params.get("methods") or ()
+        offered = [f"{one}.{hyper.name}=" for one in asked for hyper in hyperparameters(one)]
+        offered = offered or [f"{one}." for one in names(with_ala=True)]
     return [text for text in offered if text.startswith(incomplete)]
 
 

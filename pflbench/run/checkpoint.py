@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL
-
 from pflbench import interrupts
 from pflbench.engine import memory
 from pflbench.errors import UserError
-from pflbench.run.places import Storage, name_of, place_of
+from pflbench.run.places import Storage
 from pflbench.store.runs import Run
 
 if TYPE_CHECKING:
@@ -43,26 +41,6 @@ class Snapshot:
 def owner(run: Run) -> str:
     """Identifies the run of a checkpoint, also among runs that had the same number before one was removed."""
     return f"{run.key}/{run.attempt}/{run.created_at}"
-
-
-def reached(run: Run, database: URL, wished: str | None = None) -> int | None:
-    """The round from which a run would resume; None if it has no checkpoint, or one of another run, or an unreadable one.
-
-    wished: the place of checkpoints that the user asked for.
-    """
-    import torch
-
-    place, name = place_of(database, wished), f"{name_of(run, database, wished)}.pt"
-    try:
-        file = place.read(name)
-        if file is None:
-            return None
-        with file:  # nothing large is read
-            content = torch.load(file.name, map_location="cpu", weights_only=True, mmap=True)
-        t = int(content["t"])
-        return t if content["owner"] == owner(run) and t <= (run.last_round or 0) else None
-    except Exception:  # any fault of the file: the run would start over
-        return None
 
 
 def tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:

@@ -100,11 +100,8 @@ class RayTasks:
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise error.cause from None
-            if "No module named 'pflbench'" in str(error):
-                raise UserError(
-                    "The nodes of the Ray cluster cannot import pflbench.", "Install it there, in the same version as here."
-                ) from None
-            raise UserError(f"Ray: {str(error).strip().splitlines()[-1]}") from None
+            hint = "Each node needs pflbench in the same version as here."
+            raise UserError(f"Ray: {str(error).strip().splitlines()[-1]}", hint) from None
         except exceptions.RayError:  # its process or node was killed
             self.lost += 1
 
@@ -140,9 +137,7 @@ def _connected(address: str | None) -> Any:
     try:
         ray.init(address=address, **settings)
     except Exception as error:  # Ray raises many types, also plain Exception
-        raise UserError(
-            f"Ray: {str(error).strip().splitlines()[0]}", f"--ray-address and {VARIABLE} name a cluster that is there."
-        ) from None
+        raise UserError(f"Ray: {str(error).strip().splitlines()[0]}", f"--ray-address and {VARIABLE} name a cluster.") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, told)  # Ray's own handler would end the command at once
     return ray

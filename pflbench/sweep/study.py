@@ -56,6 +56,8 @@ def read(path: Path) -> Study:
         raise UserError(f"{path} is no text in UTF-8.") from None
     try:
         root = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        raise UserError(f"{path}{_at(error.problem_mark)}: {error.problem or 'no YAML'}.") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}.") from None
     if root is None:
