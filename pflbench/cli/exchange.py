@@ -56,8 +56,6 @@ def export(
     from pflbench.store.exchange import export as store
 
     form = format or _format_of(output)
-    if output is None and form == "parquet" and sys.stdout.isatty():
-        raise UserError("Parquet is not for a terminal.", f"Give a file: -o {kind}.parquet")
     with opened(db) as engine:
         chosen = {run.id for run in found_runs(engine, which)} if asked(which) else None
         found = store.rows(engine, kind, chosen)
@@ -146,7 +144,6 @@ def _target(db: str, dry_run: bool) -> Iterator[Engine]:
 
 
 def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The outcome of a file, as JSON."""
     from pflbench.store import references
     from pflbench.store.exchange import pfllib
 
@@ -212,7 +209,6 @@ def _facts(found: ResultFile) -> dict[str, Any]:
 
 
 def _summary(result: dict[str, Any], dry_run: bool) -> str:
-    """A line about the import, also of a dry run."""
     name = Path(result["path"]).name + (" (dry run)" if dry_run else "")
     if result["kind"] == "pfllib":
         series = f"PFLlib's {result['algorithm']} on {result['dataset']}, rounds 0 to {result['last_round']}"

@@ -110,7 +110,6 @@ def run(
 
 
 def _finished(results: sqlalchemy.Engine, specs: Sequence[RunSpec]) -> set[str]:
-    """Keys of the finished runs."""
     from pflbench.store.runs import attempts
 
     return {key for key, found in attempts(results, [spec.key for spec in specs]).items() if found[-1].status == "finished"}

@@ -188,7 +188,6 @@ def cancel(name: NAMED, db: o.Db = o.DEFAULT_DB) -> None:
 
 
 def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.Given) -> Study:
-    """The grid of the file or the command line."""
     from dataclasses import replace
 
     from pflbench.sweep.grid import options
@@ -201,10 +200,7 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
     if file is None:
         return from_command_line(grids, given, name, settings)
     if given or grids or settings:
-        raise UserError(
-            f"{file} has all options of its runs: {', '.join([*given, *grids, *settings])} cannot be added here.",
-            "Write it into the file.",
-        )
+        raise UserError(f"{file} has all options of its runs: {', '.join([*given, *grids, *settings])} goes there.")
     study = read(file)
     return replace(study, name=name) if name else study
 

@@ -112,6 +112,5 @@ def _module(extra: str) -> Any:
     try:
         return import_module(f"pflbench.track.{extra}")
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"{(error.name or extra).partition('.')[0]} is not installed.", f'pip install "pflbench[{extra}]"'
-        ) from None
+        name = (error.name or extra).partition(".")[0]
+        raise UserError(f"{name} is not installed.", f'pip install "pflbench[{extra}]"') from None

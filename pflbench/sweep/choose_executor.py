@@ -43,9 +43,7 @@ class ExecutorOptions:
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(f"{option} means nothing to --executor {self.executor}.", f"Add --executor {owner}.")
         if self.executor == "slurm" and self.gpus_per_job not in (None, 0, 1):
-            raise UserError(
-                "--gpus-per-job is 0 or 1 with Slurm.", "Shares of a GPU are what the cluster offers: --slurm gres=..."
-            )
+            raise UserError("--gpus-per-job is 0 or 1 with Slurm.", "For a share: --slurm gres=...")
 
     def words(self) -> tuple[str, ...]:
         """The options that name a cluster, as typed; empty for this machine."""
@@ -142,8 +140,6 @@ def _ray(asked: ExecutorOptions, queue: RunQueue) -> Workers:
 def _require_shared(store: Engine, how: Execution) -> None:
     """Raises UserError for a database or device that the machines of a cluster cannot share."""
     if store.dialect.name == "sqlite" and sqlite_path(store.url) is None:
-        raise UserError(
-            "A database in memory is not to be seen by a cluster.", "Give --db a file in a shared folder, or PostgreSQL."
-        )
+        raise UserError("A cluster cannot see a database in memory.", "Give --db a file in a shared folder, or PostgreSQL.")
     if how.device.startswith("cuda:"):
         raise UserError(f"--device {how.device}: the cluster says which GPU a job has.", "Say --device cuda, or leave it out.")

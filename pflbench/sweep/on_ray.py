@@ -106,13 +106,11 @@ class RayTasks:
             self.lost += 1
 
     def _fitting(self) -> int:
-        """How many workers fit on all nodes together."""
         share = {"CPU": self._cores, "GPU": self._gpus, "memory": self._bytes}
         wanted = {name: asked for name, asked in share.items() if asked}
         return sum(min(int(node.get(name, 0) / asked) for name, asked in wanted.items()) for node in self._nodes())
 
     def _nodes(self) -> list[Mapping[str, float]]:
-        """The resources of each live node."""
         if time.monotonic() > self._looked + LOOK:
             self._found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             self._looked = time.monotonic()
@@ -159,7 +157,6 @@ def _answers(address: str) -> bool:
 
 
 def _worker(queue: RunQueue, folder: Path, cores: int, place: int) -> None:
-    """Works in the command's folder, if this node has it."""
     with suppress(OSError):
         os.chdir(folder)
     with suppress(KeyboardInterrupt):

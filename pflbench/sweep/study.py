@@ -148,9 +148,7 @@ class _Reader:
         with self._located(node):
             for name, values in when.items():
                 if missing := [value for value in values if value not in axes.get(name, ())]:
-                    raise UserError(
-                        f"This asks for {name} {missing[0]}, which the sweep does not have.", "Mend it, or take it out."
-                    )
+                    raise UserError(f"This asks for {name} {missing[0]}, which the sweep does not have.")
         return when
 
     def _axes(self, entries: Iterable[tuple[str, yaml.Node]]) -> Axes:

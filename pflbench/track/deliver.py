@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -97,6 +97,16 @@ def follow(deliver: Delivery, look: Callable[[], Sequence[Run]], every: float, p
         elif now >= until:
             return
         time.sleep(every)
+
+
+@contextmanager
+def friendly(tracker: str, errors: tuple[type[Exception], ...], hint: str) -> Iterator[None]:
+    """Turns errors of a tracker's library into UserErrors with their first line."""
+    try:
+        yield
+    except errors as error:
+        first = str(error).strip().splitlines()[0][:250].removesuffix(".")
+        raise UserError(f"{tracker}: {first}.", f"What was delivered stays; the same command goes on. {hint}") from None
 
 
 def read_mark(path: Path) -> Mark:

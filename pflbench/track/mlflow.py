@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,15 +13,16 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
-from pflbench.errors import UserError
 from pflbench.store.exchange.points import TrackedRound, began, moment, parameters, tags, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
-from pflbench.track.deliver import Mark
+from pflbench.track.deliver import Mark, friendly
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED"}
 _TOGETHER = 900  # metrics per call: MLflow takes at most 1,000 metrics, parameters and tags
-_LONGEST = 250  # characters of an error
+_friendly = partial(
+    friendly, "MLflow", (MlflowException, SQLAlchemyError, OSError), "A URI is e.g. sqlite:///mlflow.db or http://host:5000."
+)
 
 
 class MLflow:
@@ -68,7 +69,6 @@ class MLflow:
         pass
 
     def _started(self, run: Run) -> str:
-        """MLflow's id of the run, which is created if needed."""
         if (run.key, run.attempt) not in self._runs:
             created: Any = self._client.create_run(
                 self._experiment, start_time=round(1000 * began(run)), tags=tags(run), run_name=title(run)
@@ -77,14 +77,3 @@ class MLflow:
             self._client.log_batch(created.info.run_id, params=own)
             self._runs[run.key, run.attempt] = created.info.run_id
         return self._runs[run.key, run.attempt]
-
-
-@contextmanager
-def _friendly() -> Iterator[None]:
-    """Turns errors of MLflow into UserErrors with their first sentence."""
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        message = str(error).strip().splitlines()[0].partition(". ")[0].removesuffix(".")
-        hint = "A URI is e.g. sqlite:///mlflow.db or http://host:5000."
-        raise UserError(f"MLflow: {message[:_LONGEST]}.", f"What was delivered stays; the same command goes on. {hint}") from None

@@ -5,20 +5,21 @@ Marks are files beside W&B's own. If a mark was not set, W&B drops rounds that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import wandb
 
-from pflbench.errors import UserError
 from pflbench.store.exchange.points import TrackedRound, tags, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
-from pflbench.track.deliver import Mark, read_mark, write_mark
+from pflbench.track.deliver import Mark, friendly, read_mark, write_mark
 
 _LONGEST = 64  # characters of a tag
+_HINT = "Log in with `wandb login`, or write files for `wandb sync`: --offline."
+_friendly = partial(friendly, "Weights & Biases", (wandb.Error, OSError), _HINT)
 
 
 class WandB:
@@ -89,13 +90,3 @@ class WandB:
 
 def _name(run: Run) -> str:
     return f"{run.key}-{run.attempt}"
-
-
-@contextmanager
-def _friendly() -> Iterator[None]:
-    try:
-        yield
-    except (wandb.Error, OSError) as error:
-        message = str(error).strip().splitlines()[0]
-        hint = "Log in with `wandb login`, or write files for `wandb sync`: --offline."
-        raise UserError(f"Weights & Biases: {message}", f"What was delivered stays; the same command goes on. {hint}") from None
