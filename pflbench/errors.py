@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -66,29 +65,27 @@ def require_regular(path: Path, largest: int | None = None) -> None:
         raise UserError(f"{path} has {path.stat().st_size:,} bytes; at most {largest:,} are read here.")
 
 
-# What Pydantic says of a value, from the first word that tells. Whatever is not here is said as Pydantic says it.
-_PLAIN = (
-    (r"a valid integer.*", "a whole number"),
-    (r"a valid number.*", "a number"),
-    (r"a valid boolean.*", "true or false"),
-    (r"a valid string.*", "a text"),
-    (r"greater than or equal to (.+)", r"at least \1"),
-    (r"less than or equal to (.+)", r"at most \1"),
-    (r"greater than (.+)", r"above \1"),
-    (r"less than (.+)", r"below \1"),
-)
+# What Pydantic says of a value, in plain words.
+_PLAIN = {
+    "Input should be ": "it must be ",
+    "a valid integer, unable to parse string as an integer": "a whole number",
+    "a valid integer": "a whole number",
+    "a valid number, unable to parse string as a number": "a number",
+    "a valid number": "a number",
+    "a valid boolean, unable to interpret input": "true or false",
+    "a valid boolean": "true or false",
+    "a valid string": "a text",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+    "Value error, ": "",
+}
 
 
 def why(details: Iterable[Mapping[str, Any]]) -> str:
     """Why a value was refused, of Pydantic's `errors()` about it: 'it must be a whole number or 'all''."""
-    return " or ".join(dict.fromkeys(_must(detail["msg"]) for detail in details)).replace(" or it must be ", " or ")
-
-
-def _must(said: str) -> str:
-    start, should, rest = said.partition("Input should be ")
-    if start or not should:
-        return said.removeprefix("Value error, ")
-    for pattern, words in _PLAIN:
-        if found := re.fullmatch(pattern, rest):
-            return f"it must be {found.expand(words)}"
-    return f"it must be {rest}"
+    reasons = " or ".join(dict.fromkeys(detail["msg"] for detail in details))
+    for pydantic, plain in _PLAIN.items():
+        reasons = reasons.replace(pydantic, plain)
+    return reasons.replace(" or it must be ", " or ")

@@ -102,7 +102,6 @@ def _url(scheme: str, rest: str) -> str:
 
 
 def _path(path: str) -> str:
-    """Shortens an absolute path."""
     if not path.startswith(("/", "~")) and path[1:3] != ":\\":
         return path
     with suppress(OSError):

@@ -182,17 +182,3 @@ def test_codes_in_a_foreign_database_reach_no_terminal(shell: Shell, tmp_path: P
     assert not CODES.search(warnings.formatwarning(f"Glyph of {EVIL} missing", UserWarning, "text.py", 1))
     for file in ("r.html", "c.svg", "c.caption.txt"):
         assert not CODES.search(Path(file).read_text()), file
-
-
-def test_an_old_row_is_shown_without_its_host(shell: Shell, tmp_path: Path) -> None:
-    assert shell("run", "-m", "fedavg", "-d", "digits", "-r", "1", "-q").code == 0
-    before = {"host": "ann-laptop", "command": "pflbench run --db /home/ann/x/r.db", "plugin": {"file": "/home/ann/m.py"}}
-    with sqlite3.connect("pflbench.db") as connection:
-        connection.execute("UPDATE run SET environment = json_patch(environment, ?)", (json.dumps(before),))
-        connection.execute("UPDATE run SET message = 'at /home/ann/x/y', dataset = 'folder:/home/ann/x'")
-    connection.close()
-    assert shell("report", "-o", "r.html").code == 0
-    assert not re.search("ann-laptop|/home/ann", Path("r.html").read_text())
-    for kind in ("runs", "rounds", "clients"):
-        assert "/home/ann" not in shell("export", kind).out
-    assert "ann-laptop" in shell("runs", "show", "1").out

@@ -120,9 +120,6 @@ def _explain(raised: Exception) -> tuple[int, str, str]:
     if isinstance(raised, OSError):
         where = f": {raised.filename}" if raised.filename else ""
         return 2, f"{raised.strerror or raised}{where}.", ""
-    if isinstance(raised, UnicodeEncodeError) and "\ud800" <= raised.object[raised.start] <= "\udfff":
-        near = raised.object[max(0, raised.start - 60) : raised.end + 20]
-        return 2, f"The name of a file or folder is no text in UTF-8: {near}", "Rename it, or lead to it by a link."
     if "sqlalchemy" in sys.modules:
         from sqlalchemy.exc import OperationalError
 

@@ -74,14 +74,16 @@ class Ahead:
             say(f"To run: {len(self.runs)}. Time: unknown without the data.")
             return
         places = f"{self.together} at a time" if self.together else "as many at a time as the cluster has room for"
-        begin = f"To run: {len(self.here)}, {places}."
-        if self.forecast is None:
-            say(f"{begin} Time: a few minutes at most.")
-            return
-        one_by_one = "" if self.together else " one after another"
-        time = "unknown" if self.seconds is None else f"about {duration(self.seconds)}{one_by_one}"
-        needs = "" if self.memory is None else f" Memory: {self.memory / 1e9:.2g} GB{'' if self.together else ' each'}."
-        say(f"{begin} Time: {time}. Disk: {self.forecast.disk / 1e6:,.0f} MB.{needs}")
+        words = forecast_words(self.forecast, self.together or 1) if self.forecast else "a few minutes at most"
+        say(f"To run: {len(self.here)}, {places}: {words}.")
+
+
+def forecast_words(found: Forecast, places: int) -> str:
+    """Time, memory and disk of runs, so many at a time."""
+    how_known = "measured on a few batches" if found.measured else "by rounds in this database"
+    time = "time unknown" if found.seconds is None else f"about {duration(found.seconds / places)} ({how_known})"
+    memory = "" if found.memory is None else f", {found.memory * places / 1e9:.2g} GB of memory"
+    return f"{time}{memory}, {max(found.disk, 1e6) / 1e6:,.0f} MB of disk"
 
 
 def look_ahead(specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, executor: ExecutorOptions) -> Ahead:

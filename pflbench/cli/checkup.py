@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pflbench.cli.console import duration, message, print_json, print_table, say
-from pflbench.cli.progress import data_view
+from pflbench.cli.console import duration, message, print_json, print_records, say
+from pflbench.cli.progress import bars
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from pflbench.contract.device import Check, CheckResult
     from pflbench.run.execution import Execution
-
-FLOATS = ("float64", "float32")
 
 
 def checkup(name: str, as_json: bool) -> None:
@@ -32,7 +29,7 @@ def checkup(name: str, as_json: bool) -> None:
     if not as_json:
         message(", ".join(f"{word} {told}".removeprefix("device ") for word, told in about.items()))
     wanted, found = contract.whole(), {}
-    with data_view(quiet=as_json) as progress:
+    with bars(quiet=as_json) as progress:
         for number, (check, said) in enumerate(contract.check(wanted, device), start=1):
             found[check] = said
             if progress is not None:
@@ -44,7 +41,7 @@ def checkup(name: str, as_json: bool) -> None:
     if as_json:
         print_json({**about, "checks": checks, "pace": pace and asdict(pace), "seconds": seconds})
     else:
-        print_table(("check", *FLOATS), _rows({check: found[check] for check in wanted}))
+        print_records([{"check": str(check), "result": str(found[check])} for check in wanted])
         if pace is not None:
             here, alone = f"{pace.together:,.0f} steps/s", f"{pace.alone:,.0f} one client after another"
             say(f"FedAvg, CNN, 20 clients: {here}, {alone}: {pace.together / pace.alone:.1f} times as fast.")
@@ -64,11 +61,3 @@ def note_unchecked(how: Execution, quiet: bool) -> None:
 
     if not quiet and (text := why_no_gpu(how.device) or gpu_check.note(find_device(how.device))):
         message(f"Note: {text}")
-
-
-def _rows(found: dict[Check, CheckResult]) -> list[tuple[str, ...]]:
-    """A line for each check, whatever its floats."""
-    named: dict[str, dict[str, str]] = {}
-    for check, said in found.items():
-        named.setdefault(", ".join(filter(None, (check.what, check.way))), {})[check.floats] = str(said)
-    return [(name, *(said.get(floats, "") for floats in FLOATS)) for name, said in named.items()]

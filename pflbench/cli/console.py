@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -30,20 +30,14 @@ def prepare_streams() -> None:
     A stream that was closed before the program began takes everything and keeps nothing. Python's warnings are printable:
     Matplotlib's quote the text that a font lacks.
     """
-    warnings.formatwarning = _formatted
+    plain_format = warnings.formatwarning
+    warnings.formatwarning = lambda *parts, **more: printable(plain_format(*parts, **more))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-
-
-_plain_format = warnings.formatwarning
-
-
-def _formatted(*told: Any, **more: Any) -> str:
-    return printable(_plain_format(*told, **more))
 
 
 def flushed(code: int) -> int:
@@ -74,7 +68,7 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    return _SafeConsole(stderr=True, highlight=False)
+    return _SafeConsole(stderr=True, width=None if sys.stderr.isatty() else _PIPED_WIDTH, highlight=False)
 
 
 def say(*parts: object, sep: str = " ", end: str = "\n", flush: bool = False) -> None:
@@ -111,6 +105,22 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, err
     _print(table, err)
 
 
+def print_records(records: Sequence[Mapping[str, object]], as_json: bool = False) -> None:
+    """Records with the same names, as JSON or as a table."""
+    if as_json:
+        print_json(records)
+    elif records:
+        print_table(tuple(records[0]), [tuple(record.values()) for record in records])
+
+
+def print_info(info: Mapping[str, object], as_json: bool) -> None:
+    """Names and values, as JSON or one pair a line."""
+    if as_json:
+        print_json(info)
+    else:
+        print_fields((name.replace("_", " "), value) for name, value in info.items())
+
+
 def print_fields(pairs: Iterable[tuple[str, object]]) -> None:
     """Names and values, one pair a line."""
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -132,22 +142,22 @@ def text(value: object) -> str:
 
 def duration(seconds: float) -> str:
     """In the two largest units: "2 d 3 h", "5 min", "40 s"."""
-    for unit, size, below, smaller in (("d", 86400, 3600, "h"), ("h", 3600, 60, "min")):
-        if seconds >= size:
-            number, rest = divmod(round(seconds / below), size // below)
-            return f"{number} {unit} {rest} {smaller}" if rest else f"{number} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    hours = round(seconds / 3600)
+    units = (("d", hours // 24), ("h", hours % 24)) if hours >= 24 else (("h", minutes // 60), ("min", minutes % 60))
+    return " ".join(f"{number} {unit}" for unit, number in units if number)
 
 
 def _print(table: Table, err: bool = False) -> None:
-    stream = sys.stderr if err else sys.stdout
-    console = _SafeConsole(width=None if stream.isatty() else _PIPED_WIDTH, highlight=False, stderr=err)
-    if stream.isatty():
+    console = stderr() if err else stdout()
+    if console.is_terminal:
         console.print(table)
         return
     with console.capture() as printed:
         console.print(table)
-    print("\n".join(line.rstrip() for line in printed.get().splitlines()), file=stream)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()), file=sys.stderr if err else sys.stdout)
 
 
 def _is_number(cell: str) -> bool:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import message, print_json, print_table, say
+from pflbench.cli.console import message, print_json, print_records, say
 from pflbench.cli.progress import data_view
 from pflbench.errors import UserError
-
-if TYPE_CHECKING:
-    from pflbench.data import Dataset
 
 WHOLE = "all of it"
 
@@ -32,21 +29,25 @@ def list_(as_json: o.Json = False) -> None:
     from pflbench.data import DATASETS, PYTHON, SOURCES
     from pflbench.plugins import installed
 
-    rows = [_row(dataset) for dataset in DATASETS.values()]
+    rows = [
+        {
+            **{name: getattr(dataset, name) for name in ("name", "title", "samples", "classes")},
+            "download": dataset.size,
+            "variants": dataset.variants or None,
+            "model": dataset.defaults.model,
+            "lr": dataset.defaults.lr,
+        }
+        for dataset in DATASETS.values()
+    ]
     packaged = [{"name": one.name, "from": one.place} for one in installed("dataset")]
+    own = [{"own data": "FILE.py:NAME" if one is PYTHON else f"{one.name}:PATH", "": one.title} for one in SOURCES.values()]
     if as_json:
-        print_json(
-            {"datasets": rows, "packages": packaged, "own": [{"name": s.name, "expects": s.title} for s in SOURCES.values()]}
-        )
+        kinds = [{"name": one.name, "expects": one.title} for one in SOURCES.values()]
+        print_json({"datasets": rows, "packages": packaged, "own": kinds})
         return
-    columns = ("name", "title", "samples", "classes", "download", "variants", "model", "lr")
-    print_table(columns, [[row[c] or None for c in columns] for row in rows])
-    if packaged:
+    for table in filter(None, (rows, packaged, own)):
+        print_records(table)
         say()
-        print_table(("name", "from"), [tuple(row.values()) for row in packaged])
-    say()
-    own_data = [(f"{source.name}:PATH", source.title) for source in SOURCES.values() if source is not PYTHON]
-    print_table(("own data", ""), [*own_data, ("FILE.py:NAME", PYTHON.title)])
 
 
 @app.command()
@@ -66,11 +67,8 @@ def verify(
     """
     found = _verified(names or [], data_dir)
     rows = [(name, *row) for name, held in found.items() for row in held]
-    if as_json:
-        print_json([dict(zip(("dataset", "file", "state", "detail"), row, strict=True)) for row in rows])
-    elif rows:
-        print_table(("dataset", "file", "state", "detail"), rows)
-    else:
+    print_records([dict(zip(("dataset", "file", "state", "detail"), row, strict=True)) for row in rows], as_json)
+    if not rows:
         message(f"No datasets in {data_dir}.")
     bad = {name for name, _, state, _ in rows if state in ("missing", "corrupt", "damaged")}
     for name, _, state, _ in rows:
@@ -112,20 +110,6 @@ def fetch_missing(names: Iterable[str], data_dir: Path, wanted: bool, quiet: boo
                 data.download(base, data_dir, variant, progress)
         except UserError as failed:
             message(f"Note: {failed.message}")
-
-
-def _row(dataset: Dataset) -> dict[str, Any]:
-    return {
-        "name": dataset.name,
-        "title": dataset.title,
-        "samples": dataset.samples,
-        "classes": dataset.classes,
-        "download": dataset.size,
-        "variants": list(dataset.variants),
-        "model": dataset.defaults.model,
-        "lr": dataset.defaults.lr,
-        "url": dataset.url,
-    }
 
 
 def _split(name: str) -> tuple[str, str | None]:

@@ -12,8 +12,8 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.checkup import checkup
-from pflbench.cli.console import message, print_fields, print_json, say
-from pflbench.cli.progress import data_view
+from pflbench.cli.console import message, print_fields, print_info, print_json, say
+from pflbench.cli.progress import bars
 from pflbench.errors import NothingYet
 from pflbench.plain import without_passwords
 
@@ -84,10 +84,8 @@ def upgrade(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     before, after = database.upgrade(database.to_url(db))
     if as_json:
         print_json({"from": before, "to": after})
-    elif before == after:
-        say(f"The schema is at {after}; there was nothing to do.")
     else:
-        say(f"The schema went from {before or 'nothing'} to {after}.")
+        say(f"Schema before: {before or 'none'}. Now: {after}.")
 
 
 @app.command()
@@ -113,7 +111,7 @@ def check(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
 def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A database: a file or a SQLAlchemy URL.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="A new or empty database: a file or a SQLAlchemy URL.")],
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Copy a whole database, for example from SQLite to PostgreSQL or back, with all numbers of rows."""
@@ -124,15 +122,12 @@ def copy(
     there = connect_read_only(to_url(source))
     try:
         with opened(target, create=True) as into:
-            with data_view(quiet) as progress:
+            with bars(quiet) as progress:
                 counts = exchange.copy(there, into, *([] if progress is None else [progress]))
             left, name = exchange.unfinished(into), place(into.url)
     finally:
         there.dispose()
-    if as_json:
-        print_json(counts)
-    else:
-        print_fields((table.replace("_", " "), count) for table, count in counts.items() if count)
+    print_info(counts, as_json)
     message(f"Copied {sum(counts.values()):,} rows to {name}.")
     if left:
         message(f"Unfinished runs: {left}. Checkpoints are not copied: `pflbench run` starts them over.")
@@ -151,10 +146,7 @@ def backup(
 
     copy_online(to_url(db), target)
     found = inspection.info(to_url(str(target)))
-    if as_json:
-        print_json(found)
-    else:
-        print_fields((name.replace("_", " "), value) for name, value in found.items())
+    print_info(found, as_json)
     message("The copy has no damage. Checkpoints are not copied.")
 
 
@@ -168,10 +160,7 @@ def info(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
     url = to_url(db)
     with friendly(url):
         found = inspection.info(url)
-    if as_json:
-        print_json(found)
-    else:
-        print_fields((name.replace("_", " "), value) for name, value in found.items())
+    print_info(found, as_json)
 
 
 def doctor(

@@ -15,7 +15,7 @@ import typer
 from pflbench.cli import options as o
 from pflbench.cli.console import error, message, print_json, say
 from pflbench.cli.db import opened
-from pflbench.cli.progress import data_view
+from pflbench.cli.progress import bars
 from pflbench.cli.reports import FILTERS, asked, found_runs
 from pflbench.errors import UserError, require_regular
 from pflbench.store.files import replacing
@@ -56,8 +56,6 @@ def export(
     from pflbench.store.exchange import export as store
 
     form = format or _format_of(output)
-    if output is None and form == "parquet" and sys.stdout.isatty():
-        raise UserError("Parquet is not for a terminal.", f"Give a file: -o {kind}.parquet")
     with opened(db) as engine:
         chosen = {run.id for run in found_runs(engine, which)} if asked(which) else None
         found = store.rows(engine, kind, chosen)
@@ -103,9 +101,9 @@ def import_(
     is one that is here with other numbers: it is named, and exit code 2 says so when all else is done.
     """
     how = {"on_conflict": on_conflict, "dry_run": dry_run}
-    said = {
-        name: value for name, value in {"dataset": dataset, "method": method, "eval_gap": eval_gap}.items() if value is not None
-    }
+    options = {"dataset": dataset, "method": method, "eval_gap": eval_gap}
+    said = {name: value for name, value in options.items() if value is not None}
+    results: list[dict[str, Any]] = []
     results = []
     with _target(db, dry_run) as engine:
         for path in paths:
@@ -146,17 +144,11 @@ def _target(db: str, dry_run: bool) -> Iterator[Engine]:
 
 
 def _taken(engine: Engine, path: Path, how: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The outcome of a file, as JSON."""
     from pflbench.store import references
     from pflbench.store.exchange import pfllib
 
-    if path.is_dir():
-        raise UserError(f"{path} is a folder.", "Name the files in it.")
-    if not path.exists():
-        raise UserError(
-            f"There is no file {path}.",
-            "Name databases of pflbench (of one on a server: `pflbench db copy`), or result files of PFLlib (.h5).",
-        )
+    if not path.is_file() and (path.is_dir() or not path.exists()):
+        raise UserError(f"There is no file {path}.", "Name databases of pflbench, or result files of PFLlib (.h5).")
     require_regular(path)
     if pfllib.is_hdf5(path):
         found = pfllib.load(path, **said)
@@ -173,7 +165,7 @@ def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict
 
     outcomes: list[Outcome] = []
     with merge.opened(path, engine) as other:
-        with data_view() as progress:
+        with bars() as progress:
             for outcome in merge.runs(engine, other, on_conflict=on_conflict, dry_run=dry_run):
                 outcomes.append(outcome)
                 if progress is not None:
@@ -186,61 +178,42 @@ def _merged(engine: Engine, path: Path, on_conflict: str, dry_run: bool) -> dict
         message(f"Unfinished: run {numbers} of {path.name}. Checkpoints are not imported: `pflbench run` starts over.")
     counts = Counter(outcome.what for outcome in outcomes)
     listed = [_record(outcome) for outcome in outcomes]
-    return {
-        "path": str(path),
-        "kind": "pflbench",
-        **{what: counts[what] for what in get_args(merge.What)},
-        "references": series,
-        "runs": listed,
-    }
+    totals = {what: counts[what] for what in get_args(merge.What)}
+    return {"path": str(path), "kind": "pflbench", **totals, "references": series, "runs": listed}
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
     run = outcome.run
-    told = {name: getattr(run, name) for name in ("id", "key", "status", "method", "dataset")}
-    told |= {"partition": run.partition_label, "seed": run.seed, "last": outcome.last}
+    about = {name: getattr(run, name) for name in ("id", "key", "status", "method", "dataset", "seed")}
+    about |= {"partition": run.partition_label, "last": outcome.last}
     difference = outcome.difference and asdict(outcome.difference)
-    return {"run": told, "what": outcome.what, "compared": outcome.compared, "difference": difference, "here": outcome.here}
+    return {"run": about, "what": outcome.what, "compared": outcome.compared, "difference": difference, "here": outcome.here}
 
 
 def _tell(name: str, outcome: Outcome) -> None:
     run = outcome.run
-    what = f"{run.method}, {run.dataset}, {run.partition_label}, seed {run.seed}, key {run.key}"
-    if (difference := outcome.difference) is not None:
-        there, here = ("none" if value is None else value for value in (difference.there, difference.here))
-        end = (
-            "Left out; --on-conflict attempt adds it." if outcome.what == "conflict" else "Added as the next attempt of its key."
-        )
-        message(
-            f"Conflict: run {run.id} of {name} and run {outcome.compared} here ({what}) differ first in round "
-            f"{difference.round}, in {difference.what}: {there} there, {here} here. {end}"
-        )
+    which = f"run {run.id} of {name} ({run.method}, {run.dataset}, {run.partition_label}, seed {run.seed}, key {run.key})"
+    if (found := outcome.difference) is not None:
+        there, here = ("none" if value is None else value for value in (found.there, found.here))
+        kept = "Left out; --on-conflict attempt adds it." if outcome.what == "conflict" else "Added as the key's next attempt."
+        where = f"in round {found.round}, in {found.what}: {there} there, {here} here"
+        message(f"Conflict: {which} and run {outcome.compared} here differ first {where}. {kept}")
     elif outcome.what == "behind":
-        message(
-            f"Left out: run {run.id} of {name} ({what}), unfinished after round {outcome.last}: "
-            f"run {outcome.compared} here is, too."
-        )
+        message(f"Left out: {which}, unfinished after round {outcome.last}: run {outcome.compared} here is, too.")
 
 
 def _facts(found: ResultFile) -> dict[str, Any]:
-    names = ("dataset", "method", "algorithm", "goal", "times")
-    return {
-        **{name: getattr(found, name) for name in names},
-        "evaluations": len(found.round),
-        "last_round": int(found.round[-1]),
-        "best": float(found.accuracy.max()),
-    }
+    facts = {name: getattr(found, name) for name in ("dataset", "method", "algorithm", "goal", "times")}
+    numbers = {"evaluations": len(found.round), "last_round": int(found.round[-1]), "best": float(found.accuracy.max())}
+    return {**facts, **numbers}
 
 
 def _summary(result: dict[str, Any], dry_run: bool) -> str:
-    """A line about the import, also of a dry run."""
     name = Path(result["path"]).name + (" (dry run)" if dry_run else "")
     if result["kind"] == "pfllib":
         series = f"PFLlib's {result['algorithm']} on {result['dataset']}, rounds 0 to {result['last_round']}"
         return f"{name}: {series}, best {100 * result['best']:.2f} %: {_STATES[result['state']]}"
-    counts = [
-        f"{result[what]} {'run' if result[what] == 1 else 'runs'} {words}" for what, words in _WORDS.items() if result[what]
-    ]
+    counts = [f"{result[what]} run{'s' * (result[what] != 1)} {words}" for what, words in _WORDS.items() if result[what]]
     if result["references"]:
         counts.append(f"{len(result['references'])} reference series")
     return f"{name}: {', '.join(counts) or 'nothing to import'}"

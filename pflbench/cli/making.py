@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pflbench import interrupts
+from pflbench.cli import options as o
 from pflbench.cli.console import error, message
 from pflbench.cli.progress import sweep_view
-from pflbench.errors import Occupied, Unreachable, UserError, Vanished
+from pflbench.errors import Occupied
 
 if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.run.execution import Execution
+    from pflbench.spec import RunSpec
     from pflbench.store.sweeps import SweepState
     from pflbench.sweep.run_jobs import Workers
-    from pflbench.sweep.run_queue import Follow, RunQueue
-
-
-def runs_at_a_time(text: str | int) -> int | None:
-    if text == "auto":
-        return None
-    if not str(text).isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"'{text}' is neither auto nor a number of runs, at least 1")
-    return int(text)
+    from pflbench.sweep.run_queue import Follow, RunQueue, Steps
 
 
 Jobs = Annotated[
@@ -38,7 +30,7 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         metavar="auto|N",
-        parser=runs_at_a_time,
+        parser=o.auto_or_number,
         help="Runs at a time. auto: one for each core or GPU, as memory allows. 1: one after another.",
     ),
 ]
@@ -61,26 +53,39 @@ def make_all(
     """
     from pflbench.store.failures import patiently
     from pflbench.sweep.choose_executor import ExecutorOptions, choose_executor
+    from pflbench.sweep.run_queue import described, work
 
     tell_checkpoints(results, queue.how)
     state = patiently(partial(queue.state, results))
     over = set(state.states if places == 1 else state.keys("finished", "diverged"))
-    here, others = (tuple(spec for spec in queue.specs if (spec.key in over) == inside) for inside in (True, False))
+    here, others = ([spec for spec in queue.specs if (spec.key in over) == inside] for inside in (True, False))
+    failures = 0
+
+    def follow_then(specs: Sequence[RunSpec], steps: Steps) -> Steps:
+        yield from follow(specs, steps)
+        then(patiently(partial(queue.state, results)))
+
+    def failed(error: Exception) -> None:
+        nonlocal failures
+        if not queue.keep_going:
+            raise error
+        failures += 1
+        tell(described(error))
+
     try:
-        whole = _make_here(replace(queue, specs=here), results, follow, then)
+        work(queue, results, queue.packs(here, results), follow=follow_then, failed=failed)
         if others:
-            queue = replace(queue, specs=others)
-            workers = choose_executor(ExecutorOptions(jobs=places), queue, results)
-            stopped = make_by(workers, queue, results, quiet, then)
-            state = patiently(partial(queue.state, results))
+            stopped = make_by(choose_executor(ExecutorOptions(jobs=places), queue, results), queue, results, quiet, then)
+        state = patiently(partial(queue.state, results))
+        then(state)
+        if others:
             tell_errors(state, ("failed", "diverged"))
-            whole &= state.counts["finished"] == len(others)
             if stopped:
                 message(f"Stopped: {stopped}. Left: {len(queue.ahead(state))}.")
     except KeyboardInterrupt:
-        message("Interrupted. Finished rounds are stored; the same command continues.")
+        message("Interrupted. The same command continues from the last checkpoints.")
         raise typer.Exit(interrupts.exit_code()) from None
-    return whole
+    return not failures and state.counts["finished"] == len(queue.specs)
 
 
 def make_by(
@@ -105,27 +110,6 @@ def make_by(
         return run_jobs(queue, results, workers, look)
 
 
-def _make_here(queue: RunQueue, results: sqlalchemy.Engine, follow: Follow, then: Callable[[SweepState], None]) -> bool:
-    """Trains runs one after another in this process. False if a run did not finish."""
-    from pflbench.store.failures import patiently
-
-    whole = True
-    for specs in queue.packs(queue.specs, results):
-        try:
-            with closing(follow(specs, queue.execute(specs, results))) as steps:
-                for _, step in steps:
-                    whole &= not isinstance(step, UserError)
-                    if isinstance(step, Occupied):
-                        tell(str(step))
-        except Exception as failed:
-            if not queue.keep_going or isinstance(failed, Unreachable | Vanished):
-                raise
-            whole = False
-            tell(str(failed) if isinstance(failed, UserError) else f"{type(failed).__name__}: {failed}")
-        then(patiently(partial(queue.state, results)))
-    return whole
-
-
 def tell_checkpoints(results: sqlalchemy.Engine, how: Execution) -> None:
     """Prints a note about the place of checkpoints if needed. Raises UserError for an impossible place."""
     from pflbench.run.places import note, place_of
@@ -142,6 +126,14 @@ def tell_errors(state: SweepState, states: Sequence[str]) -> None:
     ended = [state.runs[key] for key in state.keys(*states)]
     for text in dict.fromkeys(run.message for run in ended if run is not None and run.message):
         tell(text.removeprefix("UserError: "))
+
+
+def tell_failure(failure: Exception) -> None:
+    """Prints the error of a run, unless another worker was quicker."""
+    from pflbench.sweep.run_queue import described
+
+    if not isinstance(failure, Occupied):
+        tell(described(failure))
 
 
 def tell(error_and_hint: str) -> None:

@@ -10,13 +10,11 @@ from typing import Annotated
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import message, print_fields, print_json, print_table, say
+from pflbench.cli.console import message, print_fields, print_json, print_records, print_table, say
 
 app = typer.Typer(help="List the methods, show their hyperparameters, write and test new ones.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="METHOD", autocompletion=o.complete_method)]
-
-_FACTS = ("title", "venue", "category")
 
 
 @app.command("list")
@@ -27,12 +25,9 @@ def list_(plugins: o.Plugins = [], as_json: o.Json = False) -> None:  # noqa: B0
 
     cards = [(name, card(name), "pflbench") for name in METHODS]
     cards += [(method.name, users.card(method), method.place) for method in users.found()]
-    rows = [{"name": name, **{fact: getattr(said, fact) for fact in _FACTS}, "from": place} for name, said, place in cards]
-    if as_json:
-        print_json(rows)
-    else:
-        columns = ("name", *_FACTS, "from")
-        print_table(columns, [[row[column] for column in columns] for row in rows])
+    facts = ("title", "venue", "category")
+    rows = [{"name": name, **{fact: getattr(said, fact) for fact in facts}, "from": place} for name, said, place in cards]
+    print_records(rows, as_json)
 
 
 @app.command()

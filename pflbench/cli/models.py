@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import print_fields, print_json, print_table, say
+from pflbench.cli.console import print_fields, print_json, print_records, say
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,18 +32,13 @@ POSITIONS, WORDS = 200, 98_635  # of AG News (methods.md 4.2), whose texts need 
 FEW_WORDS = 1000  # that the contract suite does with
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """What a model must know of data. shape: of a sample."""
 
     label: str
     shape: tuple[int, ...]
     classes: int
     vocabulary: int | None
-
-    def __str__(self) -> str:
-        what = "texts of" if self.vocabulary is not None else "samples"
-        return f"{self.label}: {what} {' x '.join(map(str, self.shape))}, {self.classes} classes"
 
 
 @app.command("list")
@@ -53,24 +47,23 @@ def list_(dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA, as_json
     from pflbench.models import names
 
     kinds = _kinds(dataset, data_dir)
+    columns = ("name", "description", "from", "for", "parameters", "head", "blocks")
     rows = []
     for name in names():
-        own, facts = _facts(name)
-        row: dict[str, Any] = {"name": name, "description": facts["description"], "from": facts["from"]}
+        try:
+            _, own, facts = _named(name)
+        except UserError as error:
+            rows.append(dict.fromkeys(columns) | {"name": name, "description": error.message})
+            continue
+        row = {"name": name, "description": facts["description"], "from": facts["from"]}
         try:
             kind, made = _made(name, own, kinds)
         except UserError as error:
-            rows.append({**row, "for": None, "parameters": None, "head": None, "blocks": None, "refused": error.message})
+            rows.append(dict.fromkeys(columns) | row | {"blocks": error.message})
             continue
         blocks = [str(block) for block in made.blocks]
         rows.append({**row, "for": kind.label, "parameters": made.parameters, "head": str(made.head), "blocks": blocks})
-    if as_json:
-        print_json(rows)
-        return
-    columns = ("name", "description", "from", "for", "parameters", "head", "blocks")
-    for row in rows:
-        row["blocks"] = row.get("refused") or ", ".join(row["blocks"])
-    print_table(columns, [[row[column] for column in columns] for row in rows])
+    print_records(rows, as_json)
 
 
 @app.command()
@@ -85,7 +78,7 @@ def show(name: Name, dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DA
     about = {
         "name": found,
         **facts,
-        "data": str(kind),
+        "data": f"{kind.label}: {' x '.join(map(str, kind.shape))}, {kind.classes} classes",
         "parameters": made.parameters,
         "buffers": made.buffers,
         "head": str(made.head),
@@ -96,7 +89,7 @@ def show(name: Name, dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DA
         return
     print_fields(about.items())
     say()
-    print_table(tuple(blocks[0]), [tuple(block.values()) for block in blocks])
+    print_records(blocks)
 
 
 @app.command("test")
@@ -116,15 +109,6 @@ def _named(text: str) -> tuple[str, OwnModel | None, dict[str, Any]]:
 
     name, own = models.find(text)
     return name, own, models.facts(name, own)
-
-
-def _facts(name: str) -> tuple[OwnModel | None, dict[str, Any]]:
-    """Of a name in the list; of a package that is broken what is known without it."""
-    try:
-        _, own, facts = _named(name)
-    except UserError as error:
-        return None, {"description": error.message, "from": ""}
-    return own, facts
 
 
 def _made(name: str, own: OwnModel | None, kinds: list[_Kind]) -> tuple[_Kind, Anatomy]:
@@ -159,6 +143,4 @@ def _built_in(name: str, variant: str | None) -> _Kind:
 
     found = DATASETS[name]
     classes = found.variant_classes.get(variant or found.variant or "", found.classes)
-    if found.shape is None:
-        return _Kind(name, (POSITIONS,), classes, WORDS)
-    return _Kind(name, found.shape, classes, None)
+    return _Kind(name, (POSITIONS,), classes, WORDS) if found.shape is None else _Kind(name, found.shape, classes, None)

@@ -48,17 +48,12 @@ def complete_setting(context: typer.Context, incomplete: str) -> list[str]:
     from pflbench.methods import hyperparameters, names
     from pflbench.plugins.methods import plugged_in
 
-    method, dot, rest = incomplete.partition(".")
-    name, equals, _ = rest.partition("=")
+    method, dot, _ = incomplete.partition(".")
     offered: list[str] = []
     with suppress(UserError), plugged_in(context.params.get("plugins") or ()):
-        asked = [method] if dot else [one for one in context.params.get("methods") or () if one.startswith(method)]
-        if not asked:
-            offered = [f"{one}." for one in names(with_ala=True)]
-        for one in asked:
-            for hyper in hyperparameters(one):
-                values = hyper.words if equals and hyper.name == name else ("",)
-                offered += [f"{one}.{hyper.name}={value}" for value in values]
+        asked = [method] if dot else context.params.get("methods") or ()
+        offered = [f"{one}.{hyper.name}=" for one in asked for hyper in hyperparameters(one)]
+        offered = offered or [f"{one}." for one in names(with_ala=True)]
     return [text for text in offered if text.startswith(incomplete)]
 
 
@@ -86,12 +81,22 @@ def _partitions() -> Iterable[str]:
     return [f"{name}:" if name == "pfllib" else name for name in SCHEMES]
 
 
-def _clients_at_a_time(text: str) -> int | None:
+def auto_or_number(text: str | int) -> int | None:
     if text == "auto":
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"'{text}' is neither auto nor a number of clients, at least 1")
+    if not str(text).isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"'{text}' is neither auto nor a number, at least 1")
     return int(text)
+
+
+def _share(text: str) -> float | str:
+    """Of a GPU. Typer shows the default by this, too."""
+    if text == "auto":
+        return text
+    with suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise typer.BadParameter(f"'{text}' is neither auto nor a share of a GPU, at most 1: a run uses one")
 
 
 def _plug_in(context: typer.Context, files: list[Path]) -> list[Path]:
@@ -138,32 +143,39 @@ def only(*names: str, **defaults: Any) -> Group:
     return {name: ALL[name].replace(default=defaults.get(name, ALL[name].default)) for name in names}
 
 
-def group(panel: str | None, **options: tuple[Any, Any, Any]) -> Group:
-    """A panel of the help. options: type, default and typer.Option by field."""
-    for _, _, option in options.values():
-        option.rich_help_panel = panel
-    return annotated(**{name: (Annotated[kind, option], default) for name, (kind, default, option) in options.items()})
-
-
-def annotated(**options: tuple[Any, Any]) -> Group:
-    """Options without a panel: annotated type and default by field."""
+def group(panel: str | None = None, **options: tuple[Any, Any]) -> Group:
+    """A panel of the help. options: annotated type and default by field."""
+    for kind, _ in options.values():
+        kind.__metadata__[0].rich_help_panel = panel
     return {
         name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in options.items()
     }
 
 
-def _paper(kind: Any, *flags: str, **more: Any) -> tuple[Any, Any, Any]:
-    """An option whose default is the paper's value."""
-    return kind | None, None, typer.Option(*flags, **more)
+def option(
+    kind: Any, help: str, *flags: str, default: Any = None, words: tuple[str, ...] = (), complete: Any = None, **more: Any
+) -> tuple[Any, Any]:
+    """Annotated type and default of an option. words: the valid ones; complete: completes a NAME."""
+    if words:
+        complete, more = completion(lambda: words), {"metavar": "|".join(words), **more}
+    elif complete:
+        more = {"metavar": "NAME", **more}
+    kind = kind | None if default is None else kind
+    return Annotated[kind, typer.Option(*flags, help=help, autocompletion=complete, **more)], default
 
 
-def among(*names: str, shown: str = "") -> dict[str, Any]:
-    """Completion and help of an option with a few valid words."""
-    return {"metavar": shown or "|".join(names), "autocompletion": completion(lambda: names)}
+def flag(help: str, *flags: str) -> tuple[Any, Any]:
+    return Annotated[bool, typer.Option(*flags, help=help)], False
+
+
+def several(help: str, *flags: str, kind: Any = str, **more: Any) -> tuple[Any, Any]:
+    """An option that may be repeated."""
+    return option(list[kind], help, *flags, default=[], **more)
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Db = Annotated[
     str,
     typer.Option("--db", envvar="PFLBENCH_DB", metavar="PATH|URL", help="Results database: a file or a SQLAlchemy URL."),
@@ -180,223 +192,217 @@ Download = Annotated[
 DEFAULT_DB = "pflbench.db"
 DEFAULT_DATA = Path("data")
 
-_PLUGIN = typer.Option(
+_PLUGINS = several(
+    "A Python file with methods of your own; repeatable. PFLBENCH_PLUGINS names more files, separated as in PATH.",
     "--plugin",
+    kind=Path,
     metavar="FILE.py",
     is_eager=True,
     callback=_plug_in,
-    help="A Python file with methods of your own; repeatable. PFLBENCH_PLUGINS names more files, separated as in PATH.",
 )
-Plugins = Annotated[list[Path], _PLUGIN]
+Plugins = _PLUGINS[0]
 
 MAIN = group(
-    None,
-    methods=(
-        list[str],
-        Parameter.empty,
-        typer.Option("--method", "-m", metavar="NAME", autocompletion=complete_method, help="A method; repeat for several."),
+    methods=option(
+        list[str], "A method; repeat for several.", "--method", "-m", default=Parameter.empty, complete=complete_method
     ),
-    plugins=(list[Path], [], _PLUGIN),
-    datasets=(
-        list[str],
-        [],
-        typer.Option(
-            "--dataset",
-            "-d",
-            metavar="NAME",
-            autocompletion=completion(dataset_names),
-            help="A dataset (see `pflbench data list`), folder:PATH, npz:PATH, csv:PATH or FILE.py:NAME; repeat for several. "
-            "Default: digits.",
-        ),
+    plugins=_PLUGINS,
+    datasets=several(
+        "A dataset (see `pflbench data list`), folder:PATH, npz:PATH, csv:PATH or FILE.py:NAME; repeat for several. "
+        "Default: digits.",
+        "--dataset",
+        "-d",
+        complete=completion(dataset_names),
     ),
-    model=_paper(
+    model=option(
+        str, "A model, or your own as FILE.py:NAME. Default: the paper's model for the dataset.", complete=completion(models)
+    ),
+    settings=several(
+        "A hyperparameter (see `pflbench methods show`), e.g. fedala.p=2; repeatable. In `run` and `sweep` a list means a run "
+        "for each value: fedala.p=1,2,4.",
+        "--set",
+        metavar="METHOD.NAME=VALUE",
+        complete=complete_setting,
+    ),
+    ala=flag("Plug ALA into each method, as in Table 4; the same as -m NAME+ala.", "--ala"),
+    preset=option(
         str,
-        metavar="NAME",
-        autocompletion=completion(models),
-        help="A model, or your own as FILE.py:NAME. Default: the paper's model for the dataset.",
-    ),
-    settings=(
-        list[str],
-        [],
-        typer.Option(
-            "--set",
-            metavar="METHOD.NAME=VALUE",
-            autocompletion=complete_setting,
-            help="A hyperparameter (see `pflbench methods show`), e.g. fedala.p=2; repeatable. In `run` and `sweep` a list means "
-            "a run for each value: fedala.p=1,2,4.",
-        ),
-    ),
-    ala=(bool, False, typer.Option("--ala", help="Plug ALA into each method, as in Table 4; the same as -m NAME+ala.")),
-    preset=_paper(
-        str,
-        metavar="NAME",
-        autocompletion=completion(_presets),
-        help="A set of hyperparameters, which --set overrides. fedala2022: PFLlib's when the FedALA paper was written; "
+        "A set of hyperparameters, which --set overrides. fedala2022: PFLlib's when the FedALA paper was written; "
         "heurfedamp2021: those of HeurFedAMP's authors.",
+        complete=completion(_presets),
     ),
-    seed=_paper(int, help="Seed for initialisation, batch order and client sampling. Default: 0."),
-    seeds=_paper(str, metavar="LIST", help="Several runs of each method: 0-4 or 0,2,5."),
+    seed=option(int, "Seed for initialisation, batch order and client sampling. Default: 0."),
+    seeds=option(str, "Several runs of each method: 0-4 or 0,2,5.", metavar="LIST"),
 )
 PARTITION = group(
     "Partition",
-    partition=_paper(
+    partition=option(
         str,
+        "dirichlet, pathological, iid, groups or pfllib:PATH (a folder PFLlib wrote). Default: dirichlet.",
         "--partition",
         "-p",
         metavar="SCHEME",
-        autocompletion=completion(_partitions),
-        help="dirichlet, pathological, iid, groups or pfllib:PATH (a folder PFLlib wrote). Default: dirichlet.",
+        complete=completion(_partitions),
     ),
-    clients=_paper(int, help="Number of clients. Default: 20 (digits: 10)."),
-    beta=_paper(float, help="dirichlet: smaller is more heterogeneous. Default: 0.1."),
-    classes_per_client=_paper(int, help="pathological: classes a client holds. Default: 2 of 10, 10 of 100."),
-    balanced=_paper(bool, "--balanced/--unbalanced", help="pathological: equal shares of a class. Default: unbalanced."),
-    min_samples=_paper(
+    clients=option(int, "Number of clients. Default: 20 (digits: 10)."),
+    beta=option(float, "dirichlet: smaller is more heterogeneous. Default: 0.1."),
+    classes_per_client=option(int, "pathological: classes a client holds. Default: 2 of 10, 10 of 100."),
+    balanced=option(bool, "pathological: equal shares of a class. Default: unbalanced.", "--balanced/--unbalanced"),
+    min_samples=option(
         int,
-        help="dirichlet, pathological: fewest samples of a client. Default: 40, or half an equal share if that is less; "
+        "dirichlet, pathological: fewest samples of a client. Default: 40, or half an equal share if that is less; "
         "dirichlet: what draws can reach of it.",
     ),
-    iid_shares=_paper(str, **among("equal", "reference"), help="iid: equal shares, or PFLlib's unequal ones. Default: equal."),
-    groups=_paper(int, help="groups: number of groups of clients. Default: 5."),
-    dominant_share=_paper(float, help="groups: share of a client's samples from its group's classes. Default: 0.8."),
-    group_sizes=_paper(str, metavar="N,N,...", help="groups: samples per client of each group. Default: equal."),
-    partition_seed=_paper(int, help="Seed of the partition, the same for all --seeds, as in the paper. Default: 1."),
-    test_share=_paper(float, help="Share of each client's samples used as its test set. Default: 0.25."),
-    central_test=_paper(
+    iid_shares=option(str, "iid: equal shares, or PFLlib's unequal ones. Default: equal.", words=("equal", "reference")),
+    groups=option(int, "groups: number of groups of clients. Default: 5."),
+    dominant_share=option(float, "groups: share of a client's samples from its group's classes. Default: 0.8."),
+    group_sizes=option(str, "groups: samples per client of each group. Default: equal.", metavar="N,N,..."),
+    partition_seed=option(int, "Seed of the partition, the same for all --seeds, as in the paper. Default: 1."),
+    test_share=option(float, "Share of each client's samples used as its test set. Default: 0.25."),
+    central_test=option(
         bool,
+        "Clients share only the official training part; the global model is also tested on the official test part.",
         "--central-test",
-        help="Clients share only the official training part; the global model is also tested on the official test part.",
     ),
 )
 TRAINING = group(
     "Training",
-    rounds=_paper(int, "--rounds", "-r", help="Default: 2000 (digits: 50)."),
-    local_epochs=_paper(int, help="Default: 1."),
-    batch_size=_paper(int, help="Default: 10."),
-    lr=_paper(float, help="Local learning rate. Default: the paper's for model and dataset; adamw: 0.001."),
-    join_ratio=_paper(float, help="Share of the clients that join a round. Default: 1."),
-    eval_every=_paper(int, help="Evaluate every so many rounds. Default: 1."),
-    evaluate=_paper(
+    rounds=option(int, "Default: 2000 (digits: 50).", "--rounds", "-r"),
+    local_epochs=option(int, "Default: 1."),
+    batch_size=option(int, "Default: 10."),
+    lr=option(float, "Local learning rate. Default: the paper's for model and dataset; adamw: 0.001."),
+    join_ratio=option(float, "Share of the clients that join a round. Default: 1."),
+    eval_every=option(int, "Evaluate every so many rounds. Default: 1."),
+    evaluate=option(
         str,
-        **among("participants", "all"),
-        help="Which clients to evaluate when --join-ratio is below 1; all: also those outside the cohort, as if they had joined. "
+        "Which clients to evaluate when --join-ratio is below 1; all: also those outside the cohort, as if they had joined. "
         "Default: participants.",
+        words=("participants", "all"),
     ),
-    drop_last=_paper(
+    drop_last=option(
         str,
-        **among("auto", "always", "never"),
-        help="Drop a client's last partial batch; auto keeps it if it is the only one. Default: auto.",
+        "Drop a client's last partial batch; auto keeps it if it is the only one. Default: auto.",
+        words=("auto", "always", "never"),
     ),
-    bn_buffers=_paper(
+    bn_buffers=option(
         str,
-        **among("local", "average", "reset"),
-        help="BatchNorm's running statistics: kept by each client, averaged, or reset in each round. Default: local.",
+        "BatchNorm's running statistics: kept by each client, averaged, or reset in each round. Default: local.",
+        words=("local", "average", "reset"),
     ),
-    dtype=_paper(
+    dtype=option(
         str,
-        **among("float32", "float64", "tf32"),
-        help="Default: float32. tf32: faster matrix products on a GPU, with factors rounded to 10 bits.",
+        "Default: float32. tf32: faster matrix products on a GPU, with factors rounded to 10 bits.",
+        words=("float32", "float64", "tf32"),
     ),
-    optimizer=_paper(
-        str, **among("sgd", "momentum", "adamw"), help="Optimizer for local training (PyTorch's SGD or AdamW). Default: sgd."
+    optimizer=option(
+        str, "Optimizer for local training (PyTorch's SGD or AdamW). Default: sgd.", words=("sgd", "momentum", "adamw")
     ),
-    momentum=_paper(float, help="momentum: the momentum factor. Default: 0.9."),
-    weight_decay=_paper(float, help="sgd, momentum: as L2; adamw: decoupled. Default: 0; adamw: 0.01."),
-    optimizer_state=_paper(
+    momentum=option(float, "momentum: the momentum factor. Default: 0.9."),
+    weight_decay=option(float, "sgd, momentum: as L2; adamw: decoupled. Default: 0; adamw: 0.01."),
+    optimizer_state=option(
         str,
-        **among("fresh", "kept"),
-        help="momentum, adamw: reset a client's state in each round, or keep it until the client joins again. Default: fresh.",
+        "momentum, adamw: reset a client's state in each round, or keep it until the client joins again. Default: fresh.",
+        words=("fresh", "kept"),
     ),
-    lr_schedule=_paper(
+    lr_schedule=option(
         str,
-        **among("constant", "cosine", "step"),
-        help="Schedule of the local learning rate over the rounds. cosine: half a cosine, to 0 after the last round; step: see "
+        "Schedule of the local learning rate over the rounds. cosine: half a cosine, to 0 after the last round; step: see "
         "--lr-step-every. Default: constant.",
+        words=("constant", "cosine", "step"),
     ),
-    lr_step_every=_paper(int, metavar="ROUNDS", help="step: multiply the rate by --lr-gamma every so many rounds."),
-    lr_gamma=_paper(float, help="step: the factor of the learning rate. Default: 0.1."),
+    lr_step_every=option(int, "step: multiply the rate by --lr-gamma every so many rounds.", metavar="ROUNDS"),
+    lr_gamma=option(float, "step: the factor of the learning rate. Default: 0.1."),
 )
 EXECUTION = group(
     "Execution",
-    device=(
+    device=option(
+        str, "auto: a GPU if there is one.", default="auto", words=("auto", "cpu", "cuda"), metavar="auto|cpu|cuda[:N]"
+    ),
+    engine=option(
         str,
-        "auto",
-        typer.Option(**among("auto", "cpu", "cuda", shown="auto|cpu|cuda[:N]"), help="auto: a GPU if there is one."),
+        "loop: clients side by side on CPU cores; batched: all clients in one program. auto: loop on CPU, batched on GPU.",
+        default="auto",
+        words=("auto", "loop", "batched"),
     ),
-    engine=(
+    workers=option(int, "loop: clients trained side by side. Default: all cores.", min=1, max=1024),
+    chunk=option(
+        int, "batched: clients at a time; auto (default): as many as fit the memory.", metavar="auto|N", parser=auto_or_number
+    ),
+    pack=option(int, "batched: train up to N runs that differ only in the seed together.", default=1, metavar="N", min=1),
+    capture=option(
         str,
-        "auto",
-        typer.Option(
-            **among("auto", "loop", "batched"),
-            help="loop: clients side by side on CPU cores; batched: all clients in one program. auto: loop on CPU, "
-            "batched on GPU.",
-        ),
+        "batched: capture of training steps. graph: as CUDA graphs (auto on a GPU); none: no capture (auto on a CPU).",
+        default="auto",
+        words=("auto", "graph", "none"),
     ),
-    workers=_paper(int, min=1, max=1024, help="loop: clients trained side by side. Default: all cores."),
-    chunk=_paper(
-        int,
-        metavar="auto|N",
-        parser=_clients_at_a_time,
-        help="batched: clients at a time; auto (default): as many as fit the memory.",
-    ),
-    pack=(
-        int,
-        1,
-        typer.Option(metavar="N", min=1, help="batched: train up to N runs that differ only in the seed together."),
-    ),
-    capture=(
+    convolution=option(
         str,
-        "auto",
-        typer.Option(
-            **among("auto", "graph", "none"),
-            help="batched: capture of training steps. graph: as CUDA graphs (auto on a GPU); none: no capture (auto on a CPU).",
-        ),
+        "batched on a GPU: convolutions of all clients at once. groups: one convolution in groups, cuDNN chooses its "
+        "algorithm by rules; search: by trying some; unfold: products of matrices; auto: the fastest, timed at the start.",
+        default="auto",
+        words=("auto", "groups", "search", "unfold"),
     ),
-    convolution=(
+    deterministic=flag(
+        "On a GPU: the same bits from the same command, by slower deterministic operations and without choices by measurement "
+        "or free memory. A CPU always gives the same bits.",
+        "--deterministic",
+    ),
+    checkpoint_every=option(float, "Shortest time between two checkpoints.", default=30.0, metavar="SECONDS", min=0),
+    checkpoints=option(
         str,
-        "auto",
-        typer.Option(
-            **among("auto", "groups", "search", "unfold"),
-            help="batched on a GPU: convolutions of all clients at once. groups: one convolution in groups, cuDNN chooses its "
-            "algorithm by rules; search: by trying some; unfold: products of matrices; auto: the fastest, timed at the start.",
-        ),
-    ),
-    deterministic=(
-        bool,
-        False,
-        typer.Option(
-            "--deterministic",
-            help="On a GPU: the same bits from the same command, by slower deterministic operations and without choices by "
-            "measurement or free memory. A CPU always gives the same bits.",
-        ),
-    ),
-    checkpoint_every=(float, 30.0, typer.Option(metavar="SECONDS", min=0, help="Shortest time between two checkpoints.")),
-    checkpoints=_paper(
-        str,
+        "Where checkpoints are stored: a folder that machines may share, or a URL of fsspec, as s3://bucket/name. "
+        "Default: beside an SQLite database; with a server in ~/.local/state/pflbench.",
         envvar="PFLBENCH_CHECKPOINTS",
         metavar="PATH|URL",
-        help="Where checkpoints are stored: a folder that machines may share, or a URL of fsspec, as s3://bucket/name. "
-        "Default: beside an SQLite database; with a server in ~/.local/state/pflbench.",
     ),
-    save_artifacts_every=(
+    save_artifacts_every=option(
         int,
-        0,
-        typer.Option(
-            metavar="ROUNDS",
-            min=0,
-            help="Save a method's artifacts (weights, attention, strategies: large) every so many rounds. Default: never.",
-        ),
+        "Save a method's artifacts (weights, attention, strategies: large) every so many rounds. Default: never.",
+        default=0,
+        metavar="ROUNDS",
+        min=0,
     ),
-    trajectory=_paper(
+    trajectory=option(
         str,
+        "Keep this client's models at the start and end of these rounds, for `plot trajectory`: very large.",
         metavar="CLIENT:FROM-TO",
-        help="Keep this client's models at the start and end of these rounds, for `plot trajectory`: very large.",
     ),
-    record_host=(
-        bool,
-        False,
-        typer.Option("--record-host", help="Store this machine's name and full paths with the runs. Passwords are never stored."),
+    record_host=flag("Store this machine's name and full paths with the runs. Passwords are never stored.", "--record-host"),
+    force=flag("Run finished runs again; the old results are kept.", "--force"),
+)
+EXECUTORS = group(
+    "Executors",
+    executor=option(
+        str,
+        "Workers: processes of this machine, a Ray cluster, or a Slurm cluster. Default: local, or that of the sweep's first "
+        "command.",
+        words=("local", "ray", "slurm"),
     ),
-    force=(bool, False, typer.Option("--force", help="Run finished runs again; the old results are kept.")),
+    jobs=option(
+        int,
+        "Runs, or packs, at a time. auto (default): one for each core or GPU, as memory allows; on a cluster as many as it has "
+        "room for.",
+        "--jobs",
+        "-j",
+        metavar="auto|N",
+        parser=auto_or_number,
+    ),
+    cpus_per_job=option(int, "Cores of each worker. Default: locally an equal share of all, on a cluster 1.", metavar="N", min=1),
+    gpus_per_job=option(
+        str,
+        "GPUs of each worker: 0.5 puts two on one GPU; auto: as many as fit its memory by the estimate. Default: 1.",
+        metavar="auto|SHARE",
+        parser=_share,
+    ),
+    ray_address=option(
+        str,
+        "ray: the head of the cluster. Default: RAY_ADDRESS, else a cluster of this machine, else a new one.",
+        metavar="HOST:PORT",
+    ),
+    slurm=several(
+        "slurm: an option of sbatch, such as partition=gpu, account=..., time=4:00:00; setup='module load cuda': a command "
+        "before the worker; repeatable. Default: time=60; unfinished runs continue in another job.",
+        metavar="KEY=VALUE",
+    ),
 )
 ALL = {**MAIN, **PARTITION, **TRAINING, **EXECUTION}

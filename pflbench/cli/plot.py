@@ -10,8 +10,8 @@ import typer
 
 from pflbench.cli import options as o
 from pflbench.cli.db import opened
-from pflbench.cli.progress import data_view
-from pflbench.cli.reports import FILTERS, Rule, Tolerance, asked, call, leading, refuse, uncollected, write_figure
+from pflbench.cli.progress import bars
+from pflbench.cli.reports import FILTERS, ROUND_RULE, TOLERANCE, asked, call, leading, refuse, uncollected, write_figure
 from pflbench.errors import UserError, unknown
 from pflbench.report.declared import PLOTS
 
@@ -22,34 +22,14 @@ if TYPE_CHECKING:
 NAMES = f"{', '.join(_FIRST)} or {_LAST}; figure4 and such, as of the FedALA paper."
 
 
-def _widths() -> list[str]:
-    from pflbench.report.style import WIDTHS
-
-    return list(WIDTHS)
-
-
-def _legends() -> list[str]:
-    from pflbench.report.style import LEGENDS
-
-    return list(LEGENDS)
-
-
-_OF_PLOTS = o.annotated(
-    x=(Annotated[Literal["round", "seconds"] | None, typer.Option("--x", help="curves: the x axis. Default: round.")], None),
-    band=(Annotated[Literal["minmax", "std"] | None, typer.Option(help="curves: the band over seeds. Default: minmax.")], None),
-    references=(
-        Annotated[
-            bool, typer.Option("--references", help="curves: also PFLlib's series of the same datasets (see `pflbench import`).")
-        ],
-        False,
-    ),
-    round=(
-        Annotated[int | None, typer.Option("--round", min=0, help="attention: the round. Default: the last stored one.")],
-        None,
-    ),
-    client=(Annotated[int | None, typer.Option(min=0, help="ala-convergence (default: 8), trajectory (default: 4).")], None),
-    round_rule=(Rule, None),
-    tolerance=(Tolerance, None),
+_OF_PLOTS = o.group(
+    x=o.option(Literal["round", "seconds"], "curves: the x axis. Default: round.", "--x"),
+    band=o.option(Literal["minmax", "std"], "curves: the band over seeds. Default: minmax."),
+    references=o.flag("curves: also PFLlib's series of the same datasets (see `pflbench import`).", "--references"),
+    round=o.option(int, "attention: the round. Default: the last stored one.", "--round", min=0),
+    client=o.option(int, "ala-convergence (default: 8), trajectory (default: 4).", min=0),
+    round_rule=ROUND_RULE,
+    tolerance=TOLERANCE,
 )
 
 
@@ -65,19 +45,13 @@ def plot(
     ] = False,
     width: Annotated[
         str | None,
-        typer.Option(
-            metavar="WIDTH",
-            autocompletion=o.completion(_widths),
-            help="one-column (3.3 in), two-column (6.9 in) or inches. Default: what the panels need.",
-        ),
+        typer.Option(metavar="WIDTH", help="one-column (3.3 in), two-column (6.9 in) or inches. Default: what the panels need."),
     ] = None,
     font_size: Annotated[float, typer.Option("--font-size", metavar="POINTS", help="Size of the text in print.")] = 7,
     title: Annotated[
         bool, typer.Option(" /--no-title", show_default=False, help="Leave out titles, for a document with its own caption.")
     ] = True,
-    legend: Annotated[
-        str, typer.Option(metavar="PLACE", autocompletion=o.completion(_legends), help="auto, inside, right, below or none.")
-    ] = "auto",
+    legend: Annotated[str, typer.Option(metavar="PLACE", help="auto, inside, right, below or none.")] = "auto",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A .png, .pdf or .svg file. Default: the plot's name, .png.")
     ] = None,
@@ -129,7 +103,7 @@ def _drawn(name: str, which: o.Given, options: o.Given, db: str, data_dir: Path,
             raise
         from pflbench.reproduce import show
 
-        with data_view() as progress:
+        with bars() as progress:
             return show.planned_partitions(**by_name, data_dir=data_dir, progress=progress, missing=missing)
 
 
@@ -141,5 +115,5 @@ def _printed(number: str, given: o.Given, data_dir: Path) -> Drawing:
     chosen = {name: given[name] for name in ("datasets", "partitions")}
     refuse(f"{number}, which shows data alone", [name for name in asked(given) if name not in chosen])
     (goal,) = goals(number, **chosen)
-    with data_view() as progress:
+    with bars() as progress:
         return show.data_drawing(goal, data_dir, progress)

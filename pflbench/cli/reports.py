@@ -37,53 +37,37 @@ def _statuses() -> list[str]:
     return [*STATUSES, "any"]
 
 
-_METHODS = typer.Option("--method", "-m", metavar="NAME", autocompletion=o.complete_method, help="Only these; repeatable.")
-_DATASETS = typer.Option(
-    "--dataset", "-d", metavar="NAME", autocompletion=o.completion(o.dataset_names), help="Only these; repeatable."
-)
-_PARTITIONS = typer.Option(
-    "--partition", "-p", metavar="NAME", help="Only these, as the report names them, e.g. 'Dir(0.1)'; repeatable."
-)
-_MODELS = typer.Option("--model", metavar="NAME", autocompletion=o.completion(o.models), help="Only these; repeatable.")
-_CLIENTS = typer.Option("--clients", metavar="N", help="Only runs with so many clients; repeatable.")
-_ROUNDS = typer.Option("--rounds", metavar="N", help="Only runs of so many rounds; repeatable.")
-_RUNS = typer.Option("--run", metavar="RUN", help="Only this run, by number or key (its beginning suffices); repeatable.")
-_WHERE = typer.Option(
-    "--where",
-    metavar="METHOD.NAME=VALUE",
-    autocompletion=o.complete_setting,
-    help="Only runs with this value: fedala.p=2 for FedALA, train.optimizer=adamw for all methods; repeatable.",
-)
-_STATUS = typer.Option(
-    "--status",
-    metavar="STATUS",
-    autocompletion=o.completion(_statuses),
-    help="Only these; repeatable; any for all. Default: finished in tables and figures, else any.",
-)
-_SMOKE = typer.Option("--smoke", help="Include runs of `reproduce --scale smoke`.")
-FILTERS = o.annotated(
-    methods=(Annotated[list[str], _METHODS], []),
-    datasets=(Annotated[list[str], _DATASETS], []),
-    partitions=(Annotated[list[str], _PARTITIONS], []),
-    models=(Annotated[list[str], _MODELS], []),
-    clients=(Annotated[list[int], _CLIENTS], []),
-    rounds=(Annotated[list[int], _ROUNDS], []),
-    runs=(Annotated[list[str], _RUNS], []),
-    where=(Annotated[list[str], _WHERE], []),
-    status=(Annotated[list[str], _STATUS], []),
-    smoke=(Annotated[bool, _SMOKE], False),
+FILTERS = o.group(
+    methods=o.several("Only these; repeatable.", "--method", "-m", complete=o.complete_method),
+    datasets=o.several("Only these; repeatable.", "--dataset", "-d", complete=o.completion(o.dataset_names)),
+    partitions=o.several(
+        "Only these, as the report names them, e.g. 'Dir(0.1)'; repeatable.", "--partition", "-p", metavar="NAME"
+    ),
+    models=o.several("Only these; repeatable.", "--model", complete=o.completion(o.models)),
+    clients=o.several("Only runs with so many clients; repeatable.", "--clients", kind=int, metavar="N"),
+    rounds=o.several("Only runs of so many rounds; repeatable.", "--rounds", kind=int, metavar="N"),
+    runs=o.several("Only this run, by number or key (its beginning suffices); repeatable.", "--run", metavar="RUN"),
+    where=o.several(
+        "Only runs with this value: fedala.p=2 for FedALA, train.optimizer=adamw for all methods; repeatable.",
+        "--where",
+        complete=o.complete_setting,
+        metavar="METHOD.NAME=VALUE",
+    ),
+    status=o.several(
+        "Only these; repeatable; any for all. Default: finished in tables and figures, else any.",
+        "--status",
+        complete=o.completion(_statuses),
+        metavar="STATUS",
+    ),
+    smoke=o.flag("Include runs of `reproduce --scale smoke`.", "--smoke"),
 )
 """The options by which `table`, `plot`, `report`, `export`, `track` and `runs list` choose runs: fields of selection.Filters."""
-Rule = Annotated[
-    str | None,
-    typer.Option(
-        "--round-rule", metavar="RULE", help="The round that counts: best, last or mean-last:K. Default: best, as in the paper."
-    ),
-]
-Tolerance = Annotated[
-    float | None,
-    typer.Option(metavar="POINTS", help="overhead: a run has converged within so many points of its best round. Default: 0.5."),
-]
+ROUND_RULE = o.option(
+    str, "The round that counts: best, last or mean-last:K. Default: best, as in the paper.", "--round-rule", metavar="RULE"
+)
+TOLERANCE = o.option(
+    float, "overhead: a run has converged within so many points of its best round. Default: 0.5.", metavar="POINTS"
+)
 Format = Annotated[
     Literal["text", "markdown", "latex", "csv", "json"] | None,
     typer.Option("--format", "-f", help="Format of the table. Default: by the suffix of the file, else text."),
@@ -121,9 +105,8 @@ def provenance(runs: Iterable[int]) -> str:
     from pflbench import __version__
     from pflbench.environment import commit
 
-    found = commit()
-    version = f"{__version__}, commit {found}" if found else __version__
     numbers = ", ".join(map(str, sorted(set(runs))))
+    version = ", commit ".join(filter(None, (__version__, commit())))
     made = f"Made by `{command_line()}` (pflbench {version})"
     return f"{made} from runs {numbers}." if numbers else f"{made}."
 
@@ -164,14 +147,12 @@ def table_format(format: str | None, output: Path | None) -> str:
 
     if output is None:
         return format or "text"
-    said = SUFFIXES.get(output.suffix.lower())
-    if format is None and said is None:
+    by_name = SUFFIXES.get(output.suffix.lower())
+    if format is None and by_name is None:
         raise UserError(f"The name {output} does not say a format.", f"Let it end in {', '.join(SUFFIXES)}, or add --format.")
-    if format is not None and said not in (None, format):
-        raise UserError(
-            f"--format {format} contradicts the name {output}, which says {said}.", "Leave out one of them, or change the name."
-        )
-    return format or said or "text"
+    if format is not None and by_name not in (None, format):
+        raise UserError(f"--format {format} contradicts the name {output}.", "Leave out one of them, or change the name.")
+    return format or by_name or "text"
 
 
 @contextmanager

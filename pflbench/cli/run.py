@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.ahead import Ahead, look_ahead
+from pflbench.cli.ahead import Ahead, forecast_words, look_ahead
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, duration, message, print_json, print_table, say
 from pflbench.cli.data import fetch_missing
@@ -46,7 +46,7 @@ def run(
     ] = False,
     jobs: Jobs = 1,
     keep_going: KeepGoing = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    quiet: o.Quiet = False,
     as_json: o.Json = False,
     help_all: HelpAll = False,
 ) -> None:
@@ -148,7 +148,6 @@ def _show_plan(specs: Sequence[RunSpec], needed: Sequence[dict[str, Any] | None]
 
 
 def _finished(results: sqlalchemy.Engine, specs: Sequence[RunSpec]) -> set[str]:
-    """Keys of the finished runs."""
     from pflbench.store.runs import attempts
 
     return {key for key, found in attempts(results, [spec.key for spec in specs]).items() if found[-1].status == "finished"}
@@ -164,11 +163,8 @@ def _tell_ahead(
     found = None if force else patiently(lambda: forecast(specs, results, data_dir, how, message))
     if found is None:
         return
-    how_known = "measured on a few batches" if found.measured else "by rounds in this database"
-    time = "time unknown" if found.seconds is None else f"about {duration(found.seconds / places)} ({how_known})"
-    memory = "" if found.memory is None else f", {found.memory * places / 1e9:.2g} GB of memory"
     runs = f"{found.runs} run{'s' * (found.runs > 1)} ahead" + (f", {places} at a time" if places > 1 else "")
-    message(f"Note: {runs}, {time}{memory}, {max(found.disk, 1e6) / 1e6:,.0f} MB of disk.")
+    message(f"Note: {runs}, {forecast_words(found, places)}.")
     names = " ".join(f"-m {name}" for name in dict.fromkeys(spec.method.name for spec in specs))
     rounds = sum(spec.train.rounds for spec in specs) / len(specs)
     fewer = f" --rounds 20 takes about {duration(found.seconds * 20 / rounds)}." if found.seconds and rounds > 20 else ""
@@ -198,23 +194,26 @@ def _footprints(specs: Sequence[RunSpec], how: Execution, data_dir: Path, quiet:
     from pflbench.run.federation_data import load_federation_data
     from pflbench.run.memory_estimate import footprint
 
-    found: dict[str, dict[str, Any] | None] = {}  # by all but the seed
-    notes: dict[str, None] = {}  # in order, each once
+    needs: dict[str, dict[str, Any] | None] = {}  # by all but the seed
     for spec in specs:
-        alike = spec.model_copy(update={"seed": 0}).key
-        if alike in found:
+        alike = _without_seed(spec)
+        if alike in needs:
             continue
+        needs[alike] = None
         try:
             with data_view(quiet) as progress:
                 need = footprint(spec, load_federation_data(spec, data_dir, progress), how)
         except NoData:
-            need = None
-        if need is not None and need.problem():
-            notes[f"{spec.method.name} on {spec.data.label} {need.problem()}."] = None
-        found[alike] = need.plain() if need else None
-    for note in notes:
-        message(f"Note: {note}")
-    return [found[spec.model_copy(update={"seed": 0}).key] for spec in specs]
+            continue
+        if need is not None:
+            needs[alike] = need.plain()
+            if problem := need.problem():
+                message(f"Note: {spec.method.name} on {spec.data.label} {problem}.")
+    return [needs[_without_seed(spec)] for spec in specs]
+
+
+def _without_seed(spec: RunSpec) -> str:
+    return spec.model_copy(update={"seed": 0}).key
 
 
 def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
@@ -223,7 +222,7 @@ def prepare(specs: Sequence[RunSpec], data_dir: Path, quiet: bool) -> None:
     from pflbench.run.memory_estimate import require_possible
 
     notes: dict[str, None] = {}  # in order, each once
-    but_seed = {spec.model_copy(update={"seed": 0}).key: spec for spec in specs}.values()
+    but_seed = {_without_seed(spec): spec for spec in specs}.values()
     places = list(dict.fromkeys((spec.data, spec.partition) for spec in specs))
     for spec in sorted(but_seed, key=lambda spec: places.index((spec.data, spec.partition))):  # each is loaded once
         with data_view(quiet) as progress:
@@ -268,19 +267,14 @@ def _result(results: sqlalchemy.Engine, key: str, settings: str) -> dict[str, An
 
     found = runs.find(results, key)
     newest = rounds.newest_rows(results, found.id, 1)
+    names = ("key", "status", "method", "dataset", "seed", "best", "message")
     return {
         "run": found.id,
-        "key": found.key,
-        "status": found.status,
-        "method": found.method,
+        **{name: getattr(found, name) for name in names},
         "settings": settings,
-        "dataset": found.dataset,
         "partition": found.partition_label,
-        "seed": found.seed,
         "rounds": found.last_round,
-        "best": found.best,
         "last": newest[0]["accuracy"] if newest else None,
-        "message": found.message,
     }
 
 

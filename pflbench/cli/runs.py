@@ -149,11 +149,11 @@ def rm(
         for info in found.values():
             if info.status in UNDER_WAY:
                 raise UserError(f"Run {info.id} is under way: a process is at it.", "Stop that first. Nothing was removed.")
-            message(
-                f"run {info.id}: {info.method}, {info.dataset}, seed {info.seed}, {info.status}, round {info.last_round or 0}"
-            )
+            message(f"run {info.id}: {info.method}, {info.dataset}, seed {info.seed}, {info.status}")
         if not yes:
-            _ask(len(found))
+            if not sys.stdin.isatty():
+                raise UserError("Nothing was removed: there is no terminal to ask on.", "Add --yes.")
+            typer.confirm(f"Remove {len(found)} run(s) with all their rounds?", err=True, abort=True)
         for info in found.values():
             _remove(engine, info, checkpoints)
     message(f"Removed {len(found)} run(s).")
@@ -169,14 +169,6 @@ def _remove(engine: Engine, run: RunHead, checkpoints: str | None) -> None:
         place_of(engine.url, checkpoints).remove(f"{name_of(run, engine.url, checkpoints)}.pt")
 
 
-def _ask(count: int) -> None:
-    if not sys.stdin.isatty():
-        raise UserError("Nothing was removed: there is no terminal to ask on.", "Add --yes to remove without being asked.")
-    if not typer.confirm(f"Remove {count} run(s) with all their rounds?", err=True):
-        message("No run was removed.")
-        raise typer.Exit(1)
-
-
 LISTED = (
     *("id", "key", "attempt", "status", "method", "dataset", "model", "partition", "clients", "rounds", "seed"),
     *("last_round", "best", "device", "created_at", "finished_at", "message"),
@@ -184,12 +176,10 @@ LISTED = (
 
 
 def _line(run: Run) -> dict[str, Any]:
-    """A run in the JSON of `runs list`."""
     return {name: getattr(run, name) for name in LISTED} | {"partition": run.partition_label}
 
 
 def _plain(partition: PartitionRecord) -> dict[str, Any]:
-    """A partition as JSON."""
     names = ("id", "hash", "scheme", "label", "dataset", "spec", "classes")
     counts = {"train": partition.train.tolist(), "test": partition.test.tolist()}
     return {**{name: getattr(partition, name) for name in names}, **counts, "left_out": partition.left_out}
@@ -207,7 +197,8 @@ def _fields(run: Run, partition: PartitionRecord | None) -> list[tuple[str, obje
         ("rounds", f"{run.last_round or 0} of {run.rounds}{best}"),
         ("method", f"{run.method} (version {spec['method']['version']})"),
         ("dataset", run.dataset),
-        ("partition", f"{run.partition_label}, {run.clients} clients" + (_of_partition(partition) if partition else "")),
+        ("partition", f"{run.partition_label}, {run.clients} clients"),
+        *([("hash", partition.hash[:16]), ("samples left out", partition.left_out)] if partition else []),
         ("model", run.model if run.parameters is None else f"{run.model} ({run.parameters:,} parameters)"),
         ("seed", run.seed),
         *((name, ", ".join(f"{k}={v}" for k, v in values.items()) or "-") for name, values in settings.items()),
@@ -217,8 +208,3 @@ def _fields(run: Run, partition: PartitionRecord | None) -> list[tuple[str, obje
         ("created", run.created_at),
         ("finished", run.finished_at or "-"),
     ]
-
-
-def _of_partition(partition: PartitionRecord) -> str:
-    left_out = f", {partition.left_out:,} samples left out" if partition.left_out else ""
-    return f", hash {partition.hash[:16]}{left_out}"

@@ -12,7 +12,6 @@ from pflbench.cli import options as o
 from pflbench.cli.console import command_line, message, say
 from pflbench.cli.db import opened
 from pflbench.cli.reports import FILTERS, uncollected
-from pflbench.errors import UserError
 from pflbench.plain import without_passwords
 from pflbench.store.files import write_text
 
@@ -62,19 +61,11 @@ def report(
     with opened(db) as engine:
         built = page.build(engine, _made(to_url(db)), Filters(**which), pages)
         text = html.document(built, runs.pages(engine, built.runs, built.pages))
-    _write(output, text)
-    message(
-        f"{len(built.tables)} tables, {len(built.figures)} figures, {len(built.pages)} of {len(built.runs)} runs with a page."
-    )
-    say(output)
-
-
-def _write(output: Path, text: str) -> None:
     if output == DEFAULT_OUTPUT:
         output.parent.mkdir(exist_ok=True)
-    if output.is_dir():
-        raise UserError(f"{output} is a folder.", f"Name a file in it, e.g. {output / DEFAULT_OUTPUT.name}.")
     write_text(output, text)
+    message(f"{len(built.tables)} tables, {len(built.figures)} figures, pages of {len(built.pages)} of {len(built.runs)} runs.")
+    say(output)
 
 
 def serve(

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from pflbench.cli import options as o
-from pflbench.cli.ahead import OVER, Ahead, look_ahead
-from pflbench.cli.console import command_line, message, print_json, print_table, say
+from pflbench.cli.ahead import Ahead, look_ahead
+from pflbench.cli.console import command_line, message, print_json, print_records, print_table, say
 from pflbench.cli.data import fetch_missing
 from pflbench.cli.db import opened
-from pflbench.cli.executors import EXECUTORS
 from pflbench.cli.help import HelpAll, LongCommand
 from pflbench.cli.making import KeepGoing, Limit
 from pflbench.cli.progress import apart
 from pflbench.cli.run import execution, prepare
-from pflbench.cli.sweep_runs import NAMED, Quiet, RetryFailed, SweepCommand, counted_states, make, resume, work
+from pflbench.cli.sweep_runs import ENDED, NAMED, RetryFailed, SweepCommand, counted_states, make, resume, work
 from pflbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ app = typer.Typer(
 
 
 @app.command(cls=LongCommand)
-@o.taking(asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=_GIVEN, workers=EXECUTORS)
+@o.taking(asked={**_MAIN, **o.PARTITION, **o.TRAINING}, executed=_GIVEN, workers=o.EXECUTORS)
 def run(
     *,
     file: Annotated[
@@ -64,11 +64,8 @@ def run(
     ] = [],  # noqa: B006
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="Name of the sweep. Default: the file's.")] = None,
     order: Annotated[
-        str,
-        typer.Option(
-            **o.among("seed", "setting", "dataset"),
-            help="seed: all runs of a seed before the next seed; setting, dataset: all runs of a setting or dataset first.",
-        ),
+        Literal["seed", "setting", "dataset"],
+        typer.Option(help="seed: all runs of a seed before the next seed; setting, dataset: all runs of one first."),
     ] = "seed",
     retry_failed: RetryFailed = False,
     keep_going: KeepGoing = False,
@@ -80,7 +77,7 @@ def run(
     db: o.Db = o.DEFAULT_DB,
     data_dir: o.DataDir = o.DEFAULT_DATA,
     download: o.Download = True,
-    quiet: Quiet = False,
+    quiet: o.Quiet = False,
     as_json: o.Json = False,
     help_all: HelpAll = False,
 ) -> None:
@@ -148,11 +145,8 @@ def list_(db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> None:
         }
         for sweep, stands in found
     ]
-    if as_json:
-        print_json(records)
-    elif records:
-        print_table(tuple(records[0]), [tuple(record.values()) for record in records])
-    else:
+    print_records(records, as_json)
+    if not records:
         message("No sweeps yet: pflbench sweep FILE.yaml")
 
 
@@ -185,8 +179,8 @@ def status(name: NAMED, db: o.Db = o.DEFAULT_DB, as_json: o.Json = False) -> Non
         print_json({"name": sweep.name, "cancelled": sweep.cancelled_at, "runs": records})
         return
     for record in records:
-        record["best"] = None if record["best"] is None else f"{100 * record['best']:.2f}"
-    print_table([name.replace("best", "best %") for name in records[0]], [tuple(record.values()) for record in records])
+        record["best"] = None if record["best"] is None else f"{100 * record['best']:.2f} %"
+    print_records(records)
     message(f"{sweep.name}: {counted_states(stands.counts)}{' Cancelled.' if sweep.cancelled_at else ''}")
 
 
@@ -202,7 +196,6 @@ def cancel(name: NAMED, db: o.Db = o.DEFAULT_DB) -> None:
 
 
 def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.Given) -> Study:
-    """The grid of the file or the command line."""
     from dataclasses import replace
 
     from pflbench.sweep.grid import options
@@ -215,10 +208,7 @@ def _study(file: Path | None, grids: Sequence[str], name: str | None, asked: o.G
     if file is None:
         return from_command_line(grids, given, name, settings)
     if given or grids or settings:
-        raise UserError(
-            f"{file} has all options of its runs: {', '.join([*given, *grids, *settings])} cannot be added here.",
-            "Write it into the file.",
-        )
+        raise UserError(f"{file} has all options of its runs: {', '.join([*given, *grids, *settings])} goes there.")
     study = read(file)
     return replace(study, name=name) if name else study
 
@@ -228,11 +218,11 @@ def _show_plan(name: str, specs: Sequence[RunSpec], ahead: Ahead, as_json: bool)
     if as_json:
         print_json({"name": name, "runs": len(specs), **ahead.record(), "keys": [spec.key for spec in specs]})
         return
-    rows: dict[tuple[str, str, str], list[int]] = {}
-    for spec in specs:
-        cell = rows.setdefault((spec.method.name, spec.data.label, spec.partition.label), [0, 0])
-        cell[0] += 1
-        cell[1] += ahead.state.states[spec.key] in OVER
-    print_table(("method", "dataset", "partition", "runs", "there"), [(*names, *counts) for names, counts in rows.items()])
+    cells = Counter((spec.method.name, spec.data.label, spec.partition.label) for spec in specs)
+    ended = Counter(
+        (spec.method.name, spec.data.label, spec.partition.label) for spec in specs if ahead.state.states[spec.key] in ENDED
+    )
+    rows = [(*cell, runs, ended[cell]) for cell, runs in cells.items()]
+    print_table(("method", "dataset", "partition", "runs", "there"), rows)
     say(f"{name}: {counted_states(ahead.state.counts)}")
     ahead.show()

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +17,7 @@ from pflbench.cli import options as o
 from pflbench.cli.checkup import note_unchecked
 from pflbench.cli.console import command_line, message, print_json
 from pflbench.cli.db import opened
-from pflbench.cli.executors import EXECUTORS
-from pflbench.cli.making import KeepGoing, Limit, make_by, tell, tell_checkpoints, tell_errors
+from pflbench.cli.making import KeepGoing, Limit, make_by, tell_checkpoints, tell_errors, tell_failure
 from pflbench.cli.progress import followed
 from pflbench.cli.run import execution, prepare
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pflbench.sweep.choose_executor import ExecutorOptions
     from pflbench.sweep.run_queue import RunQueue
 
+ENDED = {"finished", "diverged", "failed"}
 NAMED = Annotated[str, typer.Argument(metavar="NAME", help="Name of the sweep: see `pflbench sweep list`.")]
 Files = Annotated[
     list[Path],
@@ -38,7 +39,6 @@ Files = Annotated[
     ),
 ]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Also train runs that failed before, from their checkpoints.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class SweepCommand:
         return RunQueue(tuple(specs), url, self.data_dir, how, self.plugins, keep_going=keep_going, sweep=self.sweep.id)
 
 
-@o.taking(workers=EXECUTORS, place=o.only("checkpoints"))
+@o.taking(workers=o.EXECUTORS, place=o.only("checkpoints"))
 def resume(
     name: NAMED,
     workers: o.Given,
@@ -75,7 +75,7 @@ def resume(
     keep_going: KeepGoing = False,
     limit: Limit = None,
     db: o.Db = o.DEFAULT_DB,
-    quiet: Quiet = False,
+    quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Continue a sweep, also a cancelled one, with the options of its first command.
@@ -105,7 +105,7 @@ def work(
     cpus_per_job: Annotated[int | None, typer.Option(metavar="N", min=1, help="Cores. Default: all.")] = None,
     limit: Limit = None,
     db: o.Db = o.DEFAULT_DB,
-    quiet: Quiet = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Train runs of a stored sweep, one after another, until none is left. Any number of these commands may share a sweep.
 
@@ -130,7 +130,8 @@ def work(
             note_unchecked(how, quiet)
             queue = asked.queue(ahead, keep_going=True).on(str(find_device(how.device)), cpus_per_job or environment.cores())
             try:
-                made = run_queue.work(queue, results, limit=limit, follow=followed(ahead, quiet), failed=tell)
+                packs = islice(run_queue.unclaimed(queue, results), limit)
+                made = run_queue.work(queue, results, packs, follow=followed(ahead, quiet), failed=tell_failure)
             except KeyboardInterrupt:
                 message(f"Interrupted. Continue with: pflbench sweep resume {name}")
                 raise typer.Exit(interrupts.exit_code()) from None
@@ -196,7 +197,7 @@ def _ahead(asked: SweepCommand, retry_failed: bool) -> tuple[list[RunSpec], dict
     from pflbench.store import sweeps
 
     state = sweeps.sweep_state(asked.results, asked.sweep.specs)
-    over = {"finished", "diverged", *(() if retry_failed else ("failed",))}
+    over = ENDED - {"failed"} if retry_failed else ENDED
     skipped = {key: own for key, own in state.states.items() if own in over}
     return [spec for spec in asked.sweep.specs if spec.key not in skipped], skipped
 
@@ -228,13 +229,12 @@ def _report(asked: SweepCommand, state: SweepState, skipped: Mapping[str, str], 
         runs = {key: state.runs[key] for key in begun}
         more = {key: {"message": (run and run.message) or "", "news": news(run)} for key, run in runs.items()}
         print_json({"name": name, "skipped": skipped, "runs": [{"key": key, "state": begun[key], **more[key]} for key in begun]})
-    told = f" Ended before: {len(skipped)}." if skipped else ""
-    told += f" Left: {left}." if (left := len(state.states) - len(begun)) else ""
-    told += f" Stopped: {why}." if why else ""
-    message(f"{name}: {counted_states(Counter(begun.values()))}{told}")
-    failed = sum(own == "failed" for own in skipped.values())
-    if failed:
-        message(f"{failed} failed before and {'was' if failed == 1 else 'were'} skipped; --retry-failed tries again.")
+    left = len(state.states) - len(begun)
+    numbers = {"Ended before": len(skipped), "Left": left, "Stopped": why}
+    parts = [f"{word}: {value}." for word, value in numbers.items() if value]
+    message(" ".join((f"{name}: {counted_states(Counter(begun.values()))}", *parts)))
+    if failed := sum(own == "failed" for own in skipped.values()):
+        message(f"Failed before and skipped: {failed}. --retry-failed tries again.")
     if interrupted:
         message(f"Interrupted. Continue with: pflbench sweep resume {name}")
         raise typer.Exit(interrupts.exit_code())

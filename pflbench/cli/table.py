@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import error, say
+from pflbench.cli.console import error as print_error
+from pflbench.cli.console import say
 from pflbench.cli.db import opened
 from pflbench.cli.reports import (
     FILTERS,
+    ROUND_RULE,
+    TOLERANCE,
     Format,
-    Rule,
-    Tolerance,
     call,
     leading,
     one_at_a_time,
@@ -37,40 +38,17 @@ NAMES = (
 )
 
 
-_NUMBERS = o.annotated(
-    round_rule=(Rule, None),
-    paper=(
-        Annotated[
-            Literal["auto", "always", "never"] | None,
-            typer.Option(help="Show the paper's values: auto: where the protocol is the paper's."),
-        ],
-        None,
+_NUMBERS = o.group(
+    round_rule=ROUND_RULE,
+    paper=o.option(Literal["auto", "always", "never"], "Show the paper's values: auto: where the protocol is the paper's."),
+    tolerance=TOLERANCE,
+    std=o.option(Literal["population", "sample"], "Kind of standard deviation. Default: population, as in the paper."),
+    ci=o.option(float, "Add a bootstrap confidence interval of each mean, e.g. 0.95.", metavar="LEVEL"),
+    test=o.option(
+        Literal["wilcoxon", "t", "wilcoxon-clients"],
+        "Test rows against the best of each setting, paired by seed or by client, with Holm's correction.",
     ),
-    tolerance=(Tolerance, None),
-    std=(
-        Annotated[
-            Literal["population", "sample"] | None,
-            typer.Option(help="Kind of standard deviation. Default: population, as in the paper."),
-        ],
-        None,
-    ),
-    ci=(
-        Annotated[
-            float | None, typer.Option(metavar="LEVEL", help="Add a bootstrap confidence interval of each mean, e.g. 0.95.")
-        ],
-        None,
-    ),
-    test=(
-        Annotated[
-            Literal["wilcoxon", "t", "wilcoxon-clients"] | None,
-            typer.Option(help="Test rows against the best of each setting, paired by seed or by client, with Holm's correction."),
-        ],
-        None,
-    ),
-    against=(
-        Annotated[str | None, typer.Option(metavar="METHOD", help="--test: compare with this row instead of the best.")],
-        None,
-    ),
+    against=o.option(str, "--test: compare with this row instead of the best.", metavar="METHOD"),
 )
 
 
@@ -111,20 +89,20 @@ def table(
     if len(asked) == 1:
         write_table(one(asked[0]), written, output)
         return
-    # Of several tables one may not have what a filter names.
-    made: list[Grid] = []
+    made: list[Grid] = []  # of several tables one may not have what a filter names
     refused: list[UserError] = []
     for part in asked:
         try:
             made.append(one(part))
-        except UserError as found:
-            refused.append(found)
+        except UserError as error:
+            refused.append(error)
+    missing = [error for error in refused if isinstance(error, NothingYet)]
     if not made:
-        raise next((found for found in refused if isinstance(found, NothingYet)), refused[0])
+        raise (missing or refused)[0]
     for k, grid in enumerate(made):
         say(end="\n" * (k > 0))
         write_table(grid, written, None)
-    if missing := [found for found in refused if isinstance(found, NothingYet)]:
-        for nothing in missing:
-            error(nothing.message, nothing.hint)
+    for nothing in missing:
+        print_error(nothing.message, nothing.hint)
+    if missing:
         raise typer.Exit(2)

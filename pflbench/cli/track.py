@@ -14,12 +14,9 @@ from pflbench.cli import options as o
 from pflbench.cli.console import message
 from pflbench.cli.db import opened
 from pflbench.cli.reports import FILTERS, found_runs
-from pflbench.errors import Unreachable, UserError
+from pflbench.errors import UserError
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from pflbench.store.runs import Result
     from pflbench.track.deliver import Tracker
 
 app = typer.Typer(
@@ -28,22 +25,10 @@ app = typer.Typer(
 )
 
 
-_HOW = o.annotated(
-    follow=(
-        Annotated[bool, typer.Option("--follow", help="Continue with new rounds until all runs have ended.")],
-        False,
-    ),
-    every=(
-        Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="--follow: time between two looks at the database.")],
-        5.0,
-    ),
-    patience=(
-        Annotated[
-            float,
-            typer.Option(metavar="SECONDS", min=0, help="--follow: time to wait for the next run when none trains."),
-        ],
-        60.0,
-    ),
+_HOW = o.group(
+    follow=o.flag("Continue with new rounds until all runs have ended.", "--follow"),
+    every=o.option(float, "--follow: time between two looks at the database.", default=5.0, metavar="SECONDS", min=0.1),
+    patience=o.option(float, "--follow: time to wait for the next run when none trains.", default=60.0, metavar="SECONDS", min=0),
     db=(o.Db, o.DEFAULT_DB),
 )
 
@@ -108,7 +93,7 @@ def _track(
         delivery = deliver.Delivery(engine, tracker)
         try:
             if follow:
-                deliver.follow(delivery, _looking(engine, which), every, patience)
+                deliver.follow(delivery, lambda: found_runs(engine, which), every, patience)
             else:
                 delivery(found_runs(engine, which))
         except KeyboardInterrupt:
@@ -122,30 +107,10 @@ def _track(
             message("Nothing new.")
 
 
-def _looking(engine: Engine, which: o.Given) -> Callable[[], list[Result]]:
-    """Finds the runs; says once if there are none yet."""
-    told = False
-
-    def look() -> list[Result]:
-        nonlocal told
-        try:
-            return found_runs(engine, which)
-        except Unreachable:
-            raise
-        except UserError as nothing:
-            if not told:
-                message(f"{nothing.message} Waiting for them.")
-            told = True
-            return []
-
-    return look
-
-
 def _module(extra: str) -> Any:
     """The writer of a tracker. Raises UserError if its library is not installed."""
     try:
         return import_module(f"pflbench.track.{extra}")
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"{(error.name or extra).partition('.')[0]} is not installed.", f'pip install "pflbench[{extra}]"'
-        ) from None
+        name = (error.name or extra).partition(".")[0]
+        raise UserError(f"{name} is not installed.", f'pip install "pflbench[{extra}]"') from None

@@ -43,9 +43,7 @@ class ExecutorOptions:
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(f"{option} means nothing to --executor {self.executor}.", f"Add --executor {owner}.")
         if self.executor == "slurm" and self.gpus_per_job not in (None, 0, 1):
-            raise UserError(
-                "--gpus-per-job is 0 or 1 with Slurm.", "Shares of a GPU are what the cluster offers: --slurm gres=..."
-            )
+            raise UserError("--gpus-per-job is 0 or 1 with Slurm.", "For a share: --slurm gres=...")
 
     def words(self) -> tuple[str, ...]:
         """The options that name a cluster, as typed; empty for this machine."""
@@ -62,12 +60,12 @@ def executor_options(given: typing.Mapping[str, Any], before: typing.Mapping[str
     """The ExecutorOptions of the options given, which are None or empty if not given. before: options stored with the sweep,
     which hold unless another executor is given.
     """
-    said = {field.name: given[field.name] for field in fields(ExecutorOptions) if given.get(field.name) not in (None, [], ())}
+    named = {field.name: given[field.name] for field in fields(ExecutorOptions) if given.get(field.name) not in (None, [], ())}
     kept = dict(before or {})
-    if said.get("executor", kept.get("executor", "local")) != kept.get("executor", "local"):
+    if named.get("executor") not in (None, kept.get("executor", "local")):
         kept = {}
-    both = {**kept, **said}
-    return ExecutorOptions(**{**both, "slurm": tuple(both.get("slurm", ()))})
+    options = {**kept, **named}
+    return ExecutorOptions(**{**options, "slurm": tuple(options.get("slurm", ()))})
 
 
 def at_a_time(asked: ExecutorOptions, specs: Sequence[RunSpec], data_dir: Path, how: Execution) -> int | None:
@@ -79,11 +77,11 @@ def at_a_time(asked: ExecutorOptions, specs: Sequence[RunSpec], data_dir: Path, 
 
 def choose_executor(asked: ExecutorOptions, queue: RunQueue, store: Engine) -> Workers:
     """Workers for the runs of a queue: processes, or tasks of Ray. Raises UserError if there can be none."""
-    places = at_a_time(asked, queue.specs, queue.data_dir, queue.how)
     if asked.executor == "local":
+        places = at_a_time(asked, queue.specs, queue.data_dir, queue.how)
         return Processes(places or 1, devices_for(queue.how), asked.cpus_per_job)
     _require_shared(store, queue.how)
-    return _ray(asked, queue, asked.cpus_per_job or 1)
+    return _ray(asked, queue)
 
 
 def submit_to_slurm(
@@ -120,20 +118,19 @@ def submit_to_slurm(
     )
 
 
-def _ray(asked: ExecutorOptions, queue: RunQueue, cores: int) -> Workers:
+def _ray(asked: ExecutorOptions, queue: RunQueue) -> Workers:
     from pflbench.sweep.on_ray import RayTasks
 
-    specs, data_dir, how = queue.specs, queue.data_dir, queue.how
+    needs = queue.specs, queue.data_dir, queue.how
     workers = RayTasks(asked.ray_address)
     try:
         share = asked.gpus_per_job
-        if how.device == "cpu" or not workers.gpus:
+        if queue.how.device == "cpu" or not workers.gpus:
             share = 0 if share in (None, "auto") else share
         elif share == "auto":
-            share = 1 / together_on_gpu(specs, data_dir, how, workers.gpu_memory())
-        elif share is None:
-            share = 1
-        workers.take(cores, float(share), 0 if share else needed(specs, data_dir, how), asked.jobs, how.pack or 1)
+            share = 1 / together_on_gpu(*needs, workers.gpu_memory())
+        gpus = 1.0 if share is None else float(share)
+        workers.take(asked.cpus_per_job or 1, gpus, 0 if gpus else needed(*needs), asked.jobs, queue.how.pack or 1)
     except BaseException:
         workers.close()
         raise
@@ -143,8 +140,6 @@ def _ray(asked: ExecutorOptions, queue: RunQueue, cores: int) -> Workers:
 def _require_shared(store: Engine, how: Execution) -> None:
     """Raises UserError for a database or device that the machines of a cluster cannot share."""
     if store.dialect.name == "sqlite" and sqlite_path(store.url) is None:
-        raise UserError(
-            "A database in memory is not to be seen by a cluster.", "Give --db a file in a shared folder, or PostgreSQL."
-        )
+        raise UserError("A cluster cannot see a database in memory.", "Give --db a file in a shared folder, or PostgreSQL.")
     if how.device.startswith("cuda:"):
         raise UserError(f"--device {how.device}: the cluster says which GPU a job has.", "Say --device cuda, or leave it out.")

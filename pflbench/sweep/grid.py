@@ -27,7 +27,6 @@ Point = Mapping[str, Any]
 """A value for each option, by its name without leading dashes, or as "fedala.p" for a hyperparameter."""
 
 Order = Literal["seed", "setting", "dataset"]
-ORDERS: tuple[Order, ...] = typing.get_args(Order)
 MOST = 50_000  # combinations, or runs, which are planned in half a minute
 _RENAMED = {"method": "methods", "dataset": "datasets"}
 _LEFT_OUT = {"data_dir", "settings", "seed", *_RENAMED.values()}
@@ -67,7 +66,6 @@ class RunGrid:
                 yield point
 
     def _combinations(self) -> Iterator[Point | None]:
-        """All points; None for an excluded one."""
         first = {name: self.axes[name] for name in _FIRST if name in self.axes}
         decided = [dict(zip(first, values, strict=True)) for values in _product(first)]
         for name in self.axes:
@@ -107,15 +105,13 @@ class RunGrid:
         return point
 
 
-def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: RunOptions = RunOptions()) -> list[RunSpec]:
+def specifications(grid: RunGrid, data_dir: Path, order: Order = "seed", base: RunOptions = RunOptions()) -> list[RunSpec]:
     """All runs of a grid without repetition. base: the other options.
 
     order: "seed" (all runs of a seed before the next seed), "setting" (all seeds of a setting together) or "dataset" (all runs
-    of a dataset before the next, by seed). Raises UserError for an unknown order, and for what `run` would refuse, with the
+    of a dataset before the next, by seed). Raises UserError for what `run` would refuse, with the
     values of the axes at that point.
     """
-    if order not in ORDERS:
-        raise unknown("order", order, ORDERS)
     parsed: Parsed = {}
     found: dict[str, RunSpec] = {}
     for point in grid.points():
@@ -132,7 +128,12 @@ def specifications(grid: RunGrid, data_dir: Path, order: str = "seed", base: Run
             raise UserError(f"{error.message}{at}", error.hint) from None
     if not found:
         raise UserError("The sweep has no run: everything is excluded.", "Take an exclusion out, or add a value.")
-    return _ordered(list(found.values()), order)
+    specs = list(found.values())
+    if order == "setting":
+        return specs
+    seeds = list(dict.fromkeys(spec.seed for spec in specs))
+    datasets = list(dict.fromkeys(spec.data for spec in specs)) if order == "dataset" else []
+    return sorted(specs, key=lambda spec: (datasets.index(spec.data) if datasets else 0, seeds.index(spec.seed)))
 
 
 def of_run(wanted: RunOptions) -> list[RunSpec]:
@@ -151,10 +152,7 @@ def listed(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
         method, parameter, value = setting(text)
         name = f"{method}.{parameter}"
         if name in found:
-            raise UserError(
-                f"--set gives {name} twice: {','.join(found[name])} and {value}.",
-                f"Give it once, with all its values: --set {name}={','.join(found[name])},{value}.",
-            )
+            raise UserError(f"--set gives {name} twice.", f"Give it once, with all its values: --set {name}=VALUE,VALUE.")
         free = any(hyper.name == parameter and "str" in hyper.type.split(" | ") for hyper in methods.hyperparameters(method))
         found[name] = (value,) if free else tuple(dict.fromkeys(part.strip() for part in value.split(",")))
     return found
@@ -170,10 +168,6 @@ def options() -> dict[str, str]:
 def checked(name: str, value: Any) -> tuple[str, Any]:
     """The option's name with dashes, and the value in its type. Raises UserError for an unknown option or a wrong value."""
     if "." in name:
-        if not isinstance(value, (str, int, float, bool)):
-            raise UserError(
-                f"{name}: {value!r:.100} is no value of a hyperparameter.", "Give a number, a word or a list of these."
-            )
         return name, value
     name = name.replace("_", "-")
     if name not in options():
@@ -202,15 +196,6 @@ def _options(point: Point, base: RunOptions) -> RunOptions:
     return replace(base, settings=settings, **plain)
 
 
-def _ordered(specs: list[RunSpec], order: str) -> list[RunSpec]:
-    """Sorts stably by the order."""
-    if order == "setting":
-        return specs
-    seeds = list(dict.fromkeys(spec.seed for spec in specs))
-    datasets = list(dict.fromkeys(spec.data for spec in specs)) if order == "dataset" else []
-    return sorted(specs, key=lambda spec: (datasets.index(spec.data) if datasets else 0, seeds.index(spec.seed)))
-
-
 def _trained(method: str, point: Point) -> str:
     """The method's name at a point, with +ala if the option `ala` is set."""
     method = methods.in_any_case(method)
@@ -235,8 +220,7 @@ def _ownerless(name: str) -> UserError:
         return UserError(f"{name}: {method} is not among the methods that are run.", f"Add it to them, or drop {name}.")
     if options()[name] in DEPENDS_ON:
         owner, choices = DEPENDS_ON[options()[name]]
-        return UserError(
-            f"{name} goes with {owner.replace('_', '-')} {' or '.join(choices)}, which the sweep does not have.", f"Drop {name}."
-        )
-    owners = " and ".join(scheme for scheme, own in SCHEMES.items() if options()[name] in own)
-    return UserError(f"{name} belongs to the partition {owners}, which the sweep does not have.", f"Drop {name}.")
+    else:
+        owner, choices = "partition", tuple(scheme for scheme, own in SCHEMES.items() if options()[name] in own)
+    needed = f"{owner.replace('_', '-')} {' or '.join(choices)}"
+    return UserError(f"{name} goes with {needed}, which the sweep does not have.", f"Drop {name}.")

@@ -100,22 +100,17 @@ class RayTasks:
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise error.cause from None
-            if "No module named 'pflbench'" in str(error):
-                raise UserError(
-                    "The nodes of the Ray cluster cannot import pflbench.", "Install it there, in the same version as here."
-                ) from None
-            raise UserError(f"Ray: {str(error).strip().splitlines()[-1]}") from None
+            hint = "Each node needs pflbench in the same version as here."
+            raise UserError(f"Ray: {str(error).strip().splitlines()[-1]}", hint) from None
         except exceptions.RayError:  # its process or node was killed
             self.lost += 1
 
     def _fitting(self) -> int:
-        """How many workers fit on all nodes together."""
         share = {"CPU": self._cores, "GPU": self._gpus, "memory": self._bytes}
         wanted = {name: asked for name, asked in share.items() if asked}
         return sum(min(int(node.get(name, 0) / asked) for name, asked in wanted.items()) for node in self._nodes())
 
     def _nodes(self) -> list[Mapping[str, float]]:
-        """The resources of each live node."""
         if time.monotonic() > self._looked + LOOK:
             self._found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             self._looked = time.monotonic()
@@ -140,9 +135,7 @@ def _connected(address: str | None) -> Any:
     try:
         ray.init(address=address, **settings)
     except Exception as error:  # Ray raises many types, also plain Exception
-        raise UserError(
-            f"Ray: {str(error).strip().splitlines()[0]}", f"--ray-address and {VARIABLE} name a cluster that is there."
-        ) from None
+        raise UserError(f"Ray: {str(error).strip().splitlines()[0]}", f"--ray-address and {VARIABLE} name a cluster.") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, told)  # Ray's own handler would end the command at once
     return ray
@@ -164,7 +157,6 @@ def _answers(address: str) -> bool:
 
 
 def _worker(queue: RunQueue, folder: Path, cores: int, place: int) -> None:
-    """Works in the command's folder, if this node has it."""
     with suppress(OSError):
         os.chdir(folder)
     with suppress(KeyboardInterrupt):

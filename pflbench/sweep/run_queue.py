@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -127,32 +127,37 @@ def unclaimed(queue: RunQueue, engine: Engine, place: int = 0) -> Iterator[list[
 def work(
     queue: RunQueue,
     engine: Engine,
-    place: int = 0,
+    packs: Iterable[list[RunSpec]] | None = None,
     *,
-    limit: int | None = None,
     follow: Follow = lambda specs, steps: steps,
-    failed: Callable[[str], None] = lambda message: None,
+    failed: Callable[[Exception], None] = lambda error: None,
 ) -> list[str]:
-    """Executes runs of the queue, one pack after another, until none is left. Returns the keys of this worker's runs.
+    """Executes packs of runs, by default unclaimed ones until none is left. Returns the keys of this worker's runs.
 
-    follow: receives the steps of a pack and passes them on. failed: is called with the reason of a failure, which is also
-    stored. Raises KeyboardInterrupt after a signal, Unreachable and Vanished: each run keeps its checkpoint.
+    follow: receives the steps of a pack and passes them on. failed: receives each error, Occupied too, which is then stored
+    unless it raises. Raises KeyboardInterrupt after a signal, Unreachable and Vanished: each run keeps its checkpoint.
     """
     made: list[str] = []
-    for specs in islice(unclaimed(queue, engine, place), limit):
+    for specs in unclaimed(queue, engine) if packs is None else packs:
         try:
             with closing(follow(specs, queue.execute(specs, engine))) as steps:
                 made += [spec.key for spec in specs]
                 _until_cancelled(queue, engine, steps)
-        except Occupied:  # another worker was quicker
-            made.remove(specs[0].key)
         except (Unreachable, Vanished):
             raise
         except Exception as error:
             if interrupts.arrived():  # a library turned KeyboardInterrupt into another error
                 raise KeyboardInterrupt from error
-            failed(_store_failure(queue, engine, specs, error))
+            failed(error)
+            if isinstance(error, Occupied):  # another worker was quicker
+                made.remove(specs[0].key)
+            else:
+                _store_failure(queue, engine, specs, described(error))
     return made
+
+
+def described(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def work_alone(queue: RunQueue, device: str | None, cores: int, place: int = 0) -> None:
@@ -160,7 +165,8 @@ def work_alone(queue: RunQueue, device: str | None, cores: int, place: int = 0) 
     with plugged_in(queue.plugins):
         engine = patiently(lambda: connect(queue.url))
         try:
-            work(queue.on(device or str(find_device(queue.how.device)), cores), engine, place)
+            queue = queue.on(device or str(find_device(queue.how.device)), cores)
+            work(queue, engine, unclaimed(queue, engine, place))
         finally:
             engine.dispose()
 
@@ -175,13 +181,12 @@ def _until_cancelled(queue: RunQueue, engine: Engine, steps: Steps) -> None:
                 return
 
 
-def _store_failure(queue: RunQueue, engine: Engine, specs: Sequence[RunSpec], error: Exception) -> str:
-    """Returns why runs failed. Stores it for runs that could not start, which other workers would try again."""
-    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+def _store_failure(queue: RunQueue, engine: Engine, specs: Sequence[RunSpec], told: str) -> None:
+    """Stores why runs could not start: other workers would try them again."""
     queue = replace(queue, specs=tuple(specs))
     state = patiently(lambda: queue.state(engine))
     if state.counts["failed"]:  # the others of the pack were interrupted and can be resumed
-        return told
+        return
     for spec in queue.ahead(state):
         with suppress(Occupied), locks.locked(engine, spec.key):
             host = queue.how.record_host
@@ -190,4 +195,3 @@ def _store_failure(queue: RunQueue, engine: Engine, specs: Sequence[RunSpec], er
             run = runs.newest(engine, spec.key)
             assert run is not None
             write.update_run(engine, run.id, status="failed", message=told if host else plain.privately(told))
-    return told

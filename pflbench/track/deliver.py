@@ -1,16 +1,14 @@
 """Sends new rounds to a tracker, once. It reads committed rounds, so that no run waits for it.
 
-A `Mark`, stored with the tracker, says which rounds the tracker has. It is set after these rounds were sent. If a tracker is
-stopped in between, it finds out itself which rounds it has, or treats a round that is sent twice as one.
+A `Mark`, stored with the tracker, says which rounds the tracker has. It is set after these rounds were sent.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -89,8 +87,9 @@ def follow(deliver: Delivery, look: Callable[[], Sequence[Run]], every: float, p
     until = time.monotonic() + patience
     runs: Sequence[Run] = ()
     while True:
-        with suppress(Unreachable):  # the server may be back at the next look
+        with suppress(UserError):  # there are no such runs yet, or the server is away
             runs = look()
+        with suppress(Unreachable):
             deliver(runs)
         now = time.monotonic()
         if any(run.status in UNDER_WAY for run in runs):
@@ -100,26 +99,24 @@ def follow(deliver: Delivery, look: Callable[[], Sequence[Run]], every: float, p
         time.sleep(every)
 
 
+@contextmanager
+def friendly(tracker: str, errors: tuple[type[Exception], ...], hint: str) -> Iterator[None]:
+    """Turns errors of a tracker's library into UserErrors with their first line."""
+    try:
+        yield
+    except errors as error:
+        first = str(error).strip().splitlines()[0][:250].removesuffix(".")
+        raise UserError(f"{tracker}: {first}.", f"What was delivered stays; the same command goes on. {hint}") from None
+
+
 def read_mark(path: Path) -> Mark:
     """Reads a file of `write_mark`; without a file there are no rounds."""
     try:
         return Mark(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Mark()
-    except (ValueError, TypeError):
-        raise UserError(f"{path} is damaged.", "Remove the folder that it lies in, and fill it again.") from None
 
 
 def write_mark(path: Path, mark: Mark) -> None:
-    make_folder(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(asdict(mark)) + "\n")
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder if needed. Raises UserError if it cannot be made or written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"Cannot write {folder}: {error.strerror or error}.", "Name another folder.") from None
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"Cannot write {folder}: no permission.", "Name another folder.")

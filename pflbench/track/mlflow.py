@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,17 +13,16 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
-from pflbench.errors import UserError
 from pflbench.store.exchange.points import TrackedRound, began, moment, parameters, tags, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
-from pflbench.track.deliver import Mark
+from pflbench.track.deliver import Mark, friendly
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED"}
 _TOGETHER = 900  # metrics per call: MLflow takes at most 1,000 metrics, parameters and tags
-_PARAMETERS = 100  # per call
-_LISTED = 1_000
-_LONGEST = 250  # characters of an error
+_friendly = partial(
+    friendly, "MLflow", (MlflowException, SQLAlchemyError, OSError), "A URI is e.g. sqlite:///mlflow.db or http://host:5000."
+)
 
 
 class MLflow:
@@ -38,20 +37,20 @@ class MLflow:
         with _friendly():
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment)
-            if found is not None and found.lifecycle_stage != "active":
-                raise UserError(f"The experiment '{experiment}' was deleted.", "Restore it, or name another: --experiment NAME")
             self._experiment = found.experiment_id if found else self._client.create_experiment(experiment)
-            self._runs = dict(self._listed())
+        self._runs: dict[tuple[str, int], str] = {}  # MLflow's ids by key and attempt
 
     def mark(self, run: Run) -> Mark:
-        known = self._runs.get((run.key, run.attempt))
-        return known[1] if known else Mark()
+        query = f"tags.key = '{run.key}' and tags.attempt = '{run.attempt}'"
+        with _friendly():
+            for found in self._client.search_runs([self._experiment], query):
+                self._runs[run.key, run.attempt] = found.info.run_id
+                return Mark(int(found.data.tags.get("round", -1)), found.data.tags.get("status", ""))
+        return Mark()
 
     def write(self, run: Run, new: Sequence[TrackedRound]) -> None:
         with _friendly():
             name = self._started(run)
-            if self.mark(run).round < 0:
-                self._log_parameters(name, parameters(run))
             metrics = (Metric(k, float(v), round(1000 * p.time), p.round) for p in new for k, v in p.values.items())
             while some := list(islice(metrics, _TOGETHER)):
                 self._client.log_batch(name, metrics=some)
@@ -60,7 +59,6 @@ class MLflow:
         with _friendly():
             name = self._started(run)
             self._client.log_batch(name, tags=[RunTag("round", str(mark.round)), RunTag("status", mark.status)])
-            self._runs[run.key, run.attempt] = name, mark
             if run.status in UNDER_WAY:
                 self._client.update_run(name, status="RUNNING")
             else:
@@ -70,39 +68,12 @@ class MLflow:
     def close(self) -> None:
         pass
 
-    def _listed(self) -> Iterator[tuple[tuple[str, int], tuple[str, Mark]]]:
-        token = None
-        while True:
-            page = self._client.search_runs([self._experiment], max_results=_LISTED, page_token=token)
-            for found in page:
-                tag = found.data.tags
-                if "key" in tag and "attempt" in tag:
-                    mark = Mark(int(tag.get("round", -1)), tag.get("status", ""))
-                    yield (tag["key"], int(tag["attempt"])), (found.info.run_id, mark)
-            if not (token := page.token):
-                return
-
     def _started(self, run: Run) -> str:
-        """MLflow's id of the run, which is created if needed."""
         if (run.key, run.attempt) not in self._runs:
             created: Any = self._client.create_run(
                 self._experiment, start_time=round(1000 * began(run)), tags=tags(run), run_name=title(run)
             )
-            self._runs[run.key, run.attempt] = created.info.run_id, Mark()
-        return self._runs[run.key, run.attempt][0]
-
-    def _log_parameters(self, name: str, values: dict[str, Any]) -> None:
-        all_parameters = (Param(k, str(v)) for k, v in values.items())
-        while some := list(islice(all_parameters, _PARAMETERS)):
-            self._client.log_batch(name, params=some)
-
-
-@contextmanager
-def _friendly() -> Iterator[None]:
-    """Turns errors of MLflow into UserErrors with their first sentence."""
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        message = str(error).strip().splitlines()[0].partition(". ")[0].removesuffix(".")
-        hint = "A URI is e.g. sqlite:///mlflow.db or http://host:5000."
-        raise UserError(f"MLflow: {message[:_LONGEST]}.", f"What was delivered stays; the same command goes on. {hint}") from None
+            own = [Param(name, str(value)) for name, value in parameters(run).items()]
+            self._client.log_batch(created.info.run_id, params=own)
+            self._runs[run.key, run.attempt] = created.info.run_id
+        return self._runs[run.key, run.attempt]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
@@ -17,30 +15,21 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from pflbench.store.exchange.points import TrackedRound, began, moment, parameters, tags, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
-from pflbench.track.deliver import Mark, make_folder, read_mark, write_mark
+from pflbench.track.deliver import Mark, read_mark, write_mark
 
 _MARK = "pflbench.json"
 _LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
 
 
 class TensorBoard:
-    """Writes below `folder`, for `tensorboard --logdir FOLDER`.
-
-    A round is one record, which is written whole or not at all: if the mark was not set, the records say which rounds there are.
-    """
+    """Writes below `folder`, for `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError if the folder cannot be made."""
-        make_folder(folder)
         self._folder = folder
         self._open: dict[Path, EventFileWriter] = {}
 
     def mark(self, run: Run) -> Mark:
-        place = self._folder_of(run)
-        known = read_mark(place / _MARK)
-        if run.last_round is not None and known.round >= run.last_round:
-            return known
-        return Mark(max(_rounds(place), default=-1), known.status)
+        return read_mark(self._folder_of(run) / _MARK)
 
     def write(self, run: Run, new: Sequence[TrackedRound]) -> None:
         writer = self._writer(run)
@@ -69,26 +58,12 @@ class TensorBoard:
     def _writer(self, run: Run) -> EventFileWriter:
         place = self._folder_of(run)
         if place not in self._open:
-            make_folder(place)
-            is_new = not (written := _files(place))
-            # TensorBoard reads files in the order of their names, which contain the time in seconds.
-            while written and int(time.time()) <= int(written[-1].name.split(".")[3]):
-                time.sleep(0.02)
+            place.mkdir(parents=True, exist_ok=True)
+            is_new = not any(place.glob("events.out.tfevents.*"))
             self._open[place] = EventFileWriter(str(place))
             if is_new:
                 self._open[place].add_event(_start(run))
         return self._open[place]
-
-
-def _files(place: Path) -> list[Path]:
-    return sorted(place.glob("events.out.tfevents.*"))
-
-
-def _rounds(place: Path) -> Iterator[int]:
-    for file in _files(place):
-        for event in LegacyEventFileLoader(str(file)).Load():
-            if any(value.HasField("simple_value") for value in event.summary.value):
-                yield event.step
 
 
 def _start(run: Run) -> Event:

@@ -5,36 +5,31 @@ Marks are files beside W&B's own. If a mark was not set, W&B drops rounds that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import wandb
 
-from pflbench.errors import UserError
 from pflbench.store.exchange.points import TrackedRound, tags, title
 from pflbench.store.locks import UNDER_WAY
 from pflbench.store.runs import Run
-from pflbench.track.deliver import Mark, make_folder, read_mark, write_mark
+from pflbench.track.deliver import Mark, friendly, read_mark, write_mark
 
 _LONGEST = 64  # characters of a tag
+_HINT = "Log in with `wandb login`, or write files for `wandb sync`: --offline."
+_friendly = partial(friendly, "Weights & Biases", (wandb.Error, OSError), _HINT)
 
 
 class WandB:
     """Writes to a project. folder: where W&B makes its folder `wandb`. offline: only write there, for a later `wandb sync`."""
 
     def __init__(self, project: str, entity: str | None, folder: Path, *, offline: bool) -> None:
-        make_folder(folder)  # if it cannot be written, W&B takes another one
-        self._where: dict[str, Any] = {
-            "project": project,
-            "entity": entity,
-            "dir": str(folder),
-            "mode": "offline" if offline else "online",
-        }
-        self._marks = (
-            folder / "wandb" / "pflbench" / ("offline" if offline else "online") / "-".join(filter(None, (entity, project)))
-        )
+        folder.mkdir(parents=True, exist_ok=True)
+        mode = "offline" if offline else "online"
+        self._where: dict[str, Any] = {"project": project, "entity": entity, "dir": str(folder), "mode": mode}
+        self._marks = folder / "wandb" / "pflbench" / mode / "-".join(filter(None, (entity, project)))
         self._open: dict[str, Any] = {}
 
     def mark(self, run: Run) -> Mark:
@@ -95,13 +90,3 @@ class WandB:
 
 def _name(run: Run) -> str:
     return f"{run.key}-{run.attempt}"
-
-
-@contextmanager
-def _friendly() -> Iterator[None]:
-    try:
-        yield
-    except (wandb.Error, OSError) as error:
-        message = str(error).strip().splitlines()[0]
-        hint = "Log in with `wandb login`, or write files for `wandb sync`: --offline."
-        raise UserError(f"Weights & Biases: {message}", f"What was delivered stays; the same command goes on. {hint}") from None

@@ -67,8 +67,8 @@ def test_a_healthy_gpu_passes_and_is_remembered(shell, gpu):
     done = shell("doctor", "--gpu", "--device", f"{NAME}:0")
     assert done.code == 0, done
     lines = done.out.splitlines()
-    assert lines[0].split() == ["check", "float64", "float32"]
-    assert next(line for line in lines if line.startswith("mlp, captured")).split() == ["mlp,", "captured", "passed"]
+    assert lines[0].split() == ["check", "result"]
+    assert next(line for line in lines if line.startswith("mlp, captured")).endswith("passed")
     assert "not supported" in next(line for line in lines if line.startswith("tf32"))
     assert "300 steps/s, 100 one client after another: 3.0 times as fast" in lines[-1]
     assert "0 failed" in done.err

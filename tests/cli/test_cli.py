@@ -16,7 +16,7 @@ from support.command import Shell, finish, parsed, start
 
 from pflbench import __version__
 from pflbench.cli import app, main
-from pflbench.cli.options import complete_setting, run_options
+from pflbench.cli.options import run_options
 from pflbench.cli.run import run
 from pflbench.methods import METHODS
 from pflbench.run.plan import RunOptions
@@ -199,7 +199,7 @@ def test_db(shell: Shell, tmp_path: Path) -> None:
     assert info["runs"] == {"finished": 4}
     assert info["rounds"] == 16
     assert shell("db", "check").out == "No problems found.\n"
-    assert "nothing to do" in shell("db", "upgrade").out
+    assert "Schema before: " in shell("db", "upgrade").out
     assert parsed(shell("db", "upgrade", "--db", "new.db", "--json"))["from"] is None
     assert (tmp_path / "new.db").exists()
     (tmp_path / "foreign.db").write_text("this is no database, but it is long enough to look at" * 20)
@@ -302,15 +302,6 @@ def asked(words: str) -> dict[str, str]:
 def test_completion_as_a_shell_asks_for_it(tmp_path: Path) -> None:
     done = finish(start(folder=tmp_path, **asked("pflbench run -d mn")))
     assert done.out.split() == ["mnist"]
-
-
-def test_completion_of_values_that_are_words() -> None:
-    """Where a shell takes name=value as one word, as zsh and fish do."""
-    context = typer.Context(typer.main.get_command(app))
-    assert complete_setting(context, "ditto.aggregation=") == ["ditto.aggregation=weighted", "ditto.aggregation=uniform"]
-    assert complete_setting(context, "fedamp.partial=t") == ["fedamp.partial=true"]
-    assert complete_setting(context, "fedfomo.M=") == ["fedfomo.M=all"]
-    assert complete_setting(context, "fedprox.mu=") == complete_setting(context, "no-method.x=") == []
 
 
 LIGHT = "--help; run --help; methods list; data list; runs list; runs show 1; table; plot curves; plot distribution; db info"

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 from support.command import Shell, rows
-from torch import Tensor
-
-from pflbench.engine.federation import Federation
-from pflbench.methods.fedavg import FedAvg
 
 SHORT = ("-d", "digits", "--rounds", "2", "--clients", "5", "--engine", "batched")
 
@@ -51,8 +44,6 @@ def test_a_diverged_run_is_told_and_the_exit_code_says_so(shell: Shell) -> None:
     ("options", "words"),
     [
         ("--pack 0", "--pack"),
-        ("--pack many", "--pack"),
-        ("--pack 4 --engine loop", "--pack 4 needs --engine batched"),
         ("--pack 4 --engine loop --dry-run", "--pack 4 needs --engine batched"),
     ],
 )
@@ -69,32 +60,3 @@ def test_reproduce_packs_too(shell: Shell) -> None:
     found = rows("SELECT seed, status, json_extract(environment, '$.pack.runs') FROM run ORDER BY id")
     assert found == [(0, "finished", 2), (1, "finished", 2)] * 2
     assert [cell["n"] for cell in json.loads(done.out)["cells"]] == [2, 2]
-
-
-def test_ctrl_c_keeps_the_rounds_of_all(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal comes when both runs have rounds behind them."""
-    whole, interrupted = FedAvg.update, threading.Event()
-
-    def update(self: FedAvg, fed: Federation, s: Tensor, S: Tensor) -> Tensor:
-        if fed.t == 2 and not interrupted.is_set():
-            interrupted.set()
-            os.kill(os.getpid(), signal.SIGINT)
-        return whole(self, fed, s, S)
-
-    monkeypatch.setattr(FedAvg, "update", update)
-    command = ("run", "-m", "fedavg", *SHORT, "--rounds", "8", "--seeds", "0-1", "--pack", "2")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests were started in the background
-    try:
-        done = shell(*command)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert done.code == 130
-    assert "Interrupted. Finished rounds are stored" in done.err
-    assert "Traceback" not in done.err
-    assert rows("SELECT status FROM run") == [("interrupted",)] * 2
-    kept = rows("SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
-    resumed = shell(*command)
-    assert (resumed.code, resumed.err.count("resumed after round")) == (0, 2)
-    after = rows("SELECT run_id, round, accuracy, test_loss FROM round ORDER BY 1, 2")
-    assert set(kept) < set(after)
-    assert [round for _, round, *_ in after] == [*range(9)] * 2

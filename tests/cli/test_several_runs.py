@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.command import PROGRAM, environment, finish, parsed, rows, start
+from support.command import finish, parsed, rows, start
 
 from pflbench.methods.local import Local
 
@@ -46,7 +42,7 @@ def test_a_value_that_the_model_does_not_take_is_refused_before_the_first_run(sh
 @pytest.mark.parametrize("jobs", ["0", "many", "-1"])
 def test_a_number_of_jobs_that_is_none(shell, jobs):
     for command in (("run", "-m", "local", *SHORT), ("reproduce", "ablation", "--scale", "smoke"), ("sweep", "-m", "local")):
-        assert f"'{jobs}' is neither auto nor a number of runs" in shell.refused(*command, "--jobs", jobs)
+        assert f"'{jobs}' is neither auto nor a number" in shell.refused(*command, "--jobs", jobs)
 
 
 @pytest.mark.parametrize("keep_going", [False, True])
@@ -91,35 +87,3 @@ def test_several_at_a_time_have_the_numbers_of_one_after_another(tmp_path):
     assert one.err.count("ended by its cap") == 2, "of one after another each tells its own"
     assert two.err.count("ended by its cap") == 1
     assert "started" not in two.err
-
-
-@pytest.mark.slow
-def test_beside_bars_results_stay_on_stdout(tmp_path):
-    pty = pytest.importorskip("pty")
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", PROGRAM, "run", "-m", "fedavg", "-m", "local", *SHORT, "-j", "2"]
-    variables = environment(TERM="xterm", COLUMNS="160")
-    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=theirs, text=True)
-    os.close(theirs)
-    told = b""
-    with suppress(OSError):  # Linux says so when the other end is closed
-        while block := os.read(ours, 4096):
-            told += block
-    os.close(ours)
-    assert process.stdout is not None
-    assert sorted(line.split("  ")[1] for line in process.stdout.read().splitlines()) == ["fedavg", "local"]
-    assert process.wait() == 0
-    assert "2/2 runs" in told.decode()
-    assert "finished after" not in told.decode()
-
-
-@pytest.mark.slow
-def test_reproduce_several_at_a_time(tmp_path):
-    command = ("reproduce", "ablation", "--scale", "smoke", "--json")
-    one, two = (finish(start(*command, "--db", f"{jobs}.db", "-j", jobs, folder=tmp_path)) for jobs in ("1", "2"))
-    assert (one.code, two.code) == (0, 0), two.err
-    means = [{cell["row"]: cell["mean"] for cell in parsed(done)["cells"]} for done in (one, two)]
-    assert means[0] == means[1]
-    assert len(means[0]) == 2
-    assert rows("SELECT json_extract(environment, '$.scale') FROM run", tmp_path / "2.db") == [("smoke",)] * 2
-    assert rows("SELECT COUNT(*) FROM sweep", tmp_path / "2.db") == [(0,)]

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from support.command import PROGRAM, Shell, environment
+from support.command import PROGRAM, environment
 
 FULL = Path("/dev/full")
 
@@ -50,11 +49,3 @@ def test_an_encoding_that_lacks_a_character(tmp_path: Path) -> None:
     assert json.loads(done.stdout)[0]["error"] == "There is no file gr\u00fcn.db."
     assert b"There is no file gr\\xfcn.db." in done.stderr
     assert done.returncode == 2
-
-
-def test_a_name_that_is_no_text(shell: Shell) -> None:
-    assert "There is no file \\udcff.db" in shell.refused("import", "\udcff.db")
-    assert "\\udcff.db" in shell.refused("runs", "list", "--db", "\udcff.db")
-    np.savez("plain.npz", x=np.zeros((40, 4), np.float32), y=np.arange(40) % 2)
-    Path("plain.npz").rename("\udcff.npz")
-    assert "\\udcff.npz" in shell.refused("run", "-m", "fedavg", "-d", "npz:\udcff.npz", "-r", "1", "--clients", "2", "-q")

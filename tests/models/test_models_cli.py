@@ -57,7 +57,7 @@ def test_all_models_are_listed_with_their_parts(shell: Shell) -> None:
     assert rows["resnet18"]["blocks"] == ["fc", "layer4", "layer3", "layer2", "layer1", "conv1 + bn1"]
     digits = {row["name"]: row for row in json.loads(shell("models", "list", "-d", "digits", "--json").out)}
     assert digits["mlp"]["parameters"] == 4810
-    assert "at least 16 x 16" in digits["cnn"]["refused"]
+    assert "at least 16 x 16" in digits["cnn"]["blocks"]
 
 
 def test_a_model_is_shown_for_a_dataset(shell: Shell) -> None:

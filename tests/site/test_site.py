@@ -317,9 +317,9 @@ def test_report_command(engine: Engine, shell: Shell, tmp_path: Path) -> None:
     text = (tmp_path / "reports" / "report.html").read_text()
     assert "<code>pflbench report --db results.db</code>" in text
     assert "Write all, shown, none, or numbers" in shell.refused("report", "--db", "results.db", "--runs", "some")
-    assert "2 of 8 runs with a page" in shell("report", "--db", "results.db", "--runs", "3,6").err
+    assert "pages of 2 of 8 runs" in shell("report", "--db", "results.db", "--runs", "3,6").err
     assert "Cannot write no/such.html: No such file" in shell.refused("report", "--db", "results.db", "-o", "no/such.html")
-    assert "reports is a folder" in shell.refused("report", "--db", "results.db", "-o", "reports")
+    assert "Cannot write reports: Is a directory" in shell.refused("report", "--db", "results.db", "-o", "reports")
     assert "no database at" in shell.refused("report", "--db", "none.db")
     db.connect(db.to_url("empty.db")).dispose()
     assert "no runs in this database yet" in shell.refused("report", "--db", "empty.db")

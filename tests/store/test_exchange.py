@@ -254,7 +254,7 @@ def test_a_conflict_is_named_and_does_not_stop_the_others(mine: Engine, other: E
     add_run(other, make_spec(seed=1), 3)
     done = shell("import", "other.db")
     assert (done.code, done.out) == (2, "other.db: 1 run new, 1 run in conflict\n")
-    assert "run 1 of other.db and run 1 here" in done.err
+    assert "and run 1 here differ first" in done.err
     assert "differ first in round 3, in accuracy: 0.5 there, 0.18 here" in done.err
     assert sql("pflbench.db", "SELECT id, seed FROM run WHERE method = 'fedavg'") == [(1, 0), (3, 1)]
     assert shell("import", "other.db").out == "other.db: 1 run here already, 1 run in conflict\n"
@@ -378,7 +378,7 @@ def test_a_bad_file_is_named_and_the_others_are_taken(mine: Engine, other: Engin
         "no file none.db",
         "foreign.db is another program's database",
         "empty.db is empty",
-        ". is a folder",
+        "There is no file .",
         "pflbench.db is the database to import into",
     ):
         assert told in done.err

@@ -105,11 +105,6 @@ def test_the_command_line_says_the_same(tmp_path):
     assert len(keys[0]) == 2 * (2 + 4)
 
 
-def test_points_that_come_to_the_same_are_one_run():
-    twice = RunGrid({"method": ("fedavg",)}, also=(RunGrid({"method": ("fedavg",), "dataset": ("digits",)}),))
-    assert len(specifications(twice, DATA)) == 1
-
-
 def test_a_hyperparameter_goes_with_the_method_that_ala_is_plugged_into():
     found = specifications(RunGrid({"method": ("ditto", "fedavg"), "ala": (True,), "ditto.lam": (0.5, 1.0)}), DATA)
     assert [spec.method.name for spec in found] == ["ditto+ala", "ditto+ala", "fedavg+ala"]
@@ -143,9 +138,7 @@ def test_a_list_that_is_set_is_a_run_for_each_value_of_its_own_method(tmp_path):
         {"methods": ("fedavg", "ditto", "fedavg"), "seeds": "0-2,5"},
         {"methods": ("fedala", "fedprox"), "settings": ("fedala.p=2", "fedprox.mu=0.5"), "beta": 1.0, "model": "logreg"},
         {"methods": ("ditto", "fedprox+ala"), "ala": True, "settings": ("ditto.lam=0.5", "fedprox+ala.p=2")},
-        {"methods": ("ditto", "ditto+ala"), "settings": ("ditto.lam=0.5", "ditto+ala.lam=0.2")},
         {"methods": ("ditto", "ditto+ala"), "settings": ("ditto.lam=0.5",)},
-        {"methods": ("ditto+ala",), "settings": ("ditto.lam=0.5",)},
         {"methods": ("per-fedavg", "local"), "preset": "fedala2022", "partition": "groups", "group_sizes": "40,40,40,40,40"},
     ],
 )
@@ -168,7 +161,7 @@ def test_text_may_have_commas(tmp_path):
     [
         (("fedala.p",), "--set fedala.p: expected method.name=value."),
         (("fedalla.p=1,2",), "Unknown method 'fedalla'. Did you mean 'fedala'?"),
-        (("fedala.p=1,2", "fedala.p=4"), "--set gives fedala.p twice: 1,2 and 4."),
+        (("fedala.p=1,2", "fedala.p=4"), "--set gives fedala.p twice."),
         (("ditto.lam=1,2",), "ditto.lam: ditto is not among the methods that are run."),
         (("fedala.p=1,x",), "fedala.p = 'x' is not possible: it must be a whole number."),
         (("fedala.p=1,",), "fedala.p = '' is not possible"),
@@ -191,12 +184,11 @@ def test_what_is_wrong_with_a_list_is_said(settings, said):
         ("method: fedavg\nbeta:\n", "line 2, column 6: beta has no value."),
         ("method: fedavg\nmethod: ditto", "line 2, column 1: method is given twice."),
         ("- fedavg", "line 1, column 1: Expected names and values for the file."),
-        ("rounds: 3", "names no method."),
         ("", "is empty."),
         ("name: a b\nmethod: fedavg", "line 1, column 7: 'a b' cannot be the name of a sweep."),
-        ("method: fedavg\nchange:\n- {if: {method: fedavg}}", "line 3, column 3: A change has two parts."),
-        ("method: fedavg\nchange:\n- {when: {method: fedavg}, to: {rounds: 3}}", "Unknown part of a change 'when'."),
-        ("method: fedavg\nchange:\n- {if: {method: fedavg}, to: {rounds: [1, 2]}}", "rounds has 2 values in `to`."),
+        ("method: fedavg\nchange:\n- {if: {method: fedavg}}", "line 3, column 3: A change has the parts if and to."),
+        ("method: fedavg\nchange:\n- {when: {method: fedavg}, to: {rounds: 3}}", "A change has the parts if and to."),
+        ("method: fedavg\nchange:\n- {if: {method: fedavg}, to: {rounds: [1, 2]}}", "An option has several values in `to`."),
         (
             "method: fedavg\nexclude:\n- {method: ditto}",
             "line 3, column 3: This asks for method ditto, which the sweep does not have.",
@@ -204,12 +196,8 @@ def test_what_is_wrong_with_a_list_is_said(settings, said):
         ("method: fedavg\nexclude: {method: fedavg}", "line 2, column 10: A list is expected here."),
         ("method: &m fedavg\nrounds: [*m]", "line 1, column 9: anchors, aliases and tags are not read."),
         ("method: fedavg\nrounds: !!python/object/apply:os.system [id]", "line 2, column 9: anchors, aliases and tags"),
-        ("method: fedavg\nrounds: !own 3", "line 2, column 9: anchors, aliases and tags are not read."),
         ("method: fedavg\nrounds: 2020-13-45", "line 2, column 9: rounds: '2020-13-45' is not possible"),
-        (f"method: fedavg\nrounds: {6000 * '9'}", "line 2, column 9: 9999"),
-        (f"method: fedavg\nname: 0x{6000 * 'f'}", "line 2, column 7: 0xffff"),
-        ("method: fedavg\nrounds: {[1]: 2}", "line 2, column 9: this is no value."),
-        ("method: fedavg\nrounds: =", "line 2, column 9: = is no value."),
+        ("method: fedavg\nrounds: {[1]: 2}", "line 2, column 9: This is no value."),
     ],
 )
 def test_a_fault_of_a_file_is_said_with_its_place(tmp_path, text, said):
@@ -227,7 +215,7 @@ def test_a_fault_of_a_file_is_said_with_its_place(tmp_path, text, said):
         ({"method": ("fedavvg",)}, "Unknown method 'fedavvg'. Did you mean 'fedavg'?"),
         ({"method": ("fedavg",), "fedala.p": (1,)}, "fedala.p: fedala is not among the methods that are run."),
         ({"method": ("fedala",), "fedala.q": (1,)}, "Unknown hyperparameter of fedala 'q'."),
-        ({"method": ("fedavg",), "partition": ("iid",), "beta": (1.0,)}, "belongs to the partition dirichlet"),
+        ({"method": ("fedavg",), "partition": ("iid",), "beta": (1.0,)}, "goes with partition dirichlet"),
         ({"method": ("fedavg",), "fedalla.p": (1,)}, "Unknown method 'fedalla'. Did you mean 'fedala'?"),
         ({"method": ("fedavg",), "beta": (-1.0,)}, "--beta -1.0 is not possible: it must be above 0."),
         ({"method": ("fedavg", "local"), "beta": (0.1, -1.0), "rounds": (3,)}, "it must be above 0. (at beta -1.0)"),
@@ -278,14 +266,6 @@ def test_a_grid_without_a_run_is_refused(tmp_path):
     path.write_text("method: fedavg\nexclude:\n- {method: fedavg}")
     with pytest.raises(UserError, match="no run"):
         specifications(read(path).grid, DATA)
-
-
-def test_a_file_that_is_not_there_or_no_text(tmp_path):
-    with pytest.raises(UserError, match="There is no file"):
-        read(tmp_path / "none.yaml")
-    (tmp_path / "bytes.yaml").write_bytes(b"method: \xff")
-    with pytest.raises(UserError, match="no text in UTF-8"):
-        read(tmp_path / "bytes.yaml")
 
 
 def test_runs_are_told_apart_by_what_differs(study):

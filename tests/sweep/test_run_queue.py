@@ -107,7 +107,7 @@ def test_a_run_that_cannot_begin_has_failed_and_says_why(store):
     """Else each of the workers would try it."""
     without = SPECS[0].model_copy(update={"data": DataSpec(name="mnist")})
     told = []
-    work(queued(store, [without, SPECS[1]], keep_going=True), store, failed=told.append)
+    work(queued(store, [without, SPECS[1]], keep_going=True), store, failed=lambda error: told.append(str(error)))
     assert states(store, [without, SPECS[1]]) == ["failed", "finished"]
     assert runs.newest(store, without.key).message == told[0]
     assert told[0].startswith("The data of 'mnist' are missing")

@@ -29,7 +29,7 @@ def test_dry_run_list_status_and_refusals(shell):
     assert "There is no sweep 'none'" in shell.refused("sweep", "status", "none")
     assert "has all options of its runs: method" in shell.refused("sweep", "small.yaml", "-m", "fedavg")
     assert "No method given" in shell.refused("sweep", "run", "-d", "digits")
-    assert "Unknown order" in shell.refused("sweep", "small.yaml", "--order", "size")
+    assert "Unknown --order" in shell.refused("sweep", "small.yaml", "--order", "size")
     assert "gives fedala.p twice" in shell.refused("sweep", "-m", "fedala", "--set", "fedala.p=1", "--set", "fedala.p=2")
     assert "--rounds 0 is not possible" in shell.refused("sweep", "-m", "fedavg", "--rounds", "0")
     assert "No such option" in shell.refused("sweep", "-m", "fedavg", "--seed", "3")
