@@ -113,7 +113,7 @@ def _drawn(name: str, which: o.Given, options: o.Given, db: str, data_dir: Path,
     own, filters = PLOTS[name], Filters(**which)
     by_name = {"datasets": filters.datasets, "partitions": filters.partitions}
     try:
-        with leading("plot", name, db, data_dir), opened(db) as engine:
+        with leading("plot", name), opened(db) as engine:
             if surface:
                 from pflbench.reproduce import show
 

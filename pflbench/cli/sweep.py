@@ -221,7 +221,7 @@ def _outlook(
     """Prints finished and missing runs. Creates no database. Runs without data are counted but not timed."""
     from pflbench.report.labels import counted
     from pflbench.reproduce.forecast import forecast
-    from pflbench.reproduce.outlook import lacking
+    from pflbench.reproduce.progress import lacking
     from pflbench.store import sweeps
     from pflbench.sweep.choose_executor import at_a_time
 

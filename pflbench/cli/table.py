@@ -101,7 +101,7 @@ def table(
     def one(of: papermap.Part) -> Grid:
         own = TABLES[of.name]
         given = {**numbers, "declared": own.needs.of(of.printed)} if of.printed else numbers
-        with leading("table", of.name, db), opened(db) as engine:
+        with leading("table", of.name), opened(db) as engine:
             report = TABLES[own.printed] if of.printed else own
             found: Grid = call(f"`pflbench table {of.name}`", report, engine, filters, given).grid()
         if with_runs:

@@ -15,7 +15,7 @@ import torch
 from sqlalchemy import Engine
 
 from pflbench.partition import Partition
-from pflbench.reproduce.goal import Keeps, Wanted
+from pflbench.reproduce.goal import Wanted
 from pflbench.reproduce.progress import Clock, progress_of
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, find_device
@@ -49,7 +49,7 @@ class Forecast:
 
 def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Execution, force: bool = False) -> Forecast | None:
     """The forecast of these runs; None if they take less than LONG or are too small to measure."""
-    wanted = [Wanted(spec, Keeps(), {}) for spec in specs]
+    wanted = [Wanted(spec, {}) for spec in specs]
     left = [one for one in progress_of(engine, wanted) if one.rounds_left]
     ahead = [one.wanted.spec for one in left]
     if force or not ahead or all(_small(spec, load_federation_data(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
@@ -59,10 +59,10 @@ def forecast(specs: Sequence[RunSpec], engine: Engine, data_dir: Path, how: Exec
     for spec in _settings(ahead):
         here = [one for one in left if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
         for one in sorted(here, key=lambda one: one.wanted.spec.method.name != "fedavg"):
-            if Clock(known).left(one)[0] is None:
+            if Clock(known).left(one) is None:
                 known.append(_measure(one.wanted.spec, load_federation_data(spec, data_dir), how))
                 measured = True
-    times = [Clock(known).left(one)[0] for one in left]
+    times = [Clock(known).left(one) for one in left]
     seconds = None if None in times else sum(value for value in times if value is not None)
     if seconds is not None and seconds < LONG:
         return None

@@ -144,7 +144,7 @@ def test_fedamps_comparison_needs_its_three_partitions() -> None:
     assert {one.spec.data.label for one in made} == {"mnist", "fashionmnist", "emnist:byclass", "cifar100"}
     assert {one.spec.method.name for one in made} == {"local", "fedavg", "fedprox", "per-fedavg", "fedamp", "heurfedamp"}
     assert {(one.spec.train.rounds, one.spec.partition.clients, one.spec.train.join_ratio) for one in made} == {(2000, 20, 1.0)}
-    assert [goal.foreign for goal in goals("partitions")] == [{}]
+    assert [goal.foreign for goal in goals("partitions")] == [()]
     smoke = wanted("partitions", "smoke")
     places = {(one.spec.partition.label, one.spec.partition.clients) for one in smoke}
     assert places == {("IID", 5), ("Pathological(2)", 5), ("Groups(5)", 10)}
@@ -214,7 +214,7 @@ def test_a_number_shows_that_part_of_the_paper(engine: Engine, shell: Shell) -> 
 
 def test_plot_takes_the_paper_s_numbers(shell: Shell) -> None:
     for name in ("figure4", "fig4", "Fig. 4", "plot:trajectory"):
-        assert "FedALA paper, Figure 4: 2 runs" in shell.refused("plot", name)
+        assert "pflbench reproduce trajectory" in shell.refused("plot", name)
     assert "pflbench data download tiny" in shell.refused("plot", "figure6")
     assert "--method does not belong to Figure 6" in shell.refused("plot", "figure6", "-m", "fedavg")
     assert "--clients does not belong to Figure 6" in shell.refused("plot", "figure6", "--clients", "5")
