@@ -17,7 +17,7 @@ from pflbench.errors import NothingYet, UserError
 from pflbench.report import blocks, labels, paper
 from pflbench.report import statistics as stats
 from pflbench.report.arrangement import Arranged, SharedSetting, arrange
-from pflbench.report.declared import TABLES
+from pflbench.report.needed import TABLES
 from pflbench.report.needs import MethodLine, Planned, TableNeeds, can_be
 from pflbench.report.paper import Place, PrintedValue
 from pflbench.report.selection import Filters
@@ -137,8 +137,7 @@ def _place(spec: dict[str, Any], declared: TableNeeds) -> Place | None:
     if nearest is None or any(
         paper.is_at(spec, other) and _distance(spec, other) < _distance(spec, nearest)
         for table in TABLES.values()
-        if table.needs
-        for other in table.needs.places
+        for other in table.places
     ):
         return None
     return nearest
