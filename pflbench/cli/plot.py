@@ -89,7 +89,7 @@ def plot(
     from pflbench.report.selection import Filters
     from pflbench.report.style import SUFFIXES
 
-    (part,) = papermap.of_kind("plot", name)
+    (part,) = papermap.resolve(name, "plot")
     name, page, filters = part.name, style.PrintPage.of(width, font_size, title, legend), Filters(**which)
     target = output or Path(f"{part.printed.lower().replace(' ', '') or name}.png")
     if target.suffix.lower() not in SUFFIXES:

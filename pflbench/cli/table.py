@@ -93,7 +93,7 @@ def table(
     from pflbench.report import papermap
     from pflbench.report.selection import Filters
 
-    asked = papermap.of_kind("table", name)
+    asked = papermap.resolve(name, "table")
     written = table_format("json" if as_json else format, output)
     one_at_a_time(name, asked, written, output)
     filters = Filters(**which)

@@ -220,7 +220,7 @@ def test_plot_takes_the_paper_s_numbers(shell: Shell) -> None:
     assert "--clients does not belong to Figure 6" in shell.refused("plot", "figure6", "--clients", "5")
     assert shell.refused("plot", "table4").endswith("'table4' is a table.\npflbench table table4\n")
     assert "pflbench plot figure4" in shell.refused("table", "figure4")
-    assert "Figures 3 to 9" in shell.refused("plot", "figure2")
+    assert "It has them in Figure 3, Figure 4" in shell.refused("plot", "figure2")
     assert "Unknown table 'trajectory'" in shell.refused("table", "trajectory")
     assert "Unknown plot 'figur4'" in shell.refused("plot", "figur4")
 

@@ -92,8 +92,8 @@ def test_equal_differences_have_no_t(engine: Engine) -> None:
     add(engine, "local", [0.95, 0.96])
     table = build(engine, test="t", against="ditto")
     assert [entry.text for entry in table.grid().columns[-1].entries] == ["-", "-", ""]
-    assert "p is missing where the difference is the same in every pair: a t-test needs differences that vary." in table.notes
-    assert not [note for note in table.notes if "fewer than two seeds" in note or "normality" in note]
+    assert any(note.startswith("p is missing where") for note in table.notes)
+    assert not [note for note in table.notes if "normality" in note]
     assert [record["p"] for record in table.grid().records] == [None] * 3
     assert paired(seeds(1, 2), seeds(0, 1), "wilcoxon") == (0.5, 2)
 
@@ -128,7 +128,7 @@ def test_five_seeds_make_a_wilcoxon_test_empty_and_the_table_says_so(engine: Eng
     assert compared is not None
     assert (compared.against, compared.p, compared.pairs) == ("Ditto", 0.0625, 5)
     assert cell(table, "Ditto").comparison is None
-    assert "Empty test: 5 paired seeds cannot give p < 0.05; the smallest possible is 0.0625 before Holm." in table.notes
+    assert any(note.startswith("Empty test in") for note in table.notes)
     assert not any("Empty" in note for note in build(engine, test="t").notes)
     columns = [column.head for column in table.grid().columns]
     assert columns == [("MNIST", "Dir(0.1)"), ("paper",), ("verdict",), ("p (wilcoxon)",)]
@@ -138,8 +138,7 @@ def test_holm_can_empty_a_test_that_one_comparison_would_not_be(engine: Engine) 
     add(engine, "ditto", [0.95 + k / 1000 for k in range(6)])
     for k, method in enumerate(("fedavg", "local")):
         add(engine, method, [0.9 - 0.01 * k - j / 2000 for j in range(6)])
-    note = next(note for note in build(engine, test="wilcoxon").notes if note.startswith("Empty"))
-    assert note == "Empty test: 6 paired seeds cannot give p < 0.05 after Holm over so many rows; the smallest is 0.0625."
+    assert any(note.startswith("Empty test in 2 of 2 comparisons") for note in build(engine, test="wilcoxon").notes)
     assert not any("Empty" in note for note in build(engine, Filters(methods=["ditto", "local"]), test="wilcoxon").notes)
 
 
@@ -186,7 +185,7 @@ def test_of_clients_that_do_not_differ_none_counts(engine: Engine) -> None:
     compared = cell(table, "Local").comparison
     assert compared is not None
     assert (compared.p, compared.pairs, compared.differing, compared.least) == (0.125, 8, 4, 0.125)
-    assert "Empty test in 1 of 1 comparisons: 4 clients that differ cannot give p < 0.05 after Holm." in table.notes
+    assert "Empty test in 1 of 1 comparisons: so few clients that differ cannot give p < 0.05 after Holm." in table.notes
     add_clients(engine, "ditto", 0, dict.fromkeys(range(8), (50, 100)))
     same = cell(build(engine, test="wilcoxon-clients", against="fedavg"), "Ditto").comparison
     assert same is not None
@@ -209,7 +208,7 @@ def test_runs_without_results_by_client_have_no_p(engine: Engine) -> None:
     compared = cell(table, "Local").comparison
     assert compared is not None
     assert (compared.p, compared.pairs, cell(table, "Local").median) == (None, 0, None)
-    assert "p is missing where fewer than two clients are paired." in table.notes
+    assert any(note.startswith("p is missing where fewer than two clients") for note in table.notes)
 
 
 def test_a_central_test_set_has_no_clients(engine: Engine) -> None:
