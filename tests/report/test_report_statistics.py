@@ -240,7 +240,7 @@ def test_whom_to_test_against(engine: Engine) -> None:
         assert compared is not None
         assert compared.against == "FedAvg"
     add_run(engine, spec("ditto", hyperparameters={"lam": 1.0}), [0.9])
-    for against, text in (("fedala", "no such row"), ("ditto", r"fits 2 rows(.|\n)*lam=1")):
+    for against, text in (("fedala", "fits 0 rows"), ("ditto", r"fits 2 rows(.|\n)*lam=1")):
         with pytest.raises(UserError, match=text):
             build(engine, test="t", against=against)
 
