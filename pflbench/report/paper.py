@@ -1,18 +1,9 @@
 """The values that the FedALA paper prints (Zhang et al., AAAI 2023; arXiv:2212.01197), and the poster of Elastic Aggregation.
 
-The rule, in two steps (methods.md 2.2):
-
-1. *Which value belongs here* is decided by method, dataset, model and partition (scheme and its parameter). A folder
-   that PFLlib wrote counts by the kind and parameter that its config.json states.
-2. *Whether it may be compared* is decided by everything else that moves the number: the content of the data, clients, join
-   ratio, rounds, local epochs, batch size, learning rate, share of test data, evaluation, the hyperparameters, and that the best
-   round counts. If all have the paper's values the difference is given. If not, the value is shown only on request, without
-   a difference and with the list of what differs.
-
-The poster says neither how its data are partitioned, but for whether clients hold equally much, nor which hyperparameters it
-has: no run has its protocol for sure.
-
-The number of runs is no condition: every cell shows it. Nor is float64, which is only more exact.
+The rule (methods.md 2.2): method, dataset, model and partition decide which value belongs to a run (a folder that PFLlib wrote
+counts by the partition that its config.json states). It may be compared where everything else that moves the number is the
+paper's, too; else it is shown on request, with what differs. The poster does not say how its data are partitioned, nor which
+hyperparameters it has: no run has its protocol for sure.
 """
 
 from __future__ import annotations
@@ -50,8 +41,7 @@ class Place:
     """Where a value was measured: all of a protocol that is not the method's. lr None: the paper's for model and dataset.
 
     central: on a central test set, in place of E1. balanced: whether all clients hold equally much; None where nothing is said.
-    stand_in: other data in the dataset's place, as `pflbench run -d` names them:
-    nothing printed was measured there.
+    stand_in: other data in the dataset's place, as `pflbench run -d` names them: nothing printed was measured there.
     """
 
     dataset: str

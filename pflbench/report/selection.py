@@ -71,6 +71,12 @@ class Filters:
         said = [f"{kind} {' or '.join(map(str, asked))}" for kind, asked in kinds.items() if asked]
         return ", ".join([*said, *self.where])
 
+    @property
+    def sentence(self) -> str:
+        """All filters in words, also those for methods, datasets and partitions; empty for all runs."""
+        said = [f"{name} {', '.join(asked)}" for name in (*_NAMED, "status") if (asked := getattr(self, name))]
+        return "; ".join([*said, *([self.words] if self.words else [])])
+
     def unnamed(self) -> Filters:
         """The filters without those for methods, datasets and partitions."""
         return replace(self, methods=(), datasets=(), partitions=())

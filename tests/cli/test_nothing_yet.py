@@ -13,7 +13,6 @@ from support.report_database import add_run, spec
 
 from pflbench.errors import UserError
 from pflbench.report import paper
-from pflbench.report.declared import PLOTS, TABLES
 from pflbench.run.plan import partition_options
 from pflbench.store import database as db
 
@@ -40,12 +39,6 @@ def test_nothing_yet_says_what_makes_it(command: tuple[str, str], leads_to: str,
         made = db.connect(db.to_url("pflbench.db"))
         if step == 1:
             add_run(made, spec("fedavg"), [0.1, 0.2])
-
-
-@pytest.mark.slow
-def test_every_table_and_figure_leads_on(shell: Shell) -> None:
-    for kind, name in [*(("table", name) for name in TABLES), *(("plot", name) for name in PLOTS if name != "distribution")]:
-        assert f"{name} --scale smoke|quick|full" in shell.refused(kind, name)
 
 
 def test_one_run_of_the_paper_s_usual_setting_fills_its_place_in_the_table(engine: Engine, shell: Shell) -> None:

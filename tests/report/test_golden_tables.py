@@ -163,12 +163,6 @@ def test_the_verdict_of_runs_under_the_papers_protocol(official: Callable[[str],
         assert f"{mean:.2f} ± {std:.2f} ({record['mean'] - mean:+.2f})" in text
 
 
-def test_what_was_not_run_is_said(made: Callable[[str], Grid]) -> None:
-    records = [record for record in made("heterogeneity").records if not record["runs"]]
-    assert {(record["verdict"], record["mean"]) for record in records} == {("not run", None)}
-    assert {record["paper_mean"] is not None for record in records} == {True}
-
-
 def test_table_2_has_the_rows_and_columns_of_the_papers(official: Callable[[str], Grid]) -> None:
     """Its order is that of the CSV file, with MNIST's practical setting, which stands in Table 7, before the others."""
     with (PAPER / "table2.csv").open(encoding="utf-8") as file:

@@ -18,9 +18,7 @@ from pflbench.partition import make
 from pflbench.report import papermap
 from pflbench.report.declared import PLOTS, TABLES
 from pflbench.reproduce.goal import Wanted, goals
-from pflbench.spec import RunSpec
 from pflbench.store import database as db
-from pflbench.store.partitions import PartitionRecord
 from pflbench.store.write import RoundRecord
 
 
@@ -223,29 +221,3 @@ def test_plot_takes_the_paper_s_numbers(shell: Shell) -> None:
     assert "It has them in Figure 3, Figure 4" in shell.refused("plot", "figure2")
     assert "Unknown table 'trajectory'" in shell.refused("table", "trajectory")
     assert "Unknown plot 'figur4'" in shell.refused("plot", "figur4")
-
-
-def test_a_printed_figure_of_data_is_drawn_without_runs(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Figure 9's two partitions, with other data in their place: the same as `reproduce` draws."""
-    from pflbench.reproduce import show
-
-    held = show.held([wanted_of_digits(clients) for clients in (5, 10)], Path("data"), None)
-    seen: list[list[str]] = []
-
-    def partitions(specs: list[RunSpec], *_: object) -> list[PartitionRecord]:
-        seen.append([f"{spec.data.label} {spec.partition.clients}" for spec in specs])
-        return held
-
-    monkeypatch.setattr(show, "held", partitions)
-    done = shell("plot", "figure9", "--no-title", "--width", "one-column")
-    assert (done.code, done.out) == (0, "figure9.png\n"), done
-    assert seen == [["cifar100 50", "cifar100 100"]]
-    assert "Left out, as its data are not here: Cifar100." in done.err
-    assert not Path("pflbench.db").exists()
-
-
-def wanted_of_digits(clients: int) -> RunSpec:
-    from pflbench.run.plan import RunOptions, plan
-
-    (spec,) = plan(RunOptions(("local",), ("digits",), Path("data"), clients=clients))
-    return spec

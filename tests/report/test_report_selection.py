@@ -132,8 +132,3 @@ def test_the_suffix_of_a_file_says_its_format(shell: Shell, tmp_path: Path) -> N
 def test_a_wrong_selection_names_the_valid_ones(text: str) -> None:
     with pytest.raises(UserError, match="best, last, mean-last:K"):
         selection.parse(text)
-
-
-@pytest.mark.parametrize("select", [RoundRule("best"), RoundRule("last"), RoundRule("mean-last", 7)])
-def test_a_selection_reads_as_it_is_written(select: RoundRule) -> None:
-    assert selection.parse(str(select)) == select

@@ -19,7 +19,7 @@ from pflbench.report.statistics import Statistics, compare, deviation, holm, int
 from pflbench.report.tables import ranks
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
-from pflbench.report.tables.grid import FORMATS, render
+from pflbench.report.tables.grid import render
 from pflbench.store import write
 from pflbench.store.write import RoundRecord
 
@@ -299,33 +299,11 @@ def test_nemenyi_is_five_percent_at_the_critical_difference() -> None:
             assert found[i, k] == pytest.approx(1.0 if i == k else scipy.stats.studentized_range.sf(q, 4, np.inf), abs=1e-6)
 
 
-def test_the_table_of_ranks(engine: Engine) -> None:
-    for beta, shift in ((0.1, 0.0), (0.5, 0.1), (1.0, 0.2)):
-        place = {"partition": {"scheme": "dirichlet", "beta": beta, "clients": 20}}
-        add(engine, "ditto", [0.6 + shift, 0.62 + shift], **place)
-        add(engine, "fedavg", [0.5 + shift, 0.7 + shift - 0.1], **place)
-        add(engine, "local", [0.4 + shift] if beta != 0.5 else [0.9], **place)
-    add(engine, "ditto", [0.5], dataset="cifar10")
-    table = ranks.build(engine)
-    assert [row.label for row in table.rows] == ["Local", "FedAvg", "Ditto"]
-    assert table.average.tolist() == pytest.approx([7 / 3, 7 / 3, 4 / 3])
-    assert table.accuracy[2].tolist() == pytest.approx([61, 71, 81])
-    assert "Left out: 1 setting without runs of every row." in table.notes
-    assert any(note.startswith("Fewer than 10 settings") for note in table.notes)
-    assert any("finds no difference" in note for note in table.notes)
-    grid = table.grid()
-    assert grid.labels[0] == "Ditto"
-    assert "1.33 *" in render(grid, "text")
-    for format in FORMATS:
-        assert "Ditto" in render(grid, format)
+def test_ranks_need_three_rows_and_say_what_is_left_out(engine: Engine) -> None:
+    for method in ("ditto", "fedavg", "local"):
+        add(engine, method, [0.5])
+        add(engine, method, [0.6], dataset="cifar10")
+    add(engine, "ditto", [0.5], dataset="cifar100")
+    assert "Left out: 1 setting without runs of every row." in ranks.build(engine).notes
     with pytest.raises(UserError, match="three rows"):
         ranks.build(engine, Filters(methods=["ditto", "fedavg"]))
-
-
-PROGRAM = """
-import sys
-from pflbench.cli import main
-for options in sys.argv[2:]:
-    assert main(["table", *options.split(), "--db", sys.argv[1]]) == 0
-    print("imported", *sorted({"pandas", "scipy", "torch", "matplotlib"} & set(sys.modules)))
-"""

@@ -86,11 +86,6 @@ class CostCell:
     runs: tuple[int, ...]
     differences: tuple[str, ...] = ()
 
-    @property
-    def compared(self) -> bool:
-        """Whether the paper's values stand beside ours."""
-        return self.values["paper_rounds"] is not None
-
 
 @dataclass(frozen=True)
 class OverheadTable:
@@ -149,11 +144,8 @@ def build(
     spent = costs(engine, [run.id for runs in found.cells.values() for run in runs], tolerance / 100)
     if not spent:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
-    means = {
-        place: _mean([spent[run.id] for run in runs if run.id in spent])
-        for place, runs in found.cells.items()
-        if any(run.id in spent for run in runs)
-    }
+    known = {place: [spent[run.id] for run in runs if run.id in spent] for place, runs in found.cells.items()}
+    means = {place: _mean(group) for place, group in known.items() if group}
     cells = [[_cell(means, found, i, j, paper) for j in range(len(found.settings))] for i in range(len(found.rows))]
     notes = (
         "Means over runs that differ in the seed. s/round: median over all rounds of reception and update, without evaluation; "
@@ -172,10 +164,10 @@ def build(
 
 def _paper_notes(found: Arranged, cells: Sequence[Sequence[CostCell | None]]) -> list[str]:
     shown = [
-        (row.label, setting.title, cell.differences)
-        for row, line in zip(found.rows, cells, strict=True)
-        for setting, cell in zip(found.settings, line, strict=True)
-        if cell and cell.compared
+        (found.rows[i].label, found.settings[j].title, cell.differences)
+        for i, line in enumerate(cells)
+        for j, cell in enumerate(line)
+        if cell and cell.values["paper_rounds"] is not None
     ]
     if not shown:
         return []
@@ -214,7 +206,7 @@ def _cell(
 
 def _columns(cells: Sequence[CostCell | None]) -> list[tuple[tuple[str, ...], str, str, float]]:
     """With the paper's columns beside ours where one of these cells has its values."""
-    compared = any(cell and cell.compared for cell in cells)
+    compared = any(cell and cell.values["paper_rounds"] is not None for cell in cells)
     return [column for column in _COLUMNS if compared or not column[1].startswith("paper_")]
 
 
