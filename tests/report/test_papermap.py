@@ -139,14 +139,9 @@ def test_fedamps_comparison_needs_its_three_partitions() -> None:
     made = wanted("partitions")
     assert len(made) == 4 * 3 * 6 * 5
     assert {one.spec.partition.label for one in made} == {"IID", "Pathological(2)", "Groups(5)"}
-    assert {one.spec.data.label for one in made} == {"mnist", "fashionmnist", "emnist:byclass", "cifar100"}
-    assert {one.spec.method.name for one in made} == {"local", "fedavg", "fedprox", "per-fedavg", "fedamp", "heurfedamp"}
-    assert {(one.spec.train.rounds, one.spec.partition.clients, one.spec.train.join_ratio) for one in made} == {(2000, 20, 1.0)}
-    assert [goal.foreign for goal in goals("partitions")] == [()]
     smoke = wanted("partitions", "smoke")
     places = {(one.spec.partition.label, one.spec.partition.clients) for one in smoke}
     assert places == {("IID", 5), ("Pathological(2)", 5), ("Groups(5)", 10)}
-    assert len(smoke) == 3 * 6
     for name in ("emnist", "EMNIST (byclass)", "emnist:byclass"):
         (goal,) = goals("partitions", datasets=[name])
         assert len(goal.wanted(Path("data"))) == 3 * 6 * 5

@@ -15,7 +15,7 @@ from pflbench.errors import UserError
 from pflbench.report import paper
 from pflbench.report.declared import TABLES
 from pflbench.report.selection import Filters
-from pflbench.report.statistics import Statistics, compare, deviation, holm, interval, least_p, paired
+from pflbench.report.statistics import Statistics, deviation, holm, interval, least_p, paired
 from pflbench.report.tables import ranks
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
@@ -110,14 +110,6 @@ def test_holm_by_hand() -> None:
     assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
-
-
-def test_comparisons_of_a_setting_share_holms_correction() -> None:
-    values = {"A": seeds(5, 6, 7, 8, 9), "B": seeds(4, 4, 4, 4, 4), "C": seeds(4, 7, 4, 4, 4), "D": {9: 1.0}}
-    found = compare(values, "A", "wilcoxon")
-    assert set(found) == {"B", "C", "D"}
-    assert (found["B"].p, found["B"].adjusted, found["B"].least) == (0.0625, 0.125, 0.125)
-    assert (found["D"].p, found["D"].adjusted, found["D"].pairs) == (None, None, 0)
 
 
 def test_five_seeds_make_a_wilcoxon_test_empty_and_the_table_says_so(engine: Engine) -> None:
