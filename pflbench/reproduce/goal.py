@@ -195,7 +195,7 @@ def by_hand(wanted: Sequence[Wanted]) -> list[str]:
     """The commands that make the same runs; methods without hyperparameters of their own share a command."""
     together: dict[str, dict[str, Any]] = {}
     for options in {command(one.options): one.options for one in wanted}.values():
-        alike = command({**options, "methods": options["methods"] if "settings" in options else ()})
+        alike = command({**options, "methods": ()})
         methods = together.get(alike, {}).get("methods", ())
         together[alike] = {**options, "methods": tuple(dict.fromkeys((*methods, *options["methods"])))}
     return [command(options) for options in together.values()]
