@@ -89,7 +89,7 @@ def forecast_words(found: Forecast, places: int) -> str:
 def look_ahead(specs: Sequence[RunSpec], db: str, data_dir: Path, how: Execution, executor: ExecutorOptions) -> Ahead:
     """Creates no database. Runs without data are counted but not timed."""
     from pflbench.reproduce.forecast import forecast
-    from pflbench.reproduce.outlook import lacking
+    from pflbench.reproduce.progress import lacking
     from pflbench.store.sweeps import sweep_state
     from pflbench.sweep.choose_executor import at_a_time
 

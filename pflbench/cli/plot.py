@@ -63,7 +63,7 @@ def plot(
     from pflbench.report.selection import Filters
     from pflbench.report.style import SUFFIXES
 
-    (part,) = papermap.of_kind("plot", name)
+    (part,) = papermap.resolve(name, "plot")
     name, page, filters = part.name, style.PrintPage.of(width, font_size, title, legend), Filters(**which)
     target = output or Path(f"{part.printed.lower().replace(' ', '') or name}.png")
     if target.suffix.lower() not in SUFFIXES:
@@ -87,7 +87,7 @@ def _drawn(name: str, which: o.Given, options: o.Given, db: str, data_dir: Path,
     own, filters = PLOTS[name], Filters(**which)
     by_name = {"datasets": filters.datasets, "partitions": filters.partitions}
     try:
-        with leading("plot", name, db, data_dir), opened(db) as engine:
+        with leading("plot", name), opened(db) as engine:
             if surface:
                 from pflbench.reproduce import show
 

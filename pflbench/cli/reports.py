@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pflbench.cli import options as o
-from pflbench.cli.console import command_line, duration, message, say, stdout
-from pflbench.cli.db import opened_if_there
+from pflbench.cli.console import command_line, message, say, stdout
 from pflbench.errors import NothingYet, UserError
 from pflbench.store.files import write_text
 
@@ -156,20 +155,16 @@ def table_format(format: str | None, output: Path | None) -> str:
 
 
 @contextmanager
-def leading(kind: Kind, name: str, db: str, data_dir: Path = o.DEFAULT_DATA) -> Iterator[None]:
-    """Adds to NothingYet what the result needs: its paper, the number of runs, their time, the command."""
+def leading(kind: Kind, name: str) -> Iterator[None]:
+    """Adds to NothingYet the command that makes the runs."""
+    from pflbench.report.papermap import Part
+
     try:
         yield
     except NothingYet as nothing:
-        from pflbench.reproduce.overview import command, need
-
-        with opened_if_there(db) as engine:
-            words, left = need(kind, name, engine, data_dir)
-        how = command(kind, name)
-        times = [f"{scale} about {duration(seconds)}" for scale, seconds in left.items() if seconds]
-        takes = "; ".join([words, *times])
-        hint = f"In about a minute: {how} --scale smoke. In full ({takes}): {how}; --dry-run estimates the time."
-        raise NothingYet(nothing.message, f"{hint} {nothing.hint}".rstrip()) from None
+        how = f"pflbench reproduce {Part(kind, name).command_name}"
+        hint = f"In about a minute: {how} --scale smoke. In full: {how}; --dry-run lists its runs and their time. {nothing.hint}"
+        raise NothingYet(nothing.message, hint.rstrip()) from None
 
 
 def write_table(found: Grid, format: str, output: Path | None) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,11 +26,8 @@ if TYPE_CHECKING:
     import sqlalchemy
 
     from pflbench.reproduce.goal import Goal, Wanted
-    from pflbench.reproduce.outlook import Outlook
-    from pflbench.reproduce.progress import Tally
+    from pflbench.reproduce.progress import Outlook
     from pflbench.run.execution import Execution
-    from pflbench.spec import RunSpec
-    from pflbench.sweep.run_queue import Steps
 
 
 MAP = f"The papers' tables and figures, and their names:\n\n{papermap.plain()}"
@@ -129,9 +124,7 @@ def reproduce(
         for one, runs, target in zip(asked, wanted, targets, strict=True):
             fetch_missing([run.spec.data.named for run in runs if run.spec.data.path is None], data_dir, download, quiet)
             outlook = _look(one, runs, results, data_dir, quiet)
-            with _reported(len(asked) > 1) as possible:
-                outlook.require_something()
-            if not possible:
+            if not _reported(outlook.require_something):
                 whole = False
                 continue
             if not quiet:
@@ -140,69 +133,55 @@ def reproduce(
                 whole &= _make(outlook, results, data_dir, how, jobs, quiet, keep_going=keep_going, limit=limit)
                 limit = None if limit is None else max(0, limit - len(outlook.ahead))
             after = _look(one, runs, results, data_dir, quiet)
-            whole &= _show(after, results, data_dir, how.device, target, quiet)
-            whole &= not any(one.state == "diverged" for one in after.progress)
+            whole &= _show(after, results, data_dir, how.device, target, quiet) and not after.diverged
     if not whole:
         raise typer.Exit(2)
 
 
 def _overview(scale: str, db: str, data_dir: Path, as_json: bool) -> None:
     """Every table and figure of the papers: its command, its runs, the time left, on stdout."""
-    from pflbench.reproduce.overview import overview
+    from pflbench.reproduce.progress import overview
 
     with opened_if_there(db) as results:
         found = overview(results, scale, data_dir)
     if as_json:
-        print_json([one.record() for one in found])
+        print_json(found)
         return
     rows = [
         (
-            one.exhibit.title,
-            one.exhibit.shows,
-            one.command,
-            f"{one.there}/{one.needed}",
-            _left(one.tally),
-            one.state,
+            ", ".join(filter(None, (one["paper"], one["number"]))),
+            one["shows"],
+            one["command"],
+            f"{one['there']}/{one['needed']}",
+            _left(one["seconds"], one["unknown"]),
+            one["state"],
         )
         for one in found
     ]
     print_table(("in the paper", "shows", "command", "runs", "time left", "state"), rows)
     for paper, why in papermap.DRAWINGS.items():
         message(f"{paper}: {why}.")
-    message(
-        "runs: finished / needed. time left: by rounds in this database. --scale quick: 20 rounds, one seed; smoke: about a "
-        "minute, on the digits dataset."
-    )
+    message("runs: finished / needed. time left: by rounds in this database. --scale quick or smoke needs fewer runs and rounds.")
 
 
-@dataclass(frozen=True)
-class _Targets:
-    """The files of the result. table None: stdout."""
-
-    format: str
-    table: Path | None
-    figure: Path
-
-
-def _targets(goal: Goal, format: str | None, output: Path | None) -> _Targets:
-    """Raises UserError before any run if format or file do not fit the result."""
+def _targets(goal: Goal, format: str | None, output: Path | None) -> tuple[str, Path | None, Path]:
+    """The table's format and file (None: stdout), and the figure's file. Raises UserError if format or file do not fit."""
     from pflbench.report.style import SUFFIXES
 
     if format is not None and goal.table is None:
         raise UserError(f"There is no table '{goal.name}' to format.", "Leave out --format and --json, or list with --dry-run.")
     # Another scale gives another figure.
     own = "" if goal.scale.name == "full" else f"-{goal.scale.name}"
-    name = goal.printed.lower().replace(" ", "") or goal.name
-    figure = Path(f"{name}{own}.png")
+    figure = Path(f"{goal.printed.lower().replace(' ', '') or goal.name}{own}.png")
     if output is None or (drawn := output.suffix.lower() in SUFFIXES and goal.figure is not None):
-        return _Targets(table_format(format, None), None, output or figure)
+        return table_format(format, None), None, output or figure
     if goal.table is None and not drawn:
         raise unknown("figure format", output.suffix or output.name, SUFFIXES)
-    return _Targets(table_format(format, output), output, figure)
+    return table_format(format, output), output, figure
 
 
 def _look(goal: Goal, wanted: Sequence[Wanted], engine: sqlalchemy.Engine | None, data_dir: Path, quiet: bool) -> Outlook:
-    from pflbench.reproduce.outlook import look
+    from pflbench.reproduce.progress import look
 
     with data_view(quiet) as progress:
         return look(goal, wanted, engine, data_dir, progress)
@@ -225,37 +204,31 @@ def _list(outlooks: Sequence[Outlook], as_json: bool) -> None:
 
 def _tell(outlook: Outlook, say: Callable[[str], None], err: bool) -> None:
     """Prints finished and missing runs, obstacles, and the time."""
-    from pflbench.reproduce.progress import STATES
-    from pflbench.reproduce.show import note
+    from pflbench.reproduce.progress import STATES, Tally
 
-    say(f"{outlook.goal.name}: {outlook.goal.source}. {note(outlook.goal)}")
-    parts = outlook.parts()
-    rows = [(setting, sum(of.counts.values()), *of.counts.values(), _left(of)) for setting, of in parts.items()]
+    say(f"{outlook.goal.name}: {outlook.goal.source}. {outlook.goal.note}")
+    rows = [
+        (setting, sum(of.counts.values()), *of.counts.values(), _left(of.seconds, of.unknown))
+        for setting, of in outlook.parts().items()
+    ]
     if rows:
         print_table(("setting", "runs", *STATES, "time"), rows, err=err)
     for line in outlook.remarks():
         say(line)
-    say(_ahead(outlook))
-
-
-def _left(of: Tally) -> str:
-    """The known time, and the number of runs without one."""
-    known = duration(of.seconds) if of.seconds else ""
-    return " + ".join(text for text in (known, f"{of.unknown} unknown" if of.unknown else "") if text)
-
-
-def _ahead(outlook: Outlook) -> str:
+    ahead = Tally.of(outlook.ahead)
     if outlook.goal.untrained:
-        return "It needs no run, only data and partition."
-    runs = len(outlook.ahead)
-    if not runs:
+        say("It needs no run, only data and partition.")
+    elif outlook.ahead:
+        say(f"To run: {len(outlook.ahead)}. Time: {_left(ahead.seconds, ahead.unknown)}.")
+    else:
         left = any(one.rounds_left for one in outlook.progress)
-        return "None of the missing runs can be trained here." if left else "No run is missing."
-    unknown = sum(outlook.unknown.values())
-    known = f" about {duration(outlook.seconds)} for {runs - unknown}" if runs > unknown else ""
-    why = "; ".join(f"{reason} ({number})" for reason, number in outlook.unknown.items())
-    parts = [text for text in (known, f" unknown for {unknown}: {why}" if unknown else "") if text]
-    return f"To run: {runs}. Time:{','.join(parts)}."
+        say("None of the missing runs can be trained here." if left else "No run is missing.")
+
+
+def _left(seconds: float, unknown: int) -> str:
+    """The known time, and the number of runs without one."""
+    known = f"about {duration(seconds)}" if seconds else ""
+    return " + ".join(filter(None, (known, f"{unknown} unknown" if unknown else "")))
 
 
 def _make(
@@ -270,6 +243,7 @@ def _make(
     limit: int | None,
 ) -> bool:
     """Trains the missing runs. False if one diverged, which is reported, or failed."""
+    from pflbench.run.follow import parse
     from pflbench.store.failures import patiently
     from pflbench.store.sweeps import last_ended
     from pflbench.sweep.choose_executor import ExecutorOptions, at_a_time
@@ -277,81 +251,58 @@ def _make(
 
     ahead = {one.wanted.spec.key: one for one in outlook.ahead[:limit]}
     specs = [one.wanted.spec for one in ahead.values()]
-    followed_runs = [one.wanted for one in ahead.values() if one.wanted.keeps.follow is not None]
+    followed_runs = [one.wanted for one in ahead.values() if "trajectory" in one.wanted.options]
     if followed_runs:
         follow_client(followed_runs[0].options["trajectory"], [one.spec for one in followed_runs], data_dir)
     note_unchecked(how, quiet)
-    begun, shown = time.monotonic(), followed(specs, quiet)
-    weights = dict(zip(ahead, outlook.weights[:limit], strict=True))
-    left = dict(weights)
 
-    def keeping(key: str) -> Execution:
-        keeps = ahead[key].wanted.keeps
-        return replace(how, save_artifacts_every=keeps.save_artifacts_every, follow=keeps.follow, scale=outlook.goal.scale.name)
-
-    def follow(pack: Sequence[RunSpec], steps: Steps) -> Steps:
-        if not quiet:
-            message(series_title(len(weights) - len(left), len(pack), weights.values(), left.values(), time.monotonic() - begun))
-        for spec in pack:
-            del left[spec.key]
-        return shown(pack, steps)
+    def keeping(options: dict[str, Any]) -> Execution:
+        follow = parse(options["trajectory"]) if "trajectory" in options else None
+        every = options.get("save_artifacts_every", 0)
+        return replace(how, save_artifacts_every=every, follow=follow, scale=outlook.goal.scale.name)
 
     queue = RunQueue(
         tuple(specs),
         results.url.render_as_string(hide_password=False),
         data_dir,
         how,
-        own={key: keeping(key) for key in ahead},
+        own={key: keeping(one.wanted.options) for key, one in ahead.items()},
         repeated=patiently(lambda: last_ended(results, [key for key, one in ahead.items() if one.anew])),
         keep_going=keep_going,
     )
     places = at_a_time(ExecutorOptions(jobs=jobs), specs, data_dir, how) or 1
-    return make_all(queue, results, places, quiet, follow)
-
-
-def series_title(over: int, together: int, weights: Collection[float], left: Collection[float], seconds: float) -> str:
-    """The title of the next runs, with the time left. weights: of all runs, left: of the remaining, as shares of the time."""
-    which = f"Run {over + 1}" if together == 1 else f"Runs {over + 1} to {over + together}"
-    done = sum(weights) - sum(left)
-    ahead = f", about {duration(seconds * sum(left) / done)} left" if done else ""
-    return f"{which} of {len(weights)}{ahead}"
+    return make_all(queue, results, places, quiet, followed(specs, quiet))
 
 
 def _show(
-    outlook: Outlook, results: sqlalchemy.Engine | None, data_dir: Path, device: str, targets: _Targets, quiet: bool
+    outlook: Outlook,
+    results: sqlalchemy.Engine | None,
+    data_dir: Path,
+    device: str,
+    targets: tuple[str, Path | None, Path],
+    quiet: bool,
 ) -> bool:
     """Shows the table and the figure, if it has them. False if one cannot be made, which is reported."""
     from pflbench.reproduce import show
 
-    goal, runs, whole = outlook.goal, outlook.runs, True
-    if goal.untrained:
-        with _reported() as made, data_view(quiet) as progress:
-            write_figure(show.noted(goal, show.data_drawing(goal, data_dir, progress)), targets.figure)
-        return bool(made)
-    assert results is not None
-    if goal.table is not None:
-        with _reported() as made:
-            write_table(show.grid(goal, results, outlook.tabled), targets.format, targets.table)
-        whole &= bool(made)
-    if goal.figure is not None:
-        with _reported() as made:
-            show.compute_surface(goal, results, runs, data_dir, device)
-            write_figure(show.drawing(goal, results, runs), targets.figure)
-        whole &= bool(made)
-    return whole
+    goal, (form, table, figure) = outlook.goal, targets
+
+    def draw() -> None:
+        with data_view(quiet) as progress:
+            write_figure(show.drawing(goal, results, outlook.runs(), data_dir, device, progress), figure)
+
+    whole = True
+    if goal.table is not None and results is not None:
+        engine = results
+        whole = _reported(lambda: write_table(show.grid(goal, engine, outlook.runs(tabled=True)), form, table))
+    return (goal.figure is None or _reported(draw)) and whole
 
 
-@contextmanager
-def _reported(goes_on: bool = True) -> Iterator[list[bool]]:
-    """Reports an error, since another part of the result may be possible; the list is then empty.
-
-    goes_on: whether there is another part; else the error is raised.
-    """
-    made: list[bool] = []
+def _reported(make: Callable[[], None]) -> bool:
+    """Reports an error, since another part of the result may be possible. False if there was one."""
     try:
-        yield made
-        made.append(True)
+        make()
     except UserError as failed:
-        if not goes_on:
-            raise
         error(failed.message, failed.hint)
+        return False
+    return True

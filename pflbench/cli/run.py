@@ -66,7 +66,7 @@ def run(
         message(f"Note: {text}")
     how = execution(executed)
     if dry_run:
-        from pflbench.reproduce.outlook import lacking
+        from pflbench.reproduce.progress import lacking
         from pflbench.sweep.choose_executor import ExecutorOptions
 
         needed = _footprints(specs, how, data_dir, quiet)

@@ -71,7 +71,7 @@ def table(
     from pflbench.report import papermap
     from pflbench.report.selection import Filters
 
-    asked = papermap.of_kind("table", name)
+    asked = papermap.resolve(name, "table")
     written = table_format("json" if as_json else format, output)
     one_at_a_time(name, asked, written, output)
     filters = Filters(**which)
@@ -79,7 +79,7 @@ def table(
     def one(of: papermap.Part) -> Grid:
         own = TABLES[of.name]
         given = {**numbers, "declared": own.needs.of(of.printed)} if of.printed else numbers
-        with leading("table", of.name, db), opened(db) as engine:
+        with leading("table", of.name), opened(db) as engine:
             report = TABLES[own.printed] if of.printed else own
             found: Grid = call(f"`pflbench table {of.name}`", report, engine, filters, given).grid()
         if with_runs:

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-FEDALA = "FedALA (Zhang et al., AAAI 2023, arXiv:2212.01197)"
-ELASTIC = "Elastic Aggregation (Chen et al., CVPR 2023), poster"
-
 
 @dataclass(frozen=True)
 class Value:
     """One printed value as it stands in its file. `setting` holds what the file says as key=value; std None: none printed."""
 
-    source: str
-    table: str  # "table2"; "text": in running text
+    table: str  # "table2"; "text": in running text; "elastic": the poster of Elastic Aggregation (Chen et al., CVPR 2023)
     setting: dict[str, str]
     dataset: str
     backbone: str
@@ -34,18 +30,6 @@ def values() -> tuple[Value, ...]:
 
 
 def _value(row: dict[str, str]) -> Value:
-    return Value(
-        source=ELASTIC if row["table"] == "elastic" else FEDALA,
-        table=row["table"],
-        setting=dict(item.split("=", 1) for item in row["setting"].split(";")),
-        dataset=row["dataset"],
-        backbone=row["backbone"],
-        method=row["method"],
-        metric=row["metric"],
-        mean=_number(row["mean"]),
-        std=_number(row["std"]),
-    )
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
+    setting = dict(item.split("=", 1) for item in row.pop("setting").split(";"))
+    mean, std = (float(text) if text else None for text in (row.pop("mean"), row.pop("std")))
+    return Value(**row, setting=setting, mean=mean, std=std)

@@ -190,12 +190,8 @@ def can_be(line: MethodLine, place: Place) -> bool:
 
 def _printed(line: MethodLine, place: Place) -> PrintedValue | None:
     usual, printed = paper.hyperparameters(line.method), replace(place, stand_in="")
-    for reference in paper.references():
-        if (reference.method, reference.place) != (line.method, printed):
-            continue
-        if {**usual, **dict(reference.varied)} == {**usual, **dict(line.varied)}:
-            return reference
-    return None
+    here = (one for one in paper.references() if (one.method, one.place) == (line.method, printed))
+    return next((one for one in here if {**usual, **dict(one.varied)} == {**usual, **dict(line.varied)}), None)
 
 
 def _plain(value: Any) -> str:

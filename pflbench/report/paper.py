@@ -1,24 +1,16 @@
 """The values that the FedALA paper prints (Zhang et al., AAAI 2023; arXiv:2212.01197), and the poster of Elastic Aggregation.
 
-The rule, in two steps (methods.md 2.2):
-
-1. *Which value belongs here* is decided by method, dataset, model and partition (scheme and its parameter). A folder
-   that PFLlib wrote counts by the kind and parameter that its config.json states.
-2. *Whether it may be compared* is decided by everything else that moves the number: the content of the data, clients, join
-   ratio, rounds, local epochs, batch size, learning rate, share of test data, evaluation, the hyperparameters, and that the best
-   round counts. If all have the paper's values the difference is given. If not, the value is shown only on request, without
-   a difference and with the list of what differs.
-
-The poster says neither how its data are partitioned, but for whether clients hold equally much, nor which hyperparameters it
-has: no run has its protocol for sure.
-
-The number of runs is no condition: every cell shows it. Nor is float64, which is only more exact.
+The rule (methods.md 2.2): method, dataset, model and partition decide which value belongs to a run (a folder that PFLlib wrote
+counts by the partition that its config.json states). It may be compared where everything else that moves the number is the
+paper's, too; else it is shown on request, with what differs. The poster does not say how its data are partitioned, nor which
+hyperparameters it has: no run has its protocol for sure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -49,8 +41,7 @@ class Place:
     """Where a value was measured: all of a protocol that is not the method's. lr None: the paper's for model and dataset.
 
     central: on a central test set, in place of E1. balanced: whether all clients hold equally much; None where nothing is said.
-    stand_in: other data in the dataset's place, as `pflbench run -d` names them:
-    nothing printed was measured there.
+    stand_in: other data in the dataset's place, as `pflbench run -d` names them: nothing printed was measured there.
     """
 
     dataset: str
@@ -114,26 +105,40 @@ class Match:
 
 
 @cache
+def printed() -> tuple[Value, ...]:
+    """All values, with methods, datasets and models by their names on the command line."""
+    names = {**labels.DATASETS, **{model: entry.title for model, entry in MODELS.items()}}
+    by_title = {title: name for name, title in names.items()} | _OTHER_NAMES
+
+    def name(title: str) -> str:
+        base, plus, _ = title.partition("+ALA")
+        return (base.lower() if base.lower() in methods.METHODS else by_title.get(base, base)) + plus.lower()
+
+    return tuple(replace(v, method=name(v.method), dataset=name(v.dataset), backbone=name(v.backbone)) for v in values())
+
+
+def by_method(metric: str) -> dict[str, float]:
+    """The values of a metric that each method has once."""
+    return {value.method: value.mean for value in printed() if value.metric == metric and value.mean is not None}
+
+
+@cache
 def references() -> tuple[PrintedValue, ...]:
     """All accuracies."""
-    found = [value for value in values() if value.metric == ACCURACY]
-    return tuple(_references(sorted(found, key=lambda value: _ORDER.index(value.table))))
+    found = [value for value in printed() if value.metric == ACCURACY]
+    return tuple(map(_reference, sorted(found, key=lambda value: _ORDER.index(value.table))))
 
 
 @cache
 def seconds_per_iteration() -> dict[str, float]:
     """Table 3's time per iteration in seconds, by method."""
-    return {name(value.method): 60 * value.mean for value in values() if value.metric == "time_per_iter_min" and value.mean}
+    return {method: 60 * minutes for method, minutes in by_method("time_per_iter_min").items()}
 
 
 @cache
-def improvements() -> dict[tuple[str, str], float]:
+def improvements() -> dict[tuple[str, str], float | None]:
     """Table 4's improvement by ALA in points, by method ("ditto+ala") and dataset."""
-    return {
-        (name(value.method), name(value.dataset)): value.mean
-        for value in values()
-        if value.metric == "improvement_percent_points" and value.mean is not None
-    }
+    return {(v.method, v.dataset): v.mean for v in printed() if v.metric == "improvement_percent_points"}
 
 
 @cache
@@ -141,8 +146,8 @@ def trained_weights() -> dict[tuple[str, str, float, int], int]:
     """The number of weights that ALA learns (Tables 1 and 6), by dataset, model, s and p."""
     scales = {"ala_trainable_params": 1, "ala_trainable_params_millions": 10**6}
     return {
-        (name(v.dataset), name(v.backbone), float(v.setting["s"]), int(v.setting["p"])): round(v.mean * scales[v.metric])
-        for v in values()
+        (v.dataset, v.backbone, float(v.setting["s"]), int(v.setting["p"])): round(v.mean * scales[v.metric])
+        for v in printed()
         if v.metric in scales and v.mean is not None
     }
 
@@ -150,19 +155,11 @@ def trained_weights() -> dict[tuple[str, str, float, int], int]:
 @cache
 def covered() -> dict[tuple[str, int], tuple[str, ...]]:
     """The blocks in ALA's range, lowest first (Table 5), by model and p."""
-    found: dict[tuple[str, int], tuple[str, ...]] = {}
-    for value in values():
+    found: dict[tuple[str, int], tuple[str, ...]] = defaultdict(tuple)
+    for value in printed():
         if value.table == "table5":
-            key = name(value.backbone), int(value.setting["p"])
-            found[key] = (*found.get(key, ()), value.metric.partition(":")[2])
-    return found
-
-
-def name(title: str) -> str:
-    """The name on the command line of a method, dataset or model that the CSV files call by its title."""
-    base, plus, _ = title.partition("+ALA")
-    named = base.lower() if base.lower() in methods.METHODS else _names().get(base, base)
-    return named + plus.lower()
+            found[value.backbone, int(value.setting["p"])] += (value.metric.partition(":")[2],)
+    return dict(found)
 
 
 def hyperparameters(method: str) -> Mapping[str, Any]:
@@ -259,28 +256,19 @@ def _setting_items(spec: dict[str, Any], place: Place) -> list[tuple[str, Any, A
     return items
 
 
-@cache
-def _names() -> dict[str, str]:
-    titles = labels.DATASETS | {name: model.title for name, model in MODELS.items()}
-    return {title: name for name, title in titles.items()} | _OTHER_NAMES
-
-
-def _references(printed: Iterable[Value]) -> Iterator[PrintedValue]:
-    for value in printed:
-        varied = tuple((key, read(value.setting[key])) for key, read in _VARIED.items() if key in value.setting)
-        number = value.table.removeprefix("table")
-        table = f"Table {number}" if number.isdecimal() else value.table
-        assert value.mean is not None
-        yield PrintedValue(table, _place(value), name(value.method), value.mean, value.std, varied)
-
-
 # As runs have them: JSON keeps whole numbers and others apart, comparison does not.
 _VARIED: dict[str, Any] = {"s": float, "p": int, "adapt": lambda text: text == "true"}
 
 
+def _reference(value: Value) -> PrintedValue:
+    varied = tuple((key, read(value.setting[key])) for key, read in _VARIED.items() if key in value.setting)
+    assert value.mean is not None
+    return PrintedValue(value.table.replace("table", "Table "), _place(value), value.method, value.mean, value.std, varied)
+
+
 def _place(value: Value) -> Place:
     said = value.setting
-    dataset, model, clients = name(value.dataset), name(value.backbone), int(said["clients"])
+    dataset, model, clients = value.dataset, value.backbone, int(said["clients"])
     if value.table == "elastic":
         ratio = int(said["sampled_per_round"]) / clients
         train: dict[str, Any] = {"rounds": int(said["rounds"]), "batch_size": int(said["batch"]), "lr": float(said["lr"])}

@@ -6,7 +6,6 @@ Numbers alone ("table4", "fig 4") are those of the FedALA paper. What draws a me
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pflbench.errors import UserError, unknown
@@ -92,46 +91,38 @@ _NUMBERED = re.compile(r"(table|figure|fig)\.?\s*(\d+)", re.IGNORECASE)
 _PREFIXED = re.compile(r"(table|plot|figure):(.+)", re.IGNORECASE)
 
 
-def resolve(name: str) -> tuple[Part, ...]:
+def resolve(name: str, only: Kind | None = None) -> tuple[Part, ...]:
     """What a name stands for: "table4", "Fig. 4", "plot:heterogeneity", or "heterogeneity", which is the table and the figure.
 
-    Raises UserError for what is not there.
+    only: of this kind, whose own names come first. Raises UserError for what is not there, and for what is of the other kind.
     """
+    own = {"table": TABLES, "plot": PLOTS}
+    known = own[only] if only else {**TABLES, **PLOTS}
+    if only and name in known:
+        return (Part(only, name),)
+    parts: tuple[Part, ...]
     if numbered := _NUMBERED.fullmatch(name.strip()):
-        kind, number = numbered[1].lower(), int(numbered[2])
-        wanted = f"{'Table' if kind == 'table' else 'Figure'} {number}"
-        for one in EXHIBITS:
-            if one.paper == FEDALA and one.number == wanted:
-                return one.parts
-        there = [one.number.split()[1] for one in EXHIBITS if one.paper == FEDALA and one.number.startswith(wanted.split()[0])]
-        raise UserError(
-            f"The FedALA paper has no results in a {wanted}.", f"It has them in {wanted.split()[0]}s {there[0]} to {there[-1]}."
-        )
-    if prefixed := _PREFIXED.fullmatch(name.strip()):
-        kind, own = prefixed[1].lower(), prefixed[2]
-        if own not in (TABLES if kind == "table" else PLOTS):
-            raise unknown(kind, own, TABLES if kind == "table" else PLOTS)
-        return (Part("table" if kind == "table" else "plot", own),)
-    if name not in TABLES and name not in PLOTS:
-        raise unknown("table or figure", name, {*TABLES, *PLOTS})
-    return (Part(None, name),)
-
-
-def of_kind(kind: Kind, name: str) -> tuple[Part, ...]:
-    """What a name of `table` or `plot` stands for: one of their own, or what `resolve` takes, if it is of this kind.
-
-    Raises UserError for what is not there, and for a figure among tables.
-    """
-    own = TABLES if kind == "table" else PLOTS
-    if name in own:
-        return (Part(kind, name),)
-    if not _NUMBERED.fullmatch(name.strip()) and not _PREFIXED.fullmatch(name.strip()):
-        raise unknown(kind, name, own)
-    found = resolve(name)
-    if found[0].kind != kind:
-        other, right = ("table", "table") if kind == "plot" else ("figure", "plot")
+        parts = _numbered("Table" if numbered[1].lower() == "table" else "Figure", int(numbered[2]))
+    elif prefixed := _PREFIXED.fullmatch(name.strip()):
+        kind: Kind = "table" if prefixed[1].lower() == "table" else "plot"
+        if prefixed[2] not in own[kind]:
+            raise unknown(kind, prefixed[2], own[kind])
+        parts = (Part(kind, prefixed[2]),)
+    elif name in known:
+        parts = (Part(None, name),)
+    else:
+        raise unknown(only or "table or figure", name, known)
+    if only and parts[0].kind != only:
+        other, right = ("table", "table") if only == "plot" else ("figure", "plot")
         raise UserError(f"'{name}' is a {other}.", f"pflbench {right} '{name}'" if " " in name else f"pflbench {right} {name}")
-    return found
+    return parts
+
+
+def _numbered(kind: str, number: int) -> tuple[Part, ...]:
+    there = {one.number: one.parts for one in EXHIBITS if one.paper == FEDALA and one.number.startswith(kind)}
+    if parts := there.get(f"{kind} {number}"):
+        return parts
+    raise UserError(f"The FedALA paper has no results in a {kind} {number}.", f"It has them in {', '.join(there)}.")
 
 
 def names() -> tuple[str, ...]:
@@ -142,13 +133,7 @@ def names() -> tuple[str, ...]:
 
 def sources(kind: Kind, name: str) -> str:
     """The exhibits of a table or figure in the papers, such as "FedALA, Table 4"; empty if there are none."""
-    found = [one for one in EXHIBITS if any((part.kind, part.name) == (kind, name) for part in one.parts)]
-    papers = dict.fromkeys(one.paper for one in found)
-    return "; ".join(", ".join([paper, *_numbers(one.number for one in found if one.paper == paper)]) for paper in papers)
-
-
-def _numbers(numbers: Iterable[str]) -> list[str]:
-    return [number for number in numbers if number]
+    return "; ".join(one.title for one in EXHIBITS if any((part.kind, part.name) == (kind, name) for part in one.parts))
 
 
 def markdown() -> str:

@@ -58,8 +58,7 @@ def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()
     wanted = {name.casefold() for name in methods}
     found = [c for c in stored.curves(engine, datasets) if not wanted or wanted & _names(c)]
     if not found:
-        of = f" of {', '.join(methods)}" if wanted else ""
-        raise UserError(f"No reference series{of} on {', '.join(sorted(datasets))}.", f"There are some on: {', '.join(held)}.")
+        raise UserError(f"No such reference series on {', '.join(sorted(datasets))}.", f"There are some on: {', '.join(held)}.")
     by_dataset = groupby(found, key=lambda curve: curve.dataset)
     drawn = looks.assign((curve.method, 0) for curve in found)
     return {dataset: _by_method(list(curves), drawn) for dataset, curves in by_dataset}
@@ -67,11 +66,9 @@ def lines(engine: Engine, datasets: Collection[str], methods: Iterable[str] = ()
 
 def caption(drawn: Iterable[ReferenceLine]) -> str:
     """The caption's explanation of the dashed lines."""
-    drawn = list(drawn)
     files = dict.fromkeys(file for line in drawn for file in line.files)
-    mean = ", mean over the files of a method" if any(len(line.files) > 1 for line in drawn) else ""
     return (
-        f"Dashed: accuracy that PFLlib recorded in {', '.join(files)}{mean}, up to the last round of the runs; "
+        f"Dashed: mean accuracy that PFLlib recorded in {', '.join(files)}, up to the last round of the runs; "
         "its protocol is not known."
     )
 

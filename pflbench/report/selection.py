@@ -92,7 +92,7 @@ class Filters:
 
     def matching(self, engine: Engine, rule: RoundRule = BEST) -> list[Result]:
         """The runs that pass, of any status. Raises UserError for values that no run has, and if no run is left."""
-        return self._once("matching", rule, lambda: self._passing(engine, self._all(engine, rule)))
+        return self._kept(("matching", repr(self), rule), lambda: self._passing(engine, self._all(engine, rule)))
 
     def select(self, engine: Engine, rule: RoundRule = BEST, belongs: Callable[[Result], bool] | None = None) -> Arranged:
         """Of the runs that pass the newest attempt with one of the statuses, arranged.
@@ -100,7 +100,7 @@ class Filters:
         rule: which of their rounds count. belongs: whether a run is one of the report's. Raises UserError as `matching`.
         """
         if belongs is None:
-            return self._once("round_rule", rule, lambda: self._arranged(engine, self.matching(engine, rule)))
+            return self._kept(("selected", repr(self), rule), lambda: self._arranged(engine, self.matching(engine, rule)))
         if not (found := [run for run in self.matching(engine, rule) if belongs(run)]):
             raise NothingYet("None of the runs belongs to this.")
         return self._arranged(engine, found)
@@ -139,10 +139,7 @@ class Filters:
             if found:
                 return found
             if hidden := runs.hidden_smoke(engine, scope):
-                raise NothingYet(
-                    f"There {'are' if hidden > 1 else 'is'} only {labels.counted(hidden, 'smoke run')} in this database.",
-                    "--smoke shows them.",
-                )
+                raise NothingYet(f"This database has only smoke runs: {hidden}.", "--smoke shows them.")
             raise NothingYet("There are no runs in this database yet.", _FIRST_RUN)
 
         return self._kept(("all", scope, rule), read)
@@ -158,9 +155,6 @@ class Filters:
         if not passing:
             raise UserError("No run fits these filters together.", "`pflbench runs list` shows what there is.")
         return [run for run in found if run.id in passing]
-
-    def _once(self, what: str, rule: RoundRule, read: Callable[[], T]) -> T:
-        return self._kept((what, repr(self), rule), read)
 
     def _kept(self, key: Any, read: Callable[[], T]) -> T:
         """Reads the runs, or returns the cached ones."""
@@ -186,8 +180,7 @@ def _having(
     for text, alternatives in wanted.items():
         if not any(of and alternatives & {*of} for of in has.values()):
             there = {str(of[0]) for run in found if (of := values(run))}
-            listed = sorted(there, key=lambda name: (len(name) if name.isdecimal() else 0, name))
-            raise UserError(f"No runs with {kind} '{text}' in this database.", f"There are: {', '.join(listed)}.")
+            raise UserError(f"No runs with {kind} '{text}' in this database.", f"There are: {', '.join(sorted(there))}.")
     every = set[str]().union(*wanted.values())
     return {run for run, of in has.items() if of is None or every & {*of}}
 
@@ -216,9 +209,7 @@ def _conditions(where: Iterable[str], found: Sequence[Result]) -> dict[str, list
     known = {key for run in found for key in _items(run)} if asked else set[str]()
     for key in asked.keys() - known:
         owner = key.partition(".")[0]
-        if not (own := [one for one in known if one.startswith(f"{owner}.")]):
-            raise unknown("method of --where", owner, {one.partition(".")[0] for one in known})
-        raise unknown("item of --where", key, own)
+        raise unknown("item of --where", key, [one for one in known if one.startswith(f"{owner}.")] or known)
     return asked
 
 

@@ -176,35 +176,22 @@ def notes(wanted: Statistics, counts: Collection[int], comparisons: Collection[C
     clients = wanted.test == OVER_CLIENTS
     named = next((c.against for c in comparisons), wanted.against)
     whom = named if wanted.against else "the best of the setting"
-    how = f"{TITLES[wanted.test]} against {whom}, paired by {'client' if clients else 'seed'}"
+    pairs = "clients" if clients else "seeds"
+    how = f"{TITLES[wanted.test]} against {whom}, paired by {pairs[:-1]}"
     said.append(f"p: two-sided {how}, after Holm over the rows of a setting.")
     if clients:
         said.append(
             "Of a client counts the mean over the seeds that both methods have. SciPy's defaults: pairs without a difference are "
             "dropped, equal differences share their rank. median client: mean over runs of the median over the clients."
         )
-    empty = [c for c in comparisons if c.p is not None and c.least >= LEVEL]
-    if empty and clients:
-        few, tested = [c.differing for c in empty], sum(c.p is not None for c in comparisons)
-        number = f"{min(few)} to {max(few)}" if min(few) < max(few) else min(few)
+    tested = [c for c in comparisons if c.p is not None]
+    if empty := [c for c in tested if c.least >= LEVEL]:
         said.append(
-            f"Empty test in {len(empty)} of {tested} comparisons: {number} clients that differ cannot give "
-            f"p < {LEVEL:g} after Holm."
+            f"Empty test in {len(empty)} of {len(tested)} comparisons: so few {pairs} that differ cannot give p < {LEVEL:g} "
+            "after Holm."
         )
-    elif empty:
-        fewest = min(empty, key=lambda c: c.pairs)
-        alone = least_p(fewest.pairs, wanted.test)
-        seeds = f"{fewest.pairs} paired seeds"
-        if alone >= LEVEL:
-            said.append(f"Empty test: {seeds} cannot give p < {LEVEL:g}; the smallest possible is {alone:.4g} before Holm.")
-        else:
-            said.append(
-                f"Empty test: {seeds} cannot give p < {LEVEL:g} after Holm over so many rows; the smallest is {fewest.least:.4g}."
-            )
-    if wanted.test == "t" and any(c.p is not None and c.pairs < ENOUGH for c in comparisons):
+    if wanted.test == "t" and any(c.pairs < ENOUGH for c in tested):
         said.append(f"Fewer than {ENOUGH} pairs: the t-test rests on the normality of the differences alone.")
-    if any(c.p is None and c.pairs >= 2 for c in comparisons):
-        said.append("p is missing where the difference is the same in every pair: a t-test needs differences that vary.")
-    if any(c.pairs < 2 for c in comparisons):
-        said.append(f"p is missing where fewer than two {'clients' if clients else 'seeds'} are paired.")
+    if len(tested) < len(comparisons):
+        said.append(f"p is missing where fewer than two {pairs} are paired, or a t-test has the same difference in every pair.")
     return said

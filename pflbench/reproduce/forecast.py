@@ -15,7 +15,7 @@ import torch
 from sqlalchemy import Engine
 
 from pflbench.partition import Partition
-from pflbench.reproduce.goal import Keeps, Wanted
+from pflbench.reproduce.goal import Wanted
 from pflbench.reproduce.progress import Clock, progress_of
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, find_device
@@ -54,7 +54,7 @@ def forecast(
 
     tell: called with a line before each measurement, which takes seconds.
     """
-    wanted = [Wanted(spec, Keeps(), {}) for spec in specs]
+    wanted = [Wanted(spec, {}) for spec in specs]
     left = [one for one in progress_of(engine, wanted) if one.rounds_left]
     ahead = [one.wanted.spec for one in left]
     if not ahead or all(_small(spec, load_federation_data(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
@@ -64,11 +64,11 @@ def forecast(
     for spec in _settings(ahead):
         here = [one for one in left if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
         for one in sorted(here, key=lambda one: one.wanted.spec.method.name != "fedavg"):
-            if Clock(known).left(one)[0] is None:
+            if Clock(known).left(one) is None:
                 tell(f"Measuring a round of {one.wanted.spec.method.name} on {spec.data.label} ...")
                 known.append(_measure(one.wanted.spec, load_federation_data(spec, data_dir), how))
                 measured = True
-    times = [Clock(known).left(one)[0] for one in left]
+    times = [Clock(known).left(one) for one in left]
     seconds = None if None in times else sum(value for value in times if value is not None)
     if seconds is not None and seconds < LONG:
         return None

@@ -22,30 +22,16 @@ from pflbench.spec import DataSpec, RunSpec
 
 
 @dataclass(frozen=True)
-class Keeps:
-    """The arrays that a run must keep in some of its rounds. They are no part of the run's key."""
-
-    array: str | None = None
-    rounds: range = range(0)
-    save_artifacts_every: int = 0
-    follow: Follow | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `pflbench run` that keep them."""
-        found: dict[str, Any] = {"save_artifacts_every": self.save_artifacts_every} if self.save_artifacts_every else {}
-        if self.follow is not None:
-            found["trajectory"] = f"{self.follow.client}:{self.follow.first}-{self.follow.last}"
-        return found
-
-
-@dataclass(frozen=True)
 class Wanted:
-    """A run that is needed. options: of the command that runs all of its seeds. tabled: whether the table needs it."""
+    """A run that is needed. options: of the command that runs all of its seeds.
+
+    array: what it must keep in these rounds, which is no part of its key. tabled: whether the table needs it.
+    """
 
     spec: RunSpec
-    keeps: Keeps
     options: dict[str, Any]
+    array: str | None = None
+    rounds: range = range(0)
     tabled: bool = True
 
     @property
@@ -64,8 +50,8 @@ class Goal:
     """table, figure: None if the name has none, or if only the other one is made. cells: to be run; of a figure that shows data
     alone, its settings.
 
-    foreign: datasets that pflbench does not have -> number of their cells. left_out: lines with more blocks than the scale's
-    model. printed: the paper's table or figure, if only its cells are made. drawn: cells that only the figure shows.
+    foreign: datasets that pflbench does not have. left_out: lines with more blocks than the scale's model. printed: the paper's
+    table or figure, if only its cells are made. drawn: cells that only the figure shows.
     """
 
     name: str
@@ -73,10 +59,10 @@ class Goal:
     table: TableNeeds | None
     figure: FigureNeeds | None
     cells: tuple[Planned, ...]
-    foreign: dict[str, int]
+    foreign: tuple[str, ...]
     left_out: tuple[str, ...]
-    printed: str = ""
-    drawn: frozenset[Planned] = frozenset()
+    printed: str
+    drawn: frozenset[Planned]
 
     def wanted(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
         """All runs without repetition, ordered by setting, so that data are read once, and by seed.
@@ -87,13 +73,15 @@ class Goal:
 
     def planned(self, data_dir: Path, seeds: str | None = None) -> tuple[Wanted, ...]:
         """As `wanted`; of a figure that needs no run, the runs that would have its data and partitions."""
+        one_seed = self.table is None and self.figure is not None and self.figure.one_seed
+        seeds = seeds or ("0" if one_seed or self.scale.seeds == 1 else f"0-{self.scale.seeds - 1}")
         found: dict[str, Wanted] = {}
         parsed: dict[str, DataSpec] = {}
         for cell in self.cells:
-            options = {**self.scale.options(cell, self.figure.fewest if self.figure else 1), "seeds": seeds or self._seeds}
-            keeps = self._keeps(cell)
+            options = {**self.scale.options(cell, self.figure.fewest if self.figure else 1), "seeds": seeds}
+            keeps, array, rounds = self._kept(cell)
             for spec in plan(RunOptions(**options, data_dir=data_dir), parsed):
-                found.setdefault(spec.key, Wanted(spec, keeps, {**options, **keeps.options}, cell not in self.drawn))
+                found.setdefault(spec.key, Wanted(spec, options | keeps, array, rounds, cell not in self.drawn))
         settings = list(dict.fromkeys((one.spec.data, one.spec.partition) for one in found.values()))
         order = {setting: place for place, setting in enumerate(settings)}
         return tuple(sorted(found.values(), key=lambda one: (order[one.spec.data, one.spec.partition], one.spec.seed)))
@@ -111,36 +99,33 @@ class Goal:
         return " and ".join(dict.fromkeys(part.source for part in (self.table, self.figure) if part is not None))
 
     @property
+    def note(self) -> str:
+        """The note that names the scale."""
+        return f"Scale {self.scale.name}: {self.scale.sentence}."
+
+    @property
     def figure_options(self) -> dict[str, Any]:
         """Arguments of the figure's function beside the runs."""
         if self.figure is None or self.figure.client is None:
             return {}
-        return {"client": min(self._client(cell) for cell in self.cells)}
+        return {"client": min(self._client(cell, self.figure.client) for cell in self.cells)}
 
-    @property
-    def _seeds(self) -> str:
-        one = self.scale.seeds == 1 or (self.table is None and self.figure is not None and self.figure.one_seed)
-        return "0" if one else f"0-{self.scale.seeds - 1}"
+    def _client(self, cell: Planned, client: int) -> int:
+        return min(client, self.scale.place(cell.place).clients - 1)
 
-    def _client(self, cell: Planned) -> int:
-        assert self.figure is not None
-        assert self.figure.client is not None
-        return min(self.figure.client, self.scale.place(cell.place).clients - 1)
-
-    def _keeps(self, cell: Planned) -> Keeps:
+    def _kept(self, cell: Planned) -> tuple[dict[str, Any], str | None, range]:
+        """The options of `pflbench run` that keep what the figure shows, its name, and in which rounds it is kept."""
         figure = self.figure
-        if figure is None:
-            return Keeps()
+        if figure is None or (figure.array is None and figure.window is None):
+            return {}, None, range(0)
         rounds = self.scale.place(cell.place, figure.fewest).rounds
         factor = rounds / cell.place.rounds
-        if figure.window is not None:
+        if figure.window is not None and figure.client is not None:
             first, last = (proportion(t, factor) for t in figure.window)
-            follow = Follow(self._client(cell), first, last)
-            return Keeps(follow.name, range(first, last + 1), follow=follow)
-        if figure.array is not None:
-            every = proportion(figure.save_artifacts_every, factor)
-            return Keeps(figure.array, range(every, rounds + 1, every), every)
-        return Keeps()
+            client = self._client(cell, figure.client)
+            return {"trajectory": f"{client}:{first}-{last}"}, Follow(client, first, last).name, range(first, last + 1)
+        every = proportion(figure.save_artifacts_every, factor)
+        return {"save_artifacts_every": every}, figure.array, range(every, rounds + 1, every)
 
 
 def goals(
@@ -173,63 +158,47 @@ def _goal(part: Part, scale: Scale, methods: tuple[str, ...], datasets: tuple[st
     name = part.name
     table: TableNeeds | None = TABLES[name].needs if part.kind != "plot" and name in TABLES else None
     figure: FigureNeeds | None = PLOTS[name].needs if part.kind != "table" and name in PLOTS else None
-    # The table's cells come first: a run that both need counts as the table's.
-    cells = tuple(dict.fromkeys((*(table.needed if table else ()), *(figure.cells if figure else ()))))
-    drawn = {cell for cell in cells if table and cell not in table.needed and cell.place not in table.beside}
-    if part.printed:
-        there = _printed(part)
-        cells = tuple(cell for cell in cells if cell.place in there)
     names, others = _stand_ins(datasets)
     if others and scale.embedded:
         raise UserError(f"At scale {scale.name} the digits stand in for all data.", "Name datasets without '='.")
+    drawn = figure.cells if figure else ()
+    if table and part.printed:
+        table = table.of(part.printed)
+    elif figure and part.printed:
+        drawn = tuple(cell for cell in drawn if cell.place in figure.printed[part.printed])
+    drawn = tuple(replace(cell, place=_in_place(others, cell.place)) for cell in drawn)
+    if table:
+        places, beside = (tuple(_in_place(others, place) for place in of) for of in (table.places, table.beside))
+        table = replace(table, places=places, beside=beside)
+    tabled = table.needed if table else ()
+    # The table's cells come first: a run that both need counts as the table's.
+    cells = tuple(dict.fromkeys((*tabled, *drawn)))
     cells = named("method", methods, cells, lambda x: (x.line.method, labels.method_title(x.line.method)))
     cells = named("dataset", names, cells, lambda x: x.place.names)
     cells = named("partition", partitions, cells, lambda x: (x.place.partition_label,))
-    cells = tuple(replace(cell, place=_in_place(others, cell.place)) for cell in cells)
-    if table:
-        table = _part(replace(table, places=tuple(_in_place(others, place) for place in table.places)), cells)
     # The digits stand in for any dataset.
     known = tuple(cell for cell in cells if cell.known or scale.embedded)
-    foreign = [cell.place.dataset for cell in cells if cell not in known]
-    fitting = tuple(cell for cell in known if scale.allows(cell.line))
-    left_out = dict.fromkeys(cell.line.label for cell in known if not scale.allows(cell.line))
     return Goal(
         name,
         scale,
-        scale.table(table) if table else None,
+        scale.table(part_of) if table and (part_of := _part(table, cells)) else None,
         figure,
-        fitting,
-        {dataset: foreign.count(dataset) for dataset in foreign},
-        tuple(left_out),
+        tuple(cell for cell in known if scale.allows(cell.line)),
+        tuple(dict.fromkeys(cell.place.dataset for cell in cells if cell not in known)),
+        tuple(dict.fromkeys(cell.line.label for cell in known if not scale.allows(cell.line))),
         part.printed,
-        frozenset(replace(cell, place=_in_place(others, cell.place)) for cell in drawn),
+        frozenset(cell for cell in drawn if table and cell not in tabled and cell.place not in table.beside),
     )
 
 
-def _printed(part: Part) -> set[Place]:
-    """The settings of the paper's table or figure."""
-    if part.kind == "plot":
-        return set(PLOTS[part.name].needs.printed[part.printed])
-    return set(TABLES[part.name].needs.of(part.printed).places)
-
-
 def by_hand(wanted: Sequence[Wanted]) -> list[str]:
-    """The commands that make the same runs; methods that share all other options share a command."""
-    together: list[dict[str, Any]] = []
+    """The commands that make the same runs; methods without hyperparameters of their own share a command."""
+    together: dict[str, dict[str, Any]] = {}
     for options in {command(one.options): one.options for one in wanted}.values():
-        for before in together:
-            if _apart(before) == _apart(options) and not set(before["methods"]) & set(options["methods"]):
-                before["methods"] += options["methods"]
-                if settings := (*before.get("settings", ()), *options.get("settings", ())):
-                    before["settings"] = settings
-                break
-        else:
-            together.append(dict(options))
-    return [command(options) for options in together]
-
-
-def _apart(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in ("methods", "settings")}
+        alike = command({**options, "methods": ()})
+        methods = together.get(alike, {}).get("methods", ())
+        together[alike] = {**options, "methods": tuple(dict.fromkeys((*methods, *options["methods"])))}
+    return [command(options) for options in together.values()]
 
 
 def _stand_ins(datasets: Iterable[str]) -> tuple[list[str], dict[str, str]]:

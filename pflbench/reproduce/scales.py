@@ -43,11 +43,6 @@ class Scale:
         clients = max(min(20, place.clients // 4), 2 * int(parameter) if kind == "groups" else 1)
         return Place("digits", "mlp", place.partition, clients, 1.0 if place.join_ratio == 1 else 0.5, rounds, place.local_epochs)
 
-    def line(self, line: MethodLine, factor: float = 1.0) -> MethodLine:
-        """The same method. factor: rounds at this scale / rounds of the paper, which moves the round in which ALA starts."""
-        varied = tuple((name, proportion(value, factor) if name == "start_round" else value) for name, value in line.varied)
-        return replace(line, varied=varied)
-
     def allows(self, line: MethodLine) -> bool:
         """Whether the model of this scale has the `p` blocks that this line adapts."""
         return not self.embedded or dict(line.varied).get("p", 1) <= len(MODELS["mlp"].blocks)
@@ -55,13 +50,15 @@ class Scale:
     def options(self, cell: Planned, fewest: int = 1) -> dict[str, Any]:
         """Options of `pflbench run` that run a cell at this scale, by the names of `plan.RunOptions`."""
         place = self.place(cell.place, fewest)
-        line = self.line(cell.line, place.rounds / cell.place.rounds)
-        found = Planned(line, place, None).options
+        # The round in which ALA starts moves with the rounds.
+        factor = place.rounds / cell.place.rounds
+        varied = ((name, proportion(value, factor) if name == "start_round" else value) for name, value in cell.line.varied)
+        found = Planned(replace(cell.line, varied=tuple(varied)), place, None).options
         settings = found.pop("settings", ())
         if self.embedded:
-            base, plus, _ = line.method.partition("+ala")
+            base, plus, _ = cell.line.method.partition("+ala")
             cut = CUT.get(base, {}) | (_ALA if plus else {})
-            settings = (*settings, *(f"{line.method}.{name}={value}" for name, value in cut.items()))
+            settings = (*settings, *(f"{cell.line.method}.{name}={value}" for name, value in cut.items()))
         return found | ({"settings": settings} if settings else {})
 
     def table(self, table: TableNeeds) -> TableNeeds:

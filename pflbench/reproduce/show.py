@@ -30,29 +30,29 @@ from pflbench.store.runs import distinct
 AT_ONCE = 16  # models of a surface in memory
 
 
-def grid(goal: Goal, engine: Engine, runs: Sequence[int]) -> Grid:
+def grid(goal: Goal, engine: Engine, runs: frozenset[int]) -> Grid:
     """The table of these runs. Raises UserError where they are too few for it."""
     # `table accuracy` shows any runs; the paper's Table 2 shows all settings of the paper, also those without runs.
     build = TABLES[TABLES[goal.name].printed or goal.name].load()
     options = {"declared": goal.table, "paper": "never" if goal.scale.embedded else "always"}
     accepted = {name: options[name] for name in options.keys() & inspect.signature(build).parameters.keys()}
-    made: Grid = build(engine, Filters(only=frozenset(runs)), **accepted).grid()
-    left_out = [f"Left out: {', '.join(goal.left_out)}."] if goal.left_out else []
-    return replace(made, notes=(note(goal), *left_out, *made.notes))
+    made: Grid = build(engine, Filters(only=runs), **accepted).grid()
+    return replace(made, notes=(goal.note, *made.notes))
 
 
-def drawing(goal: Goal, engine: Engine, runs: Sequence[int]) -> style.Drawing:
-    """The figure of these runs, with all of their datasets. Raises UserError where there is nothing to draw."""
-    own = Filters(only=frozenset(runs))
-    # Datasets that are named are all drawn, as long as they fit on a page.
-    filters = replace(own, datasets=distinct(engine, own.among(engine), "dataset"))
-    made: style.Drawing = PLOTS[goal.name].build(engine, filters, **goal.figure_options)
-    return noted(goal, made)
-
-
-def noted(goal: Goal, drawn: style.Drawing) -> style.Drawing:
-    """The drawing with a note of the scale."""
-    return replace(drawn, notes=(note(goal), *drawn.notes))
+def drawing(
+    goal: Goal, engine: Engine | None, runs: frozenset[int], data_dir: Path, device: str, progress: data.Progress | None
+) -> style.Drawing:
+    """The figure of these runs, with all of their datasets; or of data alone. Raises UserError where there is nothing to draw."""
+    if engine is None or goal.untrained:
+        made = data_drawing(goal, data_dir, progress)
+    else:
+        _compute_surface(goal, engine, runs, data_dir, device)
+        own = Filters(only=runs)
+        # Datasets that are named are all drawn, as long as they fit on a page.
+        filters = replace(own, datasets=distinct(engine, own.among(engine), "dataset"))
+        made = PLOTS[goal.name].build(engine, filters, **goal.figure_options)
+    return replace(made, notes=(goal.note, *made.notes))
 
 
 def held(specs: Iterable[RunSpec], data_dir: Path, progress: data.Progress | None) -> list[PartitionRecord]:
@@ -90,18 +90,14 @@ def planned_partitions(
     except UserError as no_label:
         raise no_label if isinstance(missing, NothingYet) else missing from None
     specs = [spec for scheme in schemes for spec in plan(RunOptions(("local",), tuple(datasets), data_dir, **scheme))]
-    drawn = distribution.drawing(held(specs, data_dir, progress))
-    if datasets:
-        return drawn
-    more = "The FedALA paper's: pflbench reproduce figure6, to figure9. Others: -d NAME -p 'Dir(0.1)', also Pathological(2), IID."
-    return replace(drawn, notes=(*drawn.notes, more))
+    return distribution.drawing(held(specs, data_dir, progress))
 
 
-def compute_surface(goal: Goal, engine: Engine, runs: Sequence[int], data_dir: Path, device: str) -> None:
+def _compute_surface(goal: Goal, engine: Engine, runs: frozenset[int], data_dir: Path, device: str) -> None:
     """Computes and stores the loss surface of a trajectory figure, if it is not stored yet. Other figures have none."""
     if goal.figure is None or goal.figure.window is None:
         return
-    paths = trajectory.paths(engine, Filters(only=frozenset(runs)), **goal.figure_options)
+    paths = trajectory.paths(engine, Filters(only=runs), **goal.figure_options)
     if trajectory.stored_surface(engine, paths, trajectory.plane(paths)) is None:
         keep_surface(engine, paths, data_dir, device)
 
@@ -114,8 +110,3 @@ def keep_surface(engine: Engine, paths: trajectory.Paths, data_dir: Path, device
     models = (plane.models(points[k : k + AT_ONCE]) for k in range(0, len(points), AT_ONCE))
     found = surface.losses(engine, run, paths.client, models, data_dir, device).reshape(*at.shape[:2], 1)
     arrays.keep(engine, run, trajectory.surface_name(paths.client), paths.rounds[-1], np.concatenate([at, found], axis=2))
-
-
-def note(goal: Goal) -> str:
-    """The note that names the scale."""
-    return f"Scale {goal.scale.name}: {goal.scale.sentence}."

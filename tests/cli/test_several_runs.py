@@ -63,7 +63,7 @@ def test_a_run_that_fails_ends_the_command_unless_it_keeps_going(shell, monkeypa
 def test_reproduce_makes_as_many_as_the_limit(shell):
     command = ("reproduce", "ablation", "--scale", "smoke", "--limit", "1")
     done = shell(*command)
-    assert (done.code, "Run 1 of 1" in done.err) == (0, True)
+    assert done.code == 0
     assert rows("SELECT COUNT(*) FROM run") == [(1,)]
     assert shell(*command).code == 0
     assert rows("SELECT status FROM run") == [("finished",)] * 2

@@ -13,7 +13,7 @@ def test_smoke_runs_stay_out_unless_asked_for(shell: Shell) -> None:
     smoke = ("reproduce", "table:accuracy", "--scale", "smoke", "-d", "mnist", "-p", "Dir(0.1)", "-m", "fedavg", "-q")
     assert shell(*smoke).code == 0
     told = shell.refused("table", "accuracy")
-    assert "There is only 1 smoke run in this database." in told
+    assert "This database has only smoke runs: 1." in told
     assert "--smoke shows them" in told
     assert shell("table", "accuracy", "--smoke").code == 0
     shell("run", "-m", "fedavg", "-d", "digits", "--rounds", "1", "-q")

@@ -10,7 +10,7 @@ from support.report_database import HYPERPARAMETERS, add_partition, add_run, spe
 
 from pflbench import methods
 from pflbench.errors import UserError
-from pflbench.report import labels, paper
+from pflbench.report import paper
 from pflbench.report.selection import Filters
 from pflbench.report.tables.accuracy import AccuracyTable, build
 from pflbench.report.tables.cell import Cell
@@ -293,10 +293,6 @@ def test_a_number_that_is_all_clients_is_all() -> None:
     for M, fits in (("all", True), (20, True), (10, False)):
         made = spec("fedfomo", dataset="cifar100", lr=0.005)
         assert (not match(made.model_copy(update={"method": methods.spec("fedfomo", {"M": M})})).differences) == fits
-
-
-def test_titles_are_those_of_the_methods() -> None:
-    assert [labels.method_title(name) for name in methods.METHODS] == [methods.load(name).title for name in methods.METHODS]
 
 
 def test_runs_that_adapt_on_test_labels_are_marked(engine: Engine) -> None:

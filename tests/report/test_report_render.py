@@ -120,26 +120,6 @@ def test_a_wide_latex_table_takes_both_columns_in_blocks_of_the_pages_width(tabl
     assert split.count(r"$\alpha_f$ $\Sigma$") == 20
 
 
-def test_numbers_of_runs_are_in_the_cells_where_they_differ(engine: Engine) -> None:
-    add_run(engine, spec("ditto", 2), [0.995])
-    text = render(build(engine).grid(), "markdown")
-    assert "**99.50 ± 0.08 (3)**" in text
-    assert "98.70 ± 0.20 (2)" in text
-    assert "number of runs, 2 to 3" in text
-
-
-def test_text_fits_the_terminal_by_splitting(engine: Engine) -> None:
-    for rounds in range(1, 12):
-        add_run(engine, spec("fedavg", rounds=rounds), [rounds / 100])
-    text = render(build(engine).grid(), "text", width=80)
-    assert max(map(len, text.splitlines())) <= 80
-    for rounds in range(1, 12):
-        assert f"{rounds}.00 (1)" in text
-    assert len([line for line in text.splitlines() if line.strip().startswith("FedAvg")]) > 2
-    wide = render(build(engine).grid(), "text")
-    assert len([line for line in wide.splitlines() if line.strip().startswith("FedAvg")]) == 1
-
-
 @pytest.fixture
 def evil() -> Grid:
     """EVIL in every place that text has."""

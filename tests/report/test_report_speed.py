@@ -16,7 +16,6 @@ from support.report_database import add_partition, add_run, spec
 from pflbench import cli
 from pflbench.cli import plot as plot_command
 from pflbench.cli import table as table_command
-from pflbench.cli.reports import uncollected
 from pflbench.report.figures import curves, distribution
 from pflbench.store import database as db
 
@@ -77,19 +76,6 @@ def test_a_report_does_not_search_for_garbage(command: str, database: Path, monk
     assert cli.main([*command.split(), "--db", str(database)]) == 0
     assert enabled == [False]
     assert gc.isenabled()
-
-
-def test_garbage_is_searched_for_as_before_after_an_error() -> None:
-    with pytest.raises(ValueError, match="of the report"), uncollected():
-        raise ValueError("of the report")
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with uncollected():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])

@@ -411,11 +411,9 @@ def test_serve_command_refuses_what_it_cannot_show(shell: Shell, engine: Engine,
 def test_the_contents_name_the_tables_and_figures_of_the_papers(whole: tuple[Page, str]) -> None:
     built, text = whole
     contents = re.sub(r"<[^>]+>", " ", text[text.index("<nav") : text.index("</nav>")])
-    assert re.search(r"Accuracy\s+FedALA, Table 2, Table 7\s", contents)
+    assert re.search(r"Accuracy\s+FedALA, Table 2; FedALA, Table 7\s", contents)
     assert re.search(r"Overhead\s+FedALA, Table 3\s", contents)
-    assert re.search(
-        r"Samples per client and class of each partition\s+FedALA, Figure 6, Figure 7, Figure 8, Figure 9\s", contents
-    )
+    assert re.search(r"Samples per client and class of each partition\s+FedALA, Figure 6; FedALA, Figure 7; ", contents)
     missing = {(one.kind, one.name): one.source for one in built.missing}
     assert missing["table", "heterogeneity"] == "FedALA, Table 4"
     assert missing["plot", "trajectory"] == "FedALA, Figure 4"

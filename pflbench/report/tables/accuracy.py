@@ -268,13 +268,8 @@ def _paper_notes(rows: Sequence[MethodLine], columns: Sequence[AccuracyColumn], 
         for row, cell in zip(rows, column.cells, strict=True)
         if cell and (planned is not None or cell.paper)
     ]
-    if planned is not None:
-        notes = [f"paper: {planned.source}; in brackets our mean minus the paper's."]
-    else:
-        tables = " and ".join(sorted({cell.paper.table for _, _, cell in shown if cell.paper}))
-        compared = any(cell.difference is not None for _, _, cell in shown)
-        ends = "; in brackets our mean minus the paper's." if compared else "."
-        notes = [f"paper: FedALA paper (AAAI 2023), {tables}{ends}"]
+    source = planned.source if planned is not None else "FedALA paper (AAAI 2023)"
+    notes = [f"paper: {source}; in brackets our mean minus the paper's."]
     verdicts = (verdict for column in columns for verdict in column.verdicts)
     notes += cellular.verdict_notes(verdicts, planned is None or planned.leader is not None)
     if planned is not None and planned.extra == "weights":

@@ -245,13 +245,8 @@ def value(mean: float, std: float | None) -> str:
 
 def row_of(asked: str, rows: Mapping[str, str]) -> str:
     """The label of the row that is meant by --against. rows: labels with their methods. Raises UserError for none or several."""
-    fits = [
-        label
-        for label, method in rows.items()
-        if asked.casefold() in (label.casefold(), method.casefold(), labels.method_title(method).casefold())
-    ]
-    if not fits:
-        raise UserError(f"--against {asked}: this table has no such row.", f"It has: {', '.join(rows)}.")
-    if len(fits) > 1:
-        raise UserError(f"--against {asked} fits {len(fits)} rows.", f"Name one of: {', '.join(fits)}.")
+    names = {label: {name.casefold() for name in (label, method, labels.method_title(method))} for label, method in rows.items()}
+    fits = [label for label, own in names.items() if asked.casefold() in own]
+    if len(fits) != 1:
+        raise UserError(f"--against {asked} fits {len(fits)} rows of this table.", f"Name one of: {', '.join(fits or rows)}.")
     return fits[0]

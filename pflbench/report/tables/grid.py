@@ -43,10 +43,6 @@ class Column:
     entries: tuple[CellText, ...]
     beside: bool = False
 
-    def in_lines(self) -> Column:
-        entries = tuple(replace(entry, text=_line(entry.text)) for entry in self.entries)
-        return replace(self, head=tuple(map(_line, self.head)), entries=entries)
-
     def under(self, first: Column) -> Column:
         """The same, standing alone: with the setting that `first` names, above its own head."""
         blank = next((k for k, line in enumerate(self.head) if line), len(self.head))
@@ -68,12 +64,6 @@ class Grid:
     runs: tuple[int, ...]  # all that the table is made of
     document: dict[str, Any] = field(default_factory=dict)  # what JSON says beside the records
 
-    def in_lines(self) -> Grid:
-        """The same with each of its texts on one line: a name from a database may have several, and a line ends a comment."""
-        columns = tuple(column.in_lines() for column in self.columns)
-        labels, notes = tuple(map(_line, self.labels)), tuple(map(_line, self.notes))
-        return replace(self, title=_line(self.title), labels=labels, columns=columns, notes=notes)
-
     def with_runs(self) -> Grid:
         """The same with the numbers of its runs in every cell that has any."""
 
@@ -90,7 +80,7 @@ class Grid:
 
 def render(table: Grid, format: str = "text", *, width: int | None = None) -> str:
     """The table in one of FORMATS. `width` is that of the terminal (text only): what does not fit is split into blocks."""
-    return FORMATS[format](table.in_lines(), width).rstrip("\n") + "\n"
+    return FORMATS[format](table, width).rstrip("\n") + "\n"
 
 
 def _text(table: Grid, width: int | None) -> str:
@@ -111,10 +101,10 @@ def _text(table: Grid, width: int | None) -> str:
         for column in block:
             grid.add_column(Text("\n".join(_lines(column))), justify="right", no_wrap=True)
         for i, label in enumerate(table.labels):
-            grid.add_row(Text(label), *(Text(column.entries[i].text) for column in block))
+            grid.add_row(Text(_line(label)), *(Text(_line(column.entries[i].text)) for column in block))
         console.print(grid)
     for note in table.notes:
-        console.print(note, markup=False, highlight=False, soft_wrap=width is None)
+        console.print(_line(note), markup=False, highlight=False, soft_wrap=width is None)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -131,12 +121,15 @@ def _markdown(table: Grid, width: int | None) -> str:
         texts = (f"**{_as_markdown(e.text.removesuffix(' *'))}**" if e.best else _as_markdown(e.text) for e in entries)
         lines.append(line([_as_markdown(label), *texts]))
     # Commands in a note stay as they are: every second part.
-    notes = ("".join(part if k % 2 else _as_markdown(part) for k, part in enumerate(_COMMAND.split(n))) for n in table.notes)
+    notes = (
+        "".join(part if k % 2 else _as_markdown(part) for k, part in enumerate(_COMMAND.split(_line(note))))
+        for note in table.notes
+    )
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
 
 
 def _as_markdown(text: str) -> str:
-    return _MARKS.sub(r"\\\g<0>", text)
+    return _MARKS.sub(r"\\\g<0>", _line(text))
 
 
 def _latex(table: Grid, width: int | None) -> str:
@@ -148,7 +141,7 @@ def _latex(table: Grid, width: int | None) -> str:
     blocks = _blocks(columns, widths, max(_LATEX_PAGE - names, *widths))
     said = [note for note in table.notes if not _for_the_shell(note)]
     lines = [
-        *(f"% {note}" for note in ("needs \\usepackage{booktabs}", *filter(_for_the_shell, table.notes))),
+        *(f"% {_line(note)}" for note in ("needs \\usepackage{booktabs}", *filter(_for_the_shell, table.notes))),
         rf"\begin{{{kind}}}",
         r"\centering",
         *(["\\footnotesize"] if kind == "table*" else []),
@@ -211,7 +204,8 @@ def _blocks(columns: Sequence[Column], widths: Sequence[int], room: int) -> list
     """Columns that fit beside each other, in order. Those of a setting stay together, or each part of them names it."""
     blocks: list[list[Column]] = [[]]
     left = room
-    for group in _groups(columns):
+    firsts = [j for j, column in enumerate(columns) if j == 0 or not column.beside]
+    for group in map(range, firsts, [*firsts[1:], len(columns)]):
         needed = sum(widths[j] for j in group)
         if needed > left and blocks[-1]:
             blocks.append([])
@@ -228,27 +222,18 @@ def _blocks(columns: Sequence[Column], widths: Sequence[int], room: int) -> list
 
 def _lines(column: Column) -> list[str]:
     """Its head, where a line that is too long is several."""
-    return [part for line in column.head for part in (line.split(", ") if len(line) > _HEAD else [line])]
-
-
-def _groups(columns: Sequence[Column]) -> list[list[int]]:
-    """The columns of each setting."""
-    groups: list[list[int]] = []
-    for j, column in enumerate(columns):
-        if column.beside and groups:
-            groups[-1].append(j)
-        else:
-            groups.append([j])
-    return groups
+    lines = map(_line, column.head)
+    return [part for line in lines for part in (line.split(", ") if len(line) > _HEAD else [line])]
 
 
 def _line(text: str) -> str:
+    """On one line: a name from a database may have several, and a line ends a comment."""
     return " ".join(text.splitlines())
 
 
 def _escape(text: str) -> str:
     """A minus is no hyphen, and two hyphens, as of an option, are no dash."""
-    text = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
+    text = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", _line(text))
     escaped = "".join(_LATEX.get(c, c) for c in text)
     return re.sub("-(?=-)", "-{}", escaped).replace(r"$\alpha$\_f", r"$\alpha_f$")
 

@@ -12,10 +12,9 @@ import numpy as np
 from sqlalchemy import Engine
 
 from pflbench.errors import UserError
-from pflbench.papers import values
 from pflbench.report import paper as papers
 from pflbench.report.arrangement import Arranged, Row, SharedSetting
-from pflbench.report.declared import TABLES
+from pflbench.report.needed import TABLES
 from pflbench.report.selection import BEST, Filters
 from pflbench.report.tables.accuracy import Paper
 from pflbench.report.tables.cell import difference_notes
@@ -31,46 +30,34 @@ TOLERANCE = 0.5  # points
 _OTHERS = {"local": "0", "heurfedamp": "2 Σ", "feddeper": "2 Σ", "elastic": "3 Σ"}
 
 
-@dataclass(frozen=True)
-class PrintedCost:
-    """What Table 3 has of a method; times in seconds.
+@cache
+def table_3() -> dict[str, dict[str, float | None]]:
+    """What Table 3 has of a method, by the names in the records; times in seconds.
 
     initial: ALA's initial stage. multiple: communication over Sigma, None for FedRep's.
     """
-
-    total: float
-    initial: float | None
-    iteration: float
-    multiple: float | None
-
-    @property
-    def rounds(self) -> float:
-        """Iterations until convergence, which total and iteration imply."""
-        return (self.total - (self.initial or 0.0)) / self.iteration
-
-
-@cache
-def table_3() -> dict[str, PrintedCost]:
-    """By method."""
-    found: dict[str, dict[str, float]] = {}
-    for value in values():
-        if value.table == "table3" and value.mean is not None:
-            found.setdefault(papers.name(value.method), {})[value.metric] = value.mean
+    iterations = papers.seconds_per_iteration()
+    total, initial, multiple = map(
+        papers.by_method,
+        ("total_time_min", "total_time_min_initial_stage", "comm_params_per_iter_in_units_of_Sigma"),
+    )
     return {
-        method: PrintedCost(
-            60 * own["total_time_min"],
-            60 * own["total_time_min_initial_stage"] if "total_time_min_initial_stage" in own else None,
-            60 * own["time_per_iter_min"],
-            own.get("comm_params_per_iter_in_units_of_Sigma"),
-        )
-        for method, own in found.items()
+        method: {
+            "paper_rounds": (60 * total[method] - 60 * initial.get(method, 0.0)) / seconds,
+            "paper_seconds_total": 60 * total[method],
+            "paper_seconds_initial": 60 * initial[method] if method in initial else None,
+            "paper_seconds_round": seconds,
+            "paper_relative_to_fedavg": seconds / iterations[BASELINE],
+            "paper_multiple": multiple.get(method),
+        }
+        for method, seconds in iterations.items()
     }
 
 
 @cache
 def _formulas() -> dict[str, str]:
-    said = {papers.name(v.method): v.setting["formula"] for v in values() if v.table == "table3" and "formula" in v.setting}
-    plain = {m: f.replace("alpha_f", "α_f").replace("Sigma", "Σ").replace("*", " ").replace("+", " + ") for m, f in said.items()}
+    found = {value.method: value.setting["formula"] for value in papers.printed() if "formula" in value.setting}
+    plain = {m: f.replace("alpha_f", "α_f").replace("Sigma", "Σ").replace("*", " ").replace("+", " + ") for m, f in found.items()}
     return {**plain, **_OTHERS}
 
 
@@ -81,7 +68,7 @@ def formula(method: str) -> str:
 
 def _differences(spec: dict[str, Any]) -> tuple[str, ...] | None:
     """What sets a run's protocol apart from the table's; None where dataset, model or partition is another."""
-    (place,) = TABLES["overhead"].needs.places
+    (place,) = TABLES["overhead"].places
     if not papers.is_at(spec, place):
         return None
     return papers.differences(spec, BEST, place)
@@ -98,11 +85,6 @@ class CostCell:
     values: dict[str, Any]
     runs: tuple[int, ...]
     differences: tuple[str, ...] = ()
-
-    @property
-    def compared(self) -> bool:
-        """Whether the paper's values stand beside ours."""
-        return self.values["paper_rounds"] is not None
 
 
 @dataclass(frozen=True)
@@ -162,11 +144,8 @@ def build(
     spent = costs(engine, [run.id for runs in found.cells.values() for run in runs], tolerance / 100)
     if not spent:
         raise UserError("None of these runs has a trained and evaluated round.", "`pflbench runs list` shows what there is.")
-    means = {
-        place: _mean([spent[run.id] for run in runs if run.id in spent])
-        for place, runs in found.cells.items()
-        if any(run.id in spent for run in runs)
-    }
+    known = {place: [spent[run.id] for run in runs if run.id in spent] for place, runs in found.cells.items()}
+    means = {place: _mean(group) for place, group in known.items() if group}
     cells = [[_cell(means, found, i, j, paper) for j in range(len(found.settings))] for i in range(len(found.rows))]
     notes = (
         "Means over runs that differ in the seed. s/round: median over all rounds of reception and update, without evaluation; "
@@ -185,10 +164,10 @@ def build(
 
 def _paper_notes(found: Arranged, cells: Sequence[Sequence[CostCell | None]]) -> list[str]:
     shown = [
-        (row.label, setting.title, cell.differences)
-        for row, line in zip(found.rows, cells, strict=True)
-        for setting, cell in zip(found.settings, line, strict=True)
-        if cell and cell.compared
+        (found.rows[i].label, found.settings[j].title, cell.differences)
+        for i, line in enumerate(cells)
+        for j, cell in enumerate(line)
+        if cell and cell.values["paper_rounds"] is not None
     ]
     if not shown:
         return []
@@ -220,19 +199,14 @@ def _cell(
         **cost,
         "relative_to_fedavg": own / baseline if own is not None and baseline else None,
         "formula": formula(method),
-        "paper_rounds": printed and printed.rounds,
-        "paper_seconds_total": printed and printed.total,
-        "paper_seconds_initial": printed and printed.initial,
-        "paper_seconds_round": printed and printed.iteration,
-        "paper_relative_to_fedavg": printed and printed.iteration / table_3()[BASELINE].iteration,
-        "paper_multiple": printed and printed.multiple,
+        **(printed or dict.fromkeys(table_3()[BASELINE])),
     }
     return CostCell(values, tuple(run.id for run in runs), (differences or ()) if printed else ())
 
 
 def _columns(cells: Sequence[CostCell | None]) -> list[tuple[tuple[str, ...], str, str, float]]:
     """With the paper's columns beside ours where one of these cells has its values."""
-    compared = any(cell and cell.compared for cell in cells)
+    compared = any(cell and cell.values["paper_rounds"] is not None for cell in cells)
     return [column for column in _COLUMNS if compared or not column[1].startswith("paper_")]
 
 

@@ -17,7 +17,7 @@ from pflbench.errors import NothingYet, UserError
 from pflbench.report import blocks, labels, paper
 from pflbench.report import statistics as stats
 from pflbench.report.arrangement import Arranged, SharedSetting, arrange
-from pflbench.report.declared import TABLES
+from pflbench.report.needed import TABLES
 from pflbench.report.needs import MethodLine, Planned, TableNeeds, can_be
 from pflbench.report.paper import Place, PrintedValue
 from pflbench.report.selection import Filters
@@ -82,7 +82,7 @@ def columns(
         for column in _columns(declared, place, found, at.get(place, []), rule, wanted)
         if place not in beside or any(column.cells)
     ]
-    return made, [*_missing(declared, made, beside), *_hidden(made, declared, found), *left]
+    return made, [*_missing(declared, made, beside), *left]
 
 
 def _collected(
@@ -137,8 +137,7 @@ def _place(spec: dict[str, Any], declared: TableNeeds) -> Place | None:
     if nearest is None or any(
         paper.is_at(spec, other) and _distance(spec, other) < _distance(spec, nearest)
         for table in TABLES.values()
-        if table.needs
-        for other in table.needs.places
+        for other in table.places
     ):
         return None
     return nearest
@@ -238,20 +237,6 @@ def _verdicts(declared: TableNeeds, cells: Cells, possible: Sequence[bool], lead
     """None of what cannot be run."""
     ranked = declared.leader is not None
     return tuple(cellular.judge(cell, leader, ranked) if cell or can else None for cell, can in zip(cells, possible, strict=True))
-
-
-def _hidden(made: Sequence[AccuracyColumn], declared: TableNeeds, found: Arranged) -> list[str]:
-    shown = {run for column in made for cell in column.cells if cell for run in cell.runs}
-    more = [
-        run.id
-        for runs in found.cells.values()
-        for run in runs
-        if run.id not in shown and any(_matches(run.spec["method"], line) for line in declared.lines)
-    ]
-    if not more:
-        return []
-    held = labels.counted(len(more), "run")
-    return [f"Not shown: {held} with other hyperparameters or an older version; `pflbench table accuracy` has them."]
 
 
 def _missing(declared: TableNeeds, made: Sequence[AccuracyColumn], beside: Collection[Place]) -> list[str]:

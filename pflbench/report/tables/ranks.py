@@ -54,16 +54,13 @@ class Ranks:
     def grid(self) -> Grid:
         order = np.argsort(self.average, kind="stable").tolist()
         top = order[0]
+        ranks = tuple(CellText(f"{self.average[i]:.2f}" + " *" * (i == top), i == top, self.runs[i]) for i in order)
+        means = tuple(CellText(f"{self.accuracy[i].mean():.2f}") for i in order)
+        p = tuple(CellText("" if i == top else p_text(float(self.nemenyi[i, top]))) for i in order)
         columns = (
-            Column(
-                ("average", "rank"),
-                tuple(CellText(f"{self.average[i]:.2f}" + " *" * (i == top), i == top, self.runs[i]) for i in order),
-            ),
-            Column(("mean over", "settings"), tuple(CellText(f"{self.accuracy[i].mean():.2f}") for i in order)),
-            Column(
-                ("p (Nemenyi)", f"against {self.rows[top].label}"),
-                tuple(CellText("" if i == top else p_text(float(self.nemenyi[i, top]))) for i in order),
-            ),
+            Column(("average", "rank"), ranks),
+            Column(("mean over", "settings"), means),
+            Column(("p (Nemenyi)", f"against {self.rows[top].label}"), p),
         )
         records = tuple(
             {
@@ -128,6 +125,8 @@ def build(
 
 
 def _findings(rule: RoundRule, rows: int, settings: int, statistic: float, p: float) -> tuple[str, ...]:
+    from scipy.stats import chi2
+
     relation = f"p = {p_text(p)}".replace("= <", "< ")
     said = [
         f"Rank 1 is best; over the {settings} settings in which all {rows} rows have runs, by the mean over seeds.",
@@ -137,10 +136,9 @@ def _findings(rule: RoundRule, rows: int, settings: int, statistic: float, p: fl
     ]
     if p >= LEVEL:
         said.append("Friedman's test finds no difference between the rows: Nemenyi's p is not to be read as one.")
-    if least_p(rows, settings) >= LEVEL:
+    if (least := float(chi2.sf(settings * (rows - 1), rows - 1))) >= LEVEL:  # the same order of the rows in every setting
         said.append(
-            f"Empty test: {rows} rows in {settings} settings cannot give p < {LEVEL:g}; the smallest possible is "
-            f"{least_p(rows, settings):.3g}."
+            f"Empty test: {rows} rows in {settings} settings cannot give p < {LEVEL:g}; the smallest possible is {least:.3g}."
         )
     if settings < _FEWEST:
         said.append(f"Fewer than {_FEWEST} settings: these p are rough.")
@@ -157,13 +155,6 @@ def friedman(accuracy: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64]
         return average, 0.0, 1.0
     found = friedmanchisquare(*as_printed)
     return average, float(found.statistic), float(found.pvalue)
-
-
-def least_p(rows: int, settings: int) -> float:
-    """The smallest p of Friedman's test: that of the same order of the rows in every setting, where chi squared is N (k - 1)."""
-    from scipy.stats import chi2
-
-    return float(chi2.sf(settings * (rows - 1), rows - 1))
 
 
 def nemenyi(average: npt.NDArray[np.float64], settings: int) -> npt.NDArray[np.float64]:
