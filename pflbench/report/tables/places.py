@@ -82,7 +82,7 @@ def columns(
         for column in _columns(declared, place, found, at.get(place, []), rule, wanted)
         if place not in beside or any(column.cells)
     ]
-    return made, [*_missing(declared, made, beside), *left]
+    return made, [*_missing(declared, made, beside), *_hidden(made, declared, found), *left]
 
 
 def _collected(
@@ -237,6 +237,17 @@ def _verdicts(declared: TableNeeds, cells: Cells, possible: Sequence[bool], lead
     """None of what cannot be run."""
     ranked = declared.leader is not None
     return tuple(cellular.judge(cell, leader, ranked) if cell or can else None for cell, can in zip(cells, possible, strict=True))
+
+
+def _hidden(made: Sequence[AccuracyColumn], declared: TableNeeds, found: Arranged) -> list[str]:
+    """How many runs of the table's methods have no cell: a reader may look for them."""
+    shown = {run for column in made for cell in column.cells if cell for run in cell.runs}
+    runs = [run for same in found.cells.values() for run in same if run.id not in shown]
+    more = [run for run in runs if any(_matches(run.spec["method"], line) for line in declared.lines)]
+    if not more:
+        return []
+    held = labels.counted(len(more), "run")
+    return [f"Not shown: {held} with other hyperparameters or an older version; `pflbench table accuracy` has them."]
 
 
 def _missing(declared: TableNeeds, made: Sequence[AccuracyColumn], beside: Collection[Place]) -> list[str]:
