@@ -74,7 +74,7 @@ def view(name: str, summary: str, grid: Grid) -> TableView:
     rows = tuple((label, tuple(_cell(column.entries[i]) for column in grid.columns)) for i, label in enumerate(grid.labels))
     groups, heads = _heads(grid.columns)
     marked = any(entry.best for column in grid.columns for entry in column.entries)
-    notes = (*grid.notes, *(("Bold: the best of its column.",) if marked else ()))
+    notes = (*grid.notes, *(("Bold: the best of its column; beside means, a single run is never marked.",) if marked else ()))
     data = base64.b64encode(render(grid, "csv").encode()).decode()
     runs = tuple(sorted(set(grid.runs)))
     return TableView(name, grid.title, summary, groups, heads, rows, notes, runs, f"data:text/csv;charset=utf-8;base64,{data}")

@@ -54,8 +54,8 @@ def test_every_cell_by_hand(engine: Engine) -> None:
             for row in zip(*(column.cells for column in table.columns), strict=True)
         ]
         assert shown == [
-            [(91 - less, 1, 2, False), (60 - less, 0, 1, True)],
-            [(97 - less, 2, 2, True), (54 - less, 4.320493799, 3, False)],
+            [(91 - less, 1, 2, False), (60 - less, 0, 1, False)],
+            [(97 - less, 2, 2, True), (54 - less, 4.320493799, 3, True)],
         ]
 
 

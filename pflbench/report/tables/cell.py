@@ -104,10 +104,15 @@ def make(
 
 
 def mark_best(cells: Cells) -> Cells:
-    """Best as it is printed: means that agree to two decimals are ties. A column of one has no best."""
-    means = [round(cell.mean, 2) for cell in cells if cell]
-    top = max(means) if len(means) > 1 else None
-    return tuple(cell and replace(cell, best=round(cell.mean, 2) == top) for cell in cells)
+    """Best as it is printed: means that agree to two decimals are ties. A column of one has no best.
+
+    A single run is not marked beside means over several: it may be a lucky seed.
+    """
+    runs = [len(cell.runs) for cell in cells if cell]
+    fewest = 1 if max(runs, default=0) == 1 else 2
+    means = [round(cell.mean, 2) for cell in cells if cell and len(cell.runs) >= fewest]
+    top = max(means) if len(runs) > 1 else None
+    return tuple(cell and replace(cell, best=len(cell.runs) >= fewest and round(cell.mean, 2) == top) for cell in cells)
 
 
 def compare(

@@ -25,6 +25,7 @@ _LATEX = {
 _MARKS = re.compile(r"[\\`*~$\[\]|&]|<(?=[A-Za-z/!?])|(?<!\w)_|_(?!\w)")  # what Markdown reads in a text, or HTML in that
 _COMMAND = re.compile(r"((?<!`)`[^`]+`(?!`))")
 _HEAD = 24  # characters of a head's line beyond which it is broken at its commas
+_BEST = {"text": "*", "markdown": "Bold", "latex": "Bold"}
 _LATEX_COLUMN, _LATEX_PAGE = 50, 110  # characters in a column of text, and over a page in \footnotesize
 
 
@@ -80,6 +81,8 @@ class Grid:
 
 def render(table: Grid, format: str = "text", *, width: int | None = None) -> str:
     """The table in one of FORMATS. `width` is that of the terminal (text only): what does not fit is split into blocks."""
+    if format in _BEST and any(entry.best for column in table.columns for entry in column.entries):
+        table = replace(table, notes=(*table.notes, f"{_BEST[format]}: the best of its column; beside means, a single run is never marked."))
     return FORMATS[format](table, width).rstrip("\n") + "\n"
 
 
