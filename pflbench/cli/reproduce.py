@@ -122,8 +122,10 @@ def reproduce(
     # A figure of data alone makes no database.
     with opened_if_there(db) if all(one.untrained for one in asked) else opened(db, create=True) as results:
         for one, runs, target in zip(asked, wanted, targets, strict=True):
-            fetch_missing([run.spec.data.named for run in runs if run.spec.data.path is None], data_dir, download, quiet)
             outlook = _look(one, runs, results, data_dir, quiet)
+            if outlook.lacking:
+                fetch_missing(outlook.lacking, data_dir, download, quiet)
+                outlook = _look(one, runs, results, data_dir, quiet)
             if not _reported(outlook.require_something):
                 whole = False
                 continue
