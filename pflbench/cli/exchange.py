@@ -56,6 +56,8 @@ def export(
     from pflbench.store.exchange import export as store
 
     form = format or _format_of(output)
+    if output is None and form == "parquet" and sys.stdout.isatty():
+        raise UserError("Parquet is not for a terminal.", f"Give a file: -o {kind}.parquet")
     with opened(db) as engine:
         chosen = {run.id for run in found_runs(engine, which)} if asked(which) else None
         found = store.rows(engine, kind, chosen)

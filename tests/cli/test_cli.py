@@ -172,7 +172,7 @@ def test_table(shell: Shell, tmp_path: Path) -> None:
     assert (wrote.out, "out.csv" in wrote.err) == ("", True)
     assert [row["method"] for row in csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text()))] == ["fedavg", "ditto"]
     assert shell("table", "-f", "markdown", "-o", "out.md").code == 0
-    made = (tmp_path / "out.md").read_text().splitlines()[-1]
+    (made,) = (line for line in (tmp_path / "out.md").read_text().splitlines() if "Made by" in line)
     assert "Made by `pflbench table -f markdown -o out.md` (pflbench " in made
     assert made.endswith("from runs 1, 2, 3, 4.")
     assert "Did you mean 'accuracy'?" in shell.refused("table", "acuracy")

@@ -82,7 +82,8 @@ class Grid:
 def render(table: Grid, format: str = "text", *, width: int | None = None) -> str:
     """The table in one of FORMATS. `width` is that of the terminal (text only): what does not fit is split into blocks."""
     if format in _BEST and any(entry.best for column in table.columns for entry in column.entries):
-        table = replace(table, notes=(*table.notes, f"{_BEST[format]}: the best of its column; beside means, a single run is never marked."))
+        mark = f"{_BEST[format]}: the best of its column; beside means, a single run is never marked."
+        table = replace(table, notes=(*table.notes, mark))
     return FORMATS[format](table, width).rstrip("\n") + "\n"
 
 
