@@ -37,7 +37,7 @@ def test_groups_that_run_out_of_a_class(shell: Shell, tmp_path: Path, uneven: tu
     assert f"leaves out {LEFT_OUT} samples, which no client gets." in done.err
     with sqlite3.connect(tmp_path / "pflbench.db") as connection:
         assert connection.execute("SELECT left_out FROM partition").fetchall() == [(LEFT_OUT,)]
-    assert f"{LEFT_OUT} samples left out" in shell("runs", "show", "1").out.replace("\n", " ")
+    assert f"samples left out {LEFT_OUT}" in " ".join(shell("runs", "show", "1").out.split())
     assert f"{LEFT_OUT} samples are left out" in shell("partition", "show", "--run", "1").err
     store = db.connect(f"sqlite:///{tmp_path / 'pflbench.db'}")
     assert f" {LEFT_OUT} samples of uneven.npz Groups(2) are left out." in distribution.caption(partitions.stored(store, ALL))

@@ -146,7 +146,7 @@ def test_options_of_the_other_executor_are_refused(shell: Shell, arguments: tupl
 def test_a_hyperparameter_is_set_once(shell: Shell) -> None:
     twice = ("--set", "fedala.p=1", "--set", "fedala.p=2")
     for command in (("run", "-m", "fedala"), ("run", "-m", "fedala", "--dry-run")):
-        assert "--set gives fedala.p twice: 1 and 2." in shell.refused(*command, *twice)
+        assert "--set gives fedala.p twice." in shell.refused(*command, *twice)
 
 
 def test_what_a_killed_process_left_aside_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
