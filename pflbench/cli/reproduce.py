@@ -100,6 +100,7 @@ def reproduce(
 
     Finished runs of earlier commands are used, and interrupted ones resumed. The result contains only runs of its own scale.
     """
+    from pflbench.reproduce.forecast import timed
     from pflbench.reproduce.goal import goals
 
     if not name:
@@ -115,7 +116,8 @@ def reproduce(
     wanted = [one.wanted(data_dir, seeds) for one in asked]
     if dry_run:
         with opened_if_there(db) as results:
-            _list([_look(one, runs, results, data_dir, quiet) for one, runs in zip(asked, wanted, strict=True)], as_json)
+            looked = [_look(one, runs, results, data_dir, quiet) for one, runs in zip(asked, wanted, strict=True)]
+            _list([timed(outlook, results, data_dir, how, message) for outlook in looked], as_json)
         return
 
     whole = True
@@ -130,7 +132,7 @@ def reproduce(
                 whole = False
                 continue
             if not quiet:
-                _tell(outlook, message, err=True)
+                _tell(timed(outlook, results, data_dir, how, message), message, err=True)
             if results is not None and runs:
                 whole &= _make(outlook, results, data_dir, how, jobs, quiet, keep_going=keep_going, limit=limit)
                 limit = None if limit is None else max(0, limit - len(outlook.ahead))

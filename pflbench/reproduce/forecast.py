@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from pflbench.partition import Partition
 from pflbench.reproduce.goal import Wanted
-from pflbench.reproduce.progress import Clock, progress_of
+from pflbench.reproduce.progress import Clock, Outlook, RunProgress, progress_of
 from pflbench.run.arithmetic import exact_arithmetic
 from pflbench.run.execution import Execution, find_device
 from pflbench.run.federation_data import FederationData, load_federation_data
@@ -60,15 +60,8 @@ def forecast(
     if not ahead or all(_small(spec, load_federation_data(spec, data_dir), len(ahead)) for spec in _settings(ahead)):
         return None
     known = speeds(engine, ALL, {"fedavg", *(spec.method.name for spec in ahead)})
-    measured = False
-    for spec in _settings(ahead):
-        here = [one for one in left if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
-        for one in sorted(here, key=lambda one: one.wanted.spec.method.name != "fedavg"):
-            if Clock(known).left(one) is None:
-                tell(f"Measuring a round of {one.wanted.spec.method.name} on {spec.data.label} ...")
-                known.append(_measure(one.wanted.spec, load_federation_data(spec, data_dir), how))
-                measured = True
-    times = [Clock(known).left(one) for one in left]
+    new = _measured(left, known, data_dir, how, tell)
+    times = [Clock([*known, *new]).left(one) for one in left]
     seconds = None if None in times else sum(value for value in times if value is not None)
     if seconds is not None and seconds < LONG:
         return None
@@ -76,7 +69,32 @@ def forecast(
     rows = sum(one.rounds_left * (ROUND_BYTES + CLIENT_BYTES * one.wanted.spec.partition.clients) for one in left)
     # A checkpoint is the method's state; only that of the run under way is kept.
     disk = rows + max((need.models // 2 for need in needs), default=0)
-    return Forecast(len(left), seconds, measured, max((need.total for need in needs), default=None), disk)
+    return Forecast(len(left), seconds, bool(new), max((need.total for need in needs), default=None), disk)
+
+
+def timed(outlook: Outlook, engine: Engine | None, data_dir: Path, how: Execution, tell: Callable[[str], None]) -> Outlook:
+    """The outlook with the time of every run ahead: measured where the database does not tell it. tell: as in `forecast`."""
+    unknown = [one for one in outlook.ahead if one.seconds is None]
+    if all(_small(spec, load_federation_data(spec, data_dir), 1) for spec in _settings([one.wanted.spec for one in unknown])):
+        return outlook
+    names = {"fedavg", *(one.wanted.spec.method.name for one in unknown)}
+    known = speeds(engine, ALL, names) if engine is not None else []
+    clock = Clock([*known, *_measured(unknown, known, data_dir, how, tell)])
+    return replace(outlook, progress=tuple(replace(one, seconds=clock.left(one)) for one in outlook.progress))
+
+
+def _measured(
+    runs: Sequence[RunProgress], known: Sequence[Speed], data_dir: Path, how: Execution, tell: Callable[[str], None]
+) -> list[Speed]:
+    """Measures what the times of these runs need beside `known`: mostly FedAvg's, once for each dataset, model and cohort."""
+    new: list[Speed] = []
+    for spec in _settings([one.wanted.spec for one in runs]):
+        here = [one for one in runs if (one.wanted.spec.data, one.wanted.spec.partition) == (spec.data, spec.partition)]
+        for one in sorted(here, key=lambda one: one.wanted.spec.method.name != "fedavg"):
+            if Clock([*known, *new]).left(one) is None:
+                tell(f"Measuring a round of {one.wanted.spec.method.name} on {spec.data.label} ...")
+                new.append(_measure(one.wanted.spec, load_federation_data(spec, data_dir), how))
+    return new
 
 
 def _settings(specs: Sequence[RunSpec]) -> list[RunSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from support.report_database import add_run, spec
 from pflbench.cli.console import duration
 from pflbench.reproduce import forecast
 from pflbench.run.plan import RunOptions, plan
+from pflbench.spec import RunSpec
 from pflbench.store import database as db
+from pflbench.store.rounds import Speed
 
 RUN = ("run", "-m", "fedala", "-d", "digits", "--batch-size", "40", "--set", "fedala.max_init_epochs=2", "--rounds", "2")
 
@@ -61,3 +64,34 @@ def test_what_the_database_knows_is_not_measured_again(shell: Shell, monkeypatch
     assert found is not None
     assert found.seconds == pytest.approx(2 * 200 * 7 * (1 + 1.93 / 1.59))
     assert (found.runs, found.measured, duration(found.seconds or 0)) == (4, False, "1 h 43 min")
+
+
+def test_a_dry_run_of_reproduce_measures_what_no_round_tells(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds a round of FedAvg: FedALA's are 1.93 / 1.59 of it by Table 3, without a measurement of its own."""
+    asked: list[str] = []
+
+    def two_seconds(spec: RunSpec, *_: Any) -> Speed:
+        asked.append(spec.method.name)
+        return Speed(spec.method.name, spec.data.label, spec.model, spec.partition.clients, 1, 2.0)
+
+    command = (
+        "reproduce",
+        "table:accuracy",
+        "--scale",
+        "smoke",
+        "-d",
+        "mnist",
+        "-m",
+        "fedavg",
+        "-m",
+        "fedala",
+        "--dry-run",
+        "--json",
+    )
+    assert json.loads(shell(*command).out)["unknown"] > 0, "so short that nothing is measured"
+    monkeypatch.setattr(forecast, "SMALL_WORK", 0)
+    monkeypatch.setattr(forecast, "_measure", two_seconds)
+    shown = json.loads(shell(*command).out)
+    rounds = {name: sum(run["rounds"] for run in shown["runs"] if run["method"] == name) for name in ("fedavg", "fedala")}
+    assert shown["seconds"] == pytest.approx(2 * (rounds["fedavg"] + rounds["fedala"] * 1.93 / 1.59))
+    assert (set(asked), shown["unknown"], list(Path().iterdir())) == ({"fedavg"}, 0, [])
