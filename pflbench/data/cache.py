@@ -23,16 +23,16 @@ UNUSABLE = (OSError, ValueError, KeyError, EOFError, BadZipFile)
 TICK = 20_000_000  # nanoseconds in which a file system may give two writes one time
 
 
-def fingerprint(files: Iterable[str], place: str) -> str:
+def fingerprint(files: Iterable[str | Path]) -> str:
     """Tells whether any of the files was changed, without reading them: their names, sizes and times, in this order.
 
     The time of the last change of the file's entry counts, too, which no program can set back. A file that was written a moment
-    ago is waited for: a second write within one tick of the clock would not show. place: where relative names begin.
+    ago is waited for: a second write within one tick of the clock would not show.
     """
-    digest = hashlib.sha256(f"{Path(place).resolve()}\n".encode())
+    digest = hashlib.sha256()
     newest = 0
     for name in files:
-        s = os.stat(f"{place}/{name}" if name else place)
+        s = os.stat(name)
         newest = max(newest, s.st_ctime_ns)
         digest.update(f"{name}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}\n".encode("utf-8", "surrogateescape"))
     age = time.time_ns() - newest

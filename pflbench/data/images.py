@@ -57,7 +57,8 @@ def is_image(name: str) -> bool:
 def fingerprint(listing: Listing) -> str:
     """Tells whether anything was changed: see `cache.fingerprint`. Raises UserError for a file that is not there."""
     try:
-        return cache.fingerprint(("",) if listing.root.is_file() else listing.files, str(listing.root))
+        files = (f"{listing.root}/{name}" for name in listing.files)
+        return cache.fingerprint([listing.root] if listing.root.is_file() else files)
     except OSError as e:
         raise UserError(f"{e.filename} cannot be read: {e.strerror}.", "Remove it, or replace it by an image.") from e
 

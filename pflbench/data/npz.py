@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Progress, Source
-from pflbench.data.hashing import sha256
+from pflbench.data.content import checksum
 from pflbench.errors import UserError, require_regular
 
 # What zipfile and NumPy raise for files that are cut off, foreign or damaged.
@@ -121,7 +121,7 @@ def defaults_of(shape: tuple[int, ...]) -> Defaults:
 
 
 def _content(path: Path, root: Path, progress: Progress | None) -> str:
-    return sha256(path)
+    return checksum(path)
 
 
 NPZ = Source("npz", "own arrays x and y", _content, _load, _defaults)
