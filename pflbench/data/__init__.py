@@ -19,29 +19,7 @@ from pflbench.plugins import datasets as own
 from pflbench.plugins.datasets import PYTHON
 from pflbench.spec import DataSpec
 
-__all__ = [
-    "DATASETS",
-    "PYTHON",
-    "SOURCES",
-    "Arrays",
-    "Content",
-    "Dataset",
-    "Defaults",
-    "Progress",
-    "Source",
-    "default_root",
-    "defaults",
-    "download",
-    "identify",
-    "load",
-    "named",
-    "names",
-    "parse",
-    "record",
-    "remark",
-    "require_alike",
-    "verify",
-]
+__all__ = ["PYTHON", "Arrays", "Content", "Dataset", "Defaults", "Finding", "Progress", "Source", "default_root"]
 
 DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, FASHIONMNIST, EMNIST, CIFAR10, CIFAR100, TINY, AGNEWS)}
 SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, NPZ, CSV, PYTHON)}
