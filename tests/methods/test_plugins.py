@@ -15,7 +15,6 @@ from support.command import Shell, parsed, write
 from pflbench import methods
 from pflbench.contract import template
 from pflbench.contract.small import EXECUTORS
-from pflbench.errors import UserError
 from pflbench.plugins import methods as outside
 
 HEAD = """
@@ -248,9 +247,3 @@ def test_the_suite_needs_a_method_and_pytest(shell: Shell, monkeypatch: pytest.M
     assert "Did you mean 'fedavg'?" in shell.refused("methods", "test", "fedvg")
     monkeypatch.setitem(sys.modules, "pytest", None)
     assert "pip install pytest" in shell.refused("methods", "test", "fedavg")
-
-
-def test_a_name_that_is_none_in_a_package(shell: Shell, package: Path) -> None:
-    write(str(package / "pfl_extras-1.2.dist-info" / "entry_points.txt"), "[pflbench.methods]\nMy_Own = pfl_extras:Own\n")
-    with pytest.raises(UserError, match=r"pfl-extras 1\.2 calls a method 'My_Own'"):
-        methods.names()
