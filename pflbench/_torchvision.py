@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -20,24 +17,11 @@ def torchvision() -> ModuleType:
     import fails on "operator torchvision::nms does not exist", because fake kernels are registered for nms and qnms.
     With the two schemas declared, the import succeeds: datasets, transforms and models work, nms itself does not.
     """
-    if not _operators_load():
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:
         _declare_operators()
-    return importlib.import_module("torchvision")
-
-
-def _operators_load() -> bool:
-    package = find_spec("torchvision")
-    folders = package.submodule_search_locations or [] if package else []
-    for folder in folders:
-        for suffix in EXTENSION_SUFFIXES:
-            extension = Path(folder, f"_C{suffix}")
-            if extension.is_file():
-                try:
-                    torch.ops.load_library(str(extension))  # type: ignore[no-untyped-call]
-                except OSError:
-                    return False
-                return True
-    return False
+        return importlib.import_module("torchvision")
 
 
 @cache  # also keeps the library alive: collecting it would withdraw the schemas

@@ -86,8 +86,7 @@ def download(name: Name, data_dir: o.DataDir = o.DEFAULT_DATA) -> None:
     from pflbench import data
 
     base, variant = _split(name)
-    with data_view() as progress:
-        data.download(base, data_dir, variant, progress)
+    data.download(base, data_dir, variant)
     message(f"{name} is complete in {data_dir}.")
 
 

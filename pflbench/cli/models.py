@@ -61,8 +61,8 @@ def list_(dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DATA, as_json
         except UserError as error:
             rows.append(dict.fromkeys(columns) | row | {"blocks": error.message})
             continue
-        blocks = [str(block) for block in made.blocks]
-        rows.append({**row, "for": kind.label, "parameters": made.parameters, "head": str(made.head), "blocks": blocks})
+        blocks = [block.names for block in made.blocks]
+        rows.append({**row, "for": kind.label, "parameters": made.parameters, "head": made.head.names, "blocks": blocks})
     print_records(rows, as_json)
 
 
@@ -74,14 +74,14 @@ def show(name: Name, dataset: Dataset = None, data_dir: o.DataDir = o.DEFAULT_DA
     above, blocks = 0, []
     for p, block in enumerate(made.blocks, start=1):
         above += block.parameters
-        blocks.append({"p": p, "block": str(block), "parameters": block.parameters, "top p blocks": above})
+        blocks.append({"p": p, "block": block.names, "parameters": block.parameters, "top p blocks": above})
     about = {
         "name": found,
         **facts,
         "data": f"{kind.label}: {' x '.join(map(str, kind.shape))}, {kind.classes} classes",
         "parameters": made.parameters,
         "buffers": made.buffers,
-        "head": str(made.head),
+        "head": made.head.names,
         "parameters of the head": made.head.parameters,
     }
     if as_json:

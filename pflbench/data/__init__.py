@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pflbench import plugins
 from pflbench.data.agnews import AGNEWS
-from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root, missing
+from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress, Source, default_root
 from pflbench.data.content import Content, of_arrays
 from pflbench.data.digits import DIGITS
 from pflbench.data.folder import FOLDER
@@ -19,32 +19,7 @@ from pflbench.plugins import datasets as own
 from pflbench.plugins.datasets import PYTHON
 from pflbench.spec import DataSpec
 
-__all__ = [
-    "DATASETS",
-    "PYTHON",
-    "SOURCES",
-    "Arrays",
-    "Content",
-    "Dataset",
-    "Defaults",
-    "Finding",
-    "Progress",
-    "Source",
-    "default_root",
-    "defaults",
-    "download",
-    "identify",
-    "load",
-    "missing",
-    "missing_size",
-    "named",
-    "names",
-    "parse",
-    "record",
-    "remark",
-    "require_alike",
-    "verify",
-]
+__all__ = ["PYTHON", "Arrays", "Content", "Dataset", "Defaults", "Finding", "Progress", "Source", "default_root"]
 
 DATASETS: dict[str, Dataset] = {d.name: d for d in (DIGITS, MNIST, FASHIONMNIST, EMNIST, CIFAR10, CIFAR100, TINY, AGNEWS)}
 SOURCES: dict[str, Source] = {s.name: s for s in (FOLDER, NPZ, CSV, PYTHON)}
@@ -58,7 +33,7 @@ def parse(text: str, root: Path, progress: Progress | None = None) -> DataSpec:
     name or variant and for an absent path.
     """
     if (at := own.place(text)) is not None:
-        _refuse_two(text)
+        plugins.named("dataset", text, text in DATASETS or text in SOURCES)
         return DataSpec(name=PYTHON.name, path=at, content=PYTHON.content(Path(at), root, progress))
     name, _, rest = text.partition(":")
     if name in SOURCES:
@@ -89,8 +64,9 @@ def identify(spec: DataSpec, root: Path, progress: Progress | None = None) -> Co
 
     Raises UserError where data are missing or corrupt.
     """
-    look = _dataset(spec.name).content
-    return None if look is None else look(root, spec.variant, progress)
+    dataset = _dataset(spec.name)
+    with dataset.whole(root, spec.variant):
+        return dataset.content(root, spec.variant, progress)
 
 
 def load(spec: DataSpec, root: Path, progress: Progress | None = None) -> Arrays:
@@ -100,7 +76,9 @@ def load(spec: DataSpec, root: Path, progress: Progress | None = None) -> Arrays
     """
     if spec.path is None:
         _must_hold(spec, identify(spec, root, progress), root)
-        return _dataset(spec.name).load(root, spec.variant, progress)
+        dataset = _dataset(spec.name)
+        with dataset.whole(root, spec.variant):
+            return dataset.read(root, spec.variant, progress)
     source, path = SOURCES[spec.name], Path(spec.path)
     _must_exist(source, path)
     if spec.content is not None and source.content(path, root, progress) != spec.content:
@@ -175,8 +153,7 @@ def missing_size(text: str, root: Path, progress: Progress | None = None) -> str
 def download(name: str, root: Path, variant: str | None = None, progress: Progress | None = None) -> None:
     """Fetches what is missing or corrupt. Raises UserError where that fails; then nothing incomplete is in place."""
     dataset = _dataset(name)
-    if dataset.download is not None:
-        dataset.download(root, _variant(dataset, variant), progress)
+    dataset.fetch(root, _variant(dataset, variant), progress)
 
 
 def defaults(spec: DataSpec, root: Path) -> Defaults:
@@ -216,11 +193,6 @@ def _variant(dataset: Dataset, variant: str | None) -> str | None:
     if variant not in dataset.variants:
         raise unknown(f"variant of {dataset.name}", variant, dataset.variants)
     return variant
-
-
-def _refuse_two(name: str) -> None:
-    builtin = name in DATASETS or name in SOURCES
-    plugins.named("dataset", name, builtin)
 
 
 def _own(source: Source, text: str, root: Path, progress: Progress | None) -> DataSpec:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -55,21 +57,24 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Finding:
-    """What `verify` says of one file (or, of a folder of images, one class)."""
+    """What `verify` says of one file, or of a folder of them."""
 
     file: Path
     state: Literal["ok", "missing", "corrupt"]
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """One line of the table of contents.
+class Damaged(UserError):
+    """A file of a dataset is not what was published; `load` adds how to get it anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(ABC):
+    """One line of the table of contents; a subclass says where its files are, and reads them.
 
     size is that of the download, as text. `variants` are the names allowed behind the colon, `variant` the one meant
     when there is no colon; variant_classes: their classes, where they differ. `test_part` says whether there is an official one.
-    The functions take the data folder and the variant; `download` is None where there is nothing to fetch, `content` where the
-    data come with pflbench's own libraries. shape: of an image, as loaded; None of texts.
+    shape: of an image, as loaded; None of texts.
     """
 
     name: str
@@ -79,15 +84,51 @@ class Dataset:
     size: str
     url: str
     defaults: Defaults
-    load: Callable[[Path, str | None, Progress | None], Arrays]
-    verify: Callable[[Path, str | None], list[Finding]]
-    content: Callable[[Path, str | None, Progress | None], Content] | None = None
-    download: Callable[[Path, str | None, Progress | None], None] | None = None
     variants: tuple[str, ...] = ()
     variant: str | None = None
     variant_classes: Mapping[str, int] = field(default_factory=dict)
     test_part: bool = True
     shape: tuple[int, ...] | None = None
+
+    @abstractmethod
+    def files(self, root: Path, variant: str | None) -> list[Path]:
+        """Where its files are, or belong."""
+
+    @abstractmethod
+    def read(self, root: Path, variant: str | None, progress: Progress | None) -> Arrays:
+        """All samples, of files that are all there. Raises `Damaged`."""
+
+    def content(self, root: Path, variant: str | None, progress: Progress | None) -> Content | None:
+        """What the files hold, read only once; None where the data come with pflbench's own libraries. Raises `Damaged`."""
+        return None
+
+    @abstractmethod
+    def fetch(self, root: Path, variant: str | None, progress: Progress | None) -> None:
+        """Downloads what is missing or damaged. Raises UserError where that fails; then nothing incomplete is in place."""
+
+    def verify(self, root: Path, variant: str | None) -> list[Finding]:
+        """The state of each file; one line for all of them where one is damaged."""
+        paths = self.files(root, variant)
+        if absent := [path for path in paths if not path.exists()]:
+            return [Finding(path, "missing", f"{self.size} to download") for path in absent]
+        try:
+            arrays = self.read(root, variant, None)
+        except UserError as e:
+            return [Finding(_place(paths), "corrupt", e.message)]
+        return [Finding(path, "ok", f"{len(arrays.y):,} samples in all") for path in paths]
+
+    @contextmanager
+    def whole(self, root: Path, variant: str | None) -> Iterator[None]:
+        """Raises UserError, with the command that downloads the dataset, where files are missing or found to be damaged."""
+        elsewhere = "" if root == default_root() else f" --data-dir {root}"
+        command = f"pflbench data download {self.name}{elsewhere}"
+        paths = self.files(root, variant)
+        if absent := [path for path in paths if not path.exists()]:
+            raise NoData(f"The data of '{self.name}' are missing: no {absent[0]}.", f"Get them ({self.size}): {command}")
+        try:
+            yield
+        except Damaged as e:
+            raise UserError(f"{_place(paths)} is corrupt: {e.message}", f"Get it anew: {command}") from e
 
 
 @dataclass(frozen=True)
@@ -106,18 +147,5 @@ def default_root() -> Path:
     return Path(os.environ.get("PFLBENCH_DATA") or "data")
 
 
-def fetch_command(name: str, root: Path) -> str:
-    """The one command that downloads a dataset into `root`."""
-    elsewhere = "" if root == default_root() else f" --data-dir {root}"
-    return f"pflbench data download {name}{elsewhere}"
-
-
-def missing(name: str, size: str, root: Path, looked_for: Sequence[Path]) -> UserError:
-    """The error for data that are not here: what, where it was looked for, how large, and how to get it."""
-    places = " or ".join(map(str, looked_for))
-    return NoData(f"The data of '{name}' are missing: no {places}.", f"Get them ({size}): {fetch_command(name, root)}")
-
-
-def corrupt(name: str, root: Path, finding: Finding) -> UserError:
-    """The error for a file that must not be used."""
-    return UserError(f"{finding.file} is {finding.state}: {finding.detail}.", f"Get it anew: {fetch_command(name, root)}")
+def _place(paths: list[Path]) -> Path:
+    return paths[0] if len(paths) == 1 else paths[0].parent

@@ -10,11 +10,12 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 from zipfile import BadZipFile
+
+from filelock import FileLock
 
 from pflbench.errors import UserError
 
@@ -23,16 +24,16 @@ UNUSABLE = (OSError, ValueError, KeyError, EOFError, BadZipFile)
 TICK = 20_000_000  # nanoseconds in which a file system may give two writes one time
 
 
-def fingerprint(files: Iterable[str], place: str) -> str:
+def fingerprint(files: Iterable[str | Path]) -> str:
     """Tells whether any of the files was changed, without reading them: their names, sizes and times, in this order.
 
     The time of the last change of the file's entry counts, too, which no program can set back. A file that was written a moment
-    ago is waited for: a second write within one tick of the clock would not show. place: where relative names begin.
+    ago is waited for: a second write within one tick of the clock would not show.
     """
-    digest = hashlib.sha256(f"{Path(place).resolve()}\n".encode())
+    digest = hashlib.sha256()
     newest = 0
     for name in files:
-        s = os.stat(f"{place}/{name}" if name else place)
+        s = os.stat(name)
         newest = max(newest, s.st_ctime_ns)
         digest.update(f"{name}\0{s.st_size}\0{s.st_mtime_ns}\0{s.st_ctime_ns}\n".encode("utf-8", "surrogateescape"))
     age = time.time_ns() - newest
@@ -43,23 +44,17 @@ def fingerprint(files: Iterable[str], place: str) -> str:
 
 def remembered(root: Path, name: str, compute: Callable[[], str]) -> str:
     """A text that takes long to compute, kept in the file `name`; not kept where no cache can be written."""
-    made: list[str] = []
-
-    def build(path: Path) -> None:
-        made.append(compute())
-        path.write_text(made[0])
-
     try:
-        return cached(root, name, Path.read_text, build)
+        return cached(root, name, Path.read_text, lambda path: path.write_text(compute()))
     except Unwritable:
-        return made[0] if made else compute()
+        return compute()
 
 
 class Unwritable(UserError):
     """There is no room, or no place, for a cache."""
 
 
-def cached(root: Path, name: str, load: Callable[[Path], T], build: Callable[[Path], None]) -> T:
+def cached(root: Path, name: str, load: Callable[[Path], T], build: Callable[[Path], object]) -> T:
     """`load` the file `name`; `build` it before where it is missing or `load` refuses it (one of `UNUSABLE`).
 
     Of several processes that want the same file one builds it and the others wait. Raises UserError where no cache
@@ -73,7 +68,7 @@ def cached(root: Path, name: str, load: Callable[[Path], T], build: Callable[[Pa
     folder = _writable(root)
     target, part = folder / name, folder / f"{name}.part"
     try:
-        with _locked(folder / f"{name}.lock"):
+        with FileLock(folder / f"{name}.lock"):
             try:
                 return load(target)  # another process may have built it while this one waited
             except UNUSABLE:
@@ -104,16 +99,3 @@ def _writable(root: Path) -> Path:
             return folder
     places = " and ".join(map(str, _folders(root)))
     raise Unwritable(f"No cache can be written: {places} are read-only.", "Name a folder that can: --data-dir PATH.")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """An exclusive lock between processes; none where the system has no flock (the last builder's file then stays)."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

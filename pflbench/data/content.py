@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pflbench.data import cache
 from pflbench.data.base import Arrays
+from pflbench.errors import UserError, require_regular
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,13 @@ def of_samples(
     whole = hashlib.sha256("\0".join([*head, *map(str, parts)]).encode())
     whole.update(b"".join(digests))
     return whole.hexdigest(), parts
+
+
+def checksum(path: Path, algorithm: str = "sha256") -> str:
+    """Of the file's bytes, in hex. Raises UserError where it cannot be read."""
+    require_regular(path)
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}.") from e

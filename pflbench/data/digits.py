@@ -7,28 +7,27 @@ from pathlib import Path
 
 import numpy as np
 
-from pflbench.data.base import Arrays, Dataset, Defaults, Finding, Progress
+from pflbench.data.base import Arrays, Dataset, Defaults, Progress
 
 
-def _load(root: Path, variant: str | None, progress: Progress | None) -> Arrays:
-    rows = np.loadtxt(_file(), delimiter=",")  # 64 grey values and the digit
-    x = (rows[:, :-1].reshape(-1, 1, 8, 8) / 8 - 1).astype(np.float32)  # grey values are 0..16
-    return Arrays(x, rows[:, -1].astype(np.int64), tuple("0123456789"))
+class Digits(Dataset):
+    def files(self, root: Path, variant: str | None) -> list[Path]:
+        """In scikit-learn. To import it for its own reader would take longer than to train on them."""
+        found = find_spec("sklearn")
+        assert found is not None
+        assert found.origin is not None
+        return [Path(found.origin).with_name("datasets") / "data" / "digits.csv.gz"]
+
+    def read(self, root: Path, variant: str | None, progress: Progress | None) -> Arrays:
+        rows = np.loadtxt(self.files(root, variant)[0], delimiter=",")  # 64 grey values and the digit
+        x = (rows[:, :-1].reshape(-1, 1, 8, 8) / 8 - 1).astype(np.float32)  # grey values are 0..16
+        return Arrays(x, rows[:, -1].astype(np.int64), tuple("0123456789"))
+
+    def fetch(self, root: Path, variant: str | None, progress: Progress | None) -> None:
+        """They are there."""
 
 
-def _file() -> Path:
-    """Where scikit-learn has them. To import it for its own reader would take longer than to train on them."""
-    found = find_spec("sklearn")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).with_name("datasets") / "data" / "digits.csv.gz"
-
-
-def _verify(root: Path, variant: str | None) -> list[Finding]:
-    return [Finding(Path("sklearn.datasets.load_digits"), "ok", "comes with scikit-learn")]
-
-
-DIGITS = Dataset(
+DIGITS = Digits(
     name="digits",
     title="Digits (scikit-learn)",
     samples=1797,
@@ -36,8 +35,6 @@ DIGITS = Dataset(
     size="embedded",
     url="https://scikit-learn.org/stable/datasets/toy_dataset.html",
     defaults=Defaults("mlp", 0.1, classes_per_client=2, rounds=50, clients=10),
-    load=_load,
-    verify=_verify,
     test_part=False,
     shape=(1, 8, 8),
 )

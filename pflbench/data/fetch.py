@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from pflbench import __version__
 from pflbench.data.base import Progress
-from pflbench.data.hashing import md5
+from pflbench.data.content import checksum
 from pflbench.errors import UserError
 
 CHUNK = 1 << 18  # bytes
@@ -22,12 +22,12 @@ TIMEOUT = 30.0  # seconds without an answer or a byte
 COMPLETE = 416  # "range not satisfiable": no byte is left to be sent
 
 
-def fetch(urls: Sequence[str], target: Path, checksum: str, progress: Progress | None = None) -> None:
+def fetch(urls: Sequence[str], target: Path, md5: str, progress: Progress | None = None) -> None:
     """Downloads `target` from the first of `urls` that serves it. What an earlier call has left of it is continued.
 
-    Raises UserError if none does, or if the MD5 is not `checksum`: `target` is then as it was.
+    Raises UserError if none does, or if the MD5 is not `md5`: `target` is then as it was.
     """
-    if target.is_file() and md5(target) == checksum:
+    if target.is_file() and checksum(target, "md5") == md5:
         return
     part = target.with_name(f"{target.name}.part")
     for url in urls:
@@ -35,7 +35,7 @@ def fetch(urls: Sequence[str], target: Path, checksum: str, progress: Progress |
             with told(url, target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _receive(url, part, target.name, progress)
-                if md5(part) != checksum:
+                if checksum(part, "md5") != md5:
                     part.unlink()
                     raise OSError("the file is corrupted: its MD5 is not the published one")
                 os.replace(part, target)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,8 @@ def is_image(name: str) -> bool:
 def fingerprint(listing: Listing) -> str:
     """Tells whether anything was changed: see `cache.fingerprint`. Raises UserError for a file that is not there."""
     try:
-        return cache.fingerprint(("",) if listing.root.is_file() else listing.files, str(listing.root))
+        files = (f"{listing.root}/{name}" for name in listing.files)
+        return cache.fingerprint([listing.root] if listing.root.is_file() else files)
     except OSError as e:
         raise UserError(f"{e.filename} cannot be read: {e.strerror}.", "Remove it, or replace it by an image.") from e
 
@@ -108,7 +109,8 @@ def _decode_all(listing: Listing, path: Path, progress: Progress | None) -> None
     grey = True
     # Ordinary writes, not a memory map: a full disk then is an error, not a SIGBUS.
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, _header((len(listing.files), *first.shape)))
+        header = {"descr": "|u1", "fortran_order": False, "shape": (len(listing.files), *first.shape)}
+        np.lib.format.write_array_header_1_0(file, header)
         for x, is_grey in _parallel(_decode_chunk, jobs, "decoding images", listing, progress):
             file.write(x.data)
             grey &= is_grey
@@ -116,10 +118,6 @@ def _decode_all(listing: Listing, path: Path, progress: Progress | None) -> None
         one_channel = np.load(path, mmap_mode="r")[:, :1].copy()
         with path.open("wb") as file:
             np.save(file, one_channel)
-
-
-def _header(shape: tuple[int, ...]) -> dict[str, Any]:
-    return {"descr": np.lib.format.dtype_to_descr(np.dtype(np.uint8)), "fortran_order": False, "shape": shape}
 
 
 def _decode_chunk(job: tuple[Path, Sequence[str], tuple[int, ...]]) -> tuple[npt.NDArray[np.uint8], bool]:

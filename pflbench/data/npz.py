@@ -6,10 +6,6 @@ floating point is taken as is.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pflbench.data.base import IMAGE_RATE, Arrays, Defaults, Progress, Source
-from pflbench.data.hashing import sha256
+from pflbench.data.content import checksum
 from pflbench.errors import UserError, require_regular
 
-# What zipfile and NumPy raise for files that are cut off, foreign or damaged.
-UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    SyntaxError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-)
 LEAST_FOR_CNN = 16  # pixels: two 5x5 convolutions, each with a 2x2 pooling, leave 1 x 1 of 16 x 16
 
 
 def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
-    with _opened(path) as file:
-        for name in ("x", "y"):
-            if name not in file:
-                raise UserError(f"{path} has no array '{name}'; it holds: {', '.join(sorted(file)) or 'nothing'}.")
-        x, y, names = file["x"], file["y"], file.get("classes")
-    return checked(str(path), x, y, names)
+    arrays = _read(path)
+    return checked(str(path), arrays["x"], arrays["y"], arrays.get("classes"))
 
 
 def checked(place: str, x: npt.NDArray[Any], y: npt.NDArray[Any], names: npt.NDArray[Any] | None) -> Arrays:
@@ -57,19 +36,23 @@ def checked(place: str, x: npt.NDArray[Any], y: npt.NDArray[Any], names: npt.NDA
     return Arrays(x, y, classes)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Turns what a truncated, foreign or pickled file raises into a UserError that names it."""
+def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays by name. Raises UserError naming a file that is truncated, foreign or pickled, or has no x and y."""
     require_regular(path)
     try:
         with np.load(path, allow_pickle=False) as file:
-            yield file
+            arrays = {name: file[name] for name in ("x", "y", "classes") if name in file}
+            held = ", ".join(sorted(file)) or "nothing"
     except MemoryError as e:
         raise UserError(f"{path} does not fit into memory: {e}.", "Make it smaller, or use a machine with more memory.") from e
-    except UNREADABLE as e:
+    except Exception as e:  # what NumPy raises for a damaged file is not specified
         raise UserError(
             f"{path} cannot be read: {e}.", "Expected a whole .npz of plain arrays: numpy.savez(path, x=..., y=...)."
         ) from e
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise UserError(f"{path} has no array '{name}'; it holds: {held}.")
+    return arrays
 
 
 def _samples(place: str, x: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
@@ -109,8 +92,7 @@ def labelled(place: str, y: npt.NDArray[Any], names: npt.NDArray[Any] | None) ->
 
 
 def _defaults(path: Path, root: Path) -> Defaults:
-    with _opened(path) as file:
-        return defaults_of(file["x"].shape)
+    return defaults_of(_read(path)["x"].shape)
 
 
 def defaults_of(shape: tuple[int, ...]) -> Defaults:
@@ -121,7 +103,7 @@ def defaults_of(shape: tuple[int, ...]) -> Defaults:
 
 
 def _content(path: Path, root: Path, progress: Progress | None) -> str:
-    return sha256(path)
+    return checksum(path)
 
 
 NPZ = Source("npz", "own arrays x and y", _content, _load, _defaults)

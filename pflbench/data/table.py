@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from pflbench.data import text
-from pflbench.data.base import Arrays, Progress, Source
-from pflbench.data.hashing import sha256
+from pflbench.data.base import Arrays, Damaged, Progress, Source
+from pflbench.data.content import checksum
 from pflbench.errors import UserError
 
 
@@ -27,12 +27,7 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                     yield reader.line_num, cells
     except (csv.Error, UnicodeDecodeError) as e:
         line = reader.line_num if reader else 0
-        raise UserError(f"{path} is corrupt near line {line}: {e}.", "Expected a whole CSV file in UTF-8.") from e
-
-
-def joined(cells: list[str]) -> str:
-    """Title, space, description (methods.md 5)."""
-    return " ".join(cells)
+        raise Damaged(f"{path}, near line {line}: {e}.", "Expected a whole CSV file in UTF-8.") from e
 
 
 def _read(path: Path) -> text.Labelled:
@@ -46,7 +41,7 @@ def _read(path: Path) -> text.Labelled:
         if len(cells) < (2 if columns is None else max(columns) + 1):
             raise UserError(f"{path}, line {line}: {len(cells)} columns.", "Expected a label and a text in every line.")
         labels.append(cells[columns[0] if columns else 0].strip())
-        texts.append(cells[columns[1]] if columns else joined(cells[1:]))
+        texts.append(cells[columns[1]] if columns else " ".join(cells[1:]))
     classes = sorted(set(labels), key=_by_number)
     if len(classes) < 2:
         raise UserError(f"{path} has {len(texts)} texts of {len(classes)} classes.", "Expected two classes or more.")
@@ -64,7 +59,7 @@ def _load(path: Path, root: Path, progress: Progress | None) -> Arrays:
 
 
 def _content(path: Path, root: Path, progress: Progress | None) -> str:
-    return sha256(path)
+    return checksum(path)
 
 
 CSV = Source("csv", "own texts with labels", _content, _load, lambda path, root: text.DEFAULTS)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pflbench.data import content as contents
 from pflbench.data import images
-from pflbench.data.base import IMAGE_RATE, Arrays, Dataset, Defaults, Finding, Progress, corrupt, missing
+from pflbench.data.base import IMAGE_RATE, Arrays, Damaged, Dataset, Defaults, Progress
 from pflbench.data.content import Content
 from pflbench.data.folder import class_files
 from pflbench.data.images import DAMAGED, Listing, is_image
@@ -22,21 +22,42 @@ from pflbench.errors import UserError
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-SIZE = "248 MB"
 CLASSES, PER_CLASS = 200, 500
 NAME = "tiny-imagenet-200"
-# Of the files' bytes, as `_content` hashes them: decoders differ in some pixels.
+# Of the files' bytes, as `content` hashes them: decoders differ in some pixels.
 OFFICIAL = "f26a91499939f6813c9af8cecaaa3cefcee30d3bac5c497849692ca1d51e703d"
 
 
-def _places(root: Path) -> list[Path]:
-    """Where the data may lie, the unpacked folder before the zip file."""
-    folders = (root, root / "tiny")
-    return [f / NAME for f in folders] + [f / f"{NAME}.zip" for f in folders]
+class Tiny(Dataset):
+    def files(self, root: Path, variant: str | None) -> list[Path]:
+        """The unpacked folder, else the zip file."""
+        folders = [place for place in (root / NAME, root / "tiny" / NAME) if (place / "train").is_dir()]
+        zips = [place for place in (root / f"{NAME}.zip", root / "tiny" / f"{NAME}.zip") if place.is_file()]
+        return [*folders, *zips, root / f"{NAME}.zip"][:1]
 
+    def read(self, root: Path, variant: str | None, progress: Progress | None) -> Arrays:
+        return images.load(_listing(*self.files(root, variant)), root, progress)
 
-def _place(root: Path) -> Path | None:
-    return next((place for place in _places(root) if place.is_file() or (place / "train").is_dir()), None)
+    def content(self, root: Path, variant: str | None, progress: Progress | None) -> Content:
+        """Of the bytes of each image file, in order and with its class: the same from the folder and from the zip file."""
+        listing = _listing(*self.files(root, variant))
+
+        def read() -> Content:
+            samples = [of_bytes.encode() for _, of_bytes in images.digests(listing, progress)]
+            found, parts = contents.of_samples(samples, listing.y, listing.classes, None)
+            return Content(found, parts, official=found == OFFICIAL)
+
+        return contents.remembered(root, images.fingerprint(listing), read)
+
+    def fetch(self, root: Path, variant: str | None, progress: Progress | None) -> None:
+        from pflbench.data.fetch import fetch
+
+        (place,) = self.files(root, variant)
+        if place.is_dir():
+            if self.verify(root, variant)[0].state != "ok":
+                raise UserError(f"{place} is damaged.", f"Remove {place} and run this again.")
+        else:
+            fetch([URL], place, MD5, progress)
 
 
 def _class_files(place: Path) -> dict[str, list[str]]:
@@ -53,84 +74,29 @@ def _class_files(place: Path) -> dict[str, list[str]]:
 
 
 def _listing(place: Path) -> Listing:
-    """Raises UserError where the zip file is damaged or images are missing."""
+    """Raises `Damaged` where the zip file is damaged or images are missing."""
     try:
         files = _class_files(place)
     except DAMAGED as e:
-        raise UserError(str(e)) from e
+        raise Damaged(f"{e}.") from e
     if len(files) != CLASSES:
-        raise UserError(f"{len(files)} of {CLASSES} classes")
+        raise Damaged(f"{len(files)} of {CLASSES} classes.")
     for name, held in files.items():
         if len(held) != PER_CLASS:
-            raise UserError(f"{len(held)} of {PER_CLASS} images of class {name}")
+            raise Damaged(f"{len(held)} of {PER_CLASS} images of class {name}.")
     classes = sorted(files)
     names = tuple(name for c in classes for name in files[c])
     return Listing(place, names, np.repeat(np.arange(CLASSES), PER_CLASS), tuple(classes))
 
 
-def _whole(root: Path) -> Listing:
-    place = _place(root)
-    if place is None:
-        raise missing("tiny", SIZE, root, _places(root))
-    try:
-        return _listing(place)
-    except UserError as e:
-        raise corrupt("tiny", root, Finding(place, "corrupt", e.message)) from e
-
-
-def _load(root: Path, variant: str | None, progress: Progress | None) -> Arrays:
-    return images.load(_whole(root), root, progress)
-
-
-def _content(root: Path, variant: str | None, progress: Progress | None) -> Content:
-    """Of the bytes of each image file, in order and with its class: the same from the folder and from the zip file."""
-    listing = _whole(root)
-
-    def read() -> Content:
-        samples = [of_bytes.encode() for _, of_bytes in images.digests(listing, progress)]
-        found, parts = contents.of_samples(samples, listing.y, listing.classes, None)
-        return Content(found, parts, official=found == OFFICIAL)
-
-    return contents.remembered(root, images.fingerprint(listing), read)
-
-
-def _verify(root: Path, variant: str | None) -> list[Finding]:
-    """The number of images, and that each one can be decoded."""
-    place = _place(root)
-    if place is None:
-        return [Finding(_places(root)[0], "missing", f"{SIZE} to download")]
-    try:
-        images.load(_listing(place), root, None)
-    except UserError as e:
-        return [Finding(place, "corrupt", e.message)]
-    return [Finding(place, "ok", f"{CLASSES * PER_CLASS:,} images")]
-
-
-def _download(root: Path, variant: str | None, progress: Progress | None) -> None:
-    from pflbench.data.fetch import fetch
-
-    place = _place(root)
-    if place is not None and place.is_dir():
-        try:
-            _listing(place)
-        except UserError as e:
-            raise UserError(f"{place} is incomplete: {e.message}.", f"Remove {place} and run this again.") from e
-        return
-    fetch([URL], root / f"{NAME}.zip", MD5, progress)
-
-
-TINY = Dataset(
+TINY = Tiny(
     name="tiny",
     title="Tiny-ImageNet",
     samples=CLASSES * PER_CLASS,
     classes=CLASSES,
-    size=SIZE,
+    size="248 MB",
     url=URL,
     defaults=Defaults("cnn", IMAGE_RATE, classes_per_client=20),
-    load=_load,
-    verify=_verify,
-    content=_content,
-    download=_download,
     test_part=False,
     shape=(3, 64, 64),
 )

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat, put, sgd_step
 from pflbench.engine.requests import Argument, Grad, Shared
 from pflbench.errors import UserError
-from pflbench.methods.base import Method, hyper, method
+from pflbench.methods.base import Count, Method, hyper, method
 from pflbench.spec import RunSpec, TrainSpec, Value
-
-Number = Annotated[int, Field(ge=1)] | Literal["all"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,9 @@ class APPLE(Method):
     mu: float = hyper(0.1, "weight of (mu / 2) |p - p_0|^2", ge=0, search=(1, 0.5, 0.1, 0.05, 0.01, 0.005, 0.001))
     L: float = hyper(0.2, "share of rounds until lambda(r) has fallen to 0", ge=0, le=1, search=tuple(k / 10 for k in range(11)))
     scheduler: Literal["cos", "exp"] = hyper("cos", "how lambda(r) falls: half a cosine, or 0.001^(r / R_L)")
-    M: Number = hyper("all", "core models that a client downloads in a round: all N, and no other number is defined")
+    M: Count | Literal["all"] = hyper(
+        "all", "core models that a client downloads in a round: all N, and no other number is defined"
+    )
     # As in PFLlib, since p_ii, with which the rate is multiplied, is about 1 / N; the FedALA paper does not say.
     scale_lr: bool = hyper(True, "eta_1 = N * lr for the core models, else lr")
     # PFLlib's mean is orders of magnitude smaller: for where <G, w_j>, which grows with the model, is unstable.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as _dataclass
@@ -38,6 +38,10 @@ def hyper(default: Any, help: str, *, search: tuple[Any, ...] = (), **limits: An
     return Field(default, description=help, json_schema_extra={"search": list(search)}, **limits)
 
 
+# Numbers of hyperparameters that may also be a word.
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Aggregation = Literal["weighted", "uniform"]
 
 

@@ -9,14 +9,12 @@ from torch import Tensor
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
 from pflbench.methods.base import Aggregation, aggregated, hyper, method
-from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.fedavg import FedAvg, FedAvgState
 from pflbench.methods.fedprox import proximal
 
 
 @dataclass(frozen=True)
-class DittoState:
-    w: Tensor  # [P] the global model
-    start: Tensor  # the models after reception: [P], the same for all, or [N, P]
+class DittoState(FedAvgState):
     v: Tensor  # [N, P] the personal models
 
 

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put
 from pflbench.methods.attention import distances
-from pflbench.methods.base import Method, hyper, method
+from pflbench.methods.base import Count, Method, hyper, method
 from pflbench.spec import RunSpec, Value
 
 PAIRS = 4096  # of a client and a model, whose losses are computed at once
-
-Number = Annotated[int, Field(ge=1)] | Literal["all"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,9 @@ class FedFomo(Method):
     ala_refused = "its clients download several models, and ALA mixes one with the local model"
     shared_models = ()  # losses are measured, and models trained, with the client's own BatchNorm buffers
 
-    M: Number = hyper("all", "models that a client downloads in a round: those that were worth most to it; all: N")
+    M: Count | Literal["all"] = hyper(
+        "all", "models that a client downloads in a round: those that were worth most to it; all: N"
+    )
     val_ratio: float = hyper(0.2, "share of the training samples, the last ones, that validates instead", ge=0, lt=1)
     epsilon: float = hyper(1e-5, "added to the distance by which the loss's decrease is divided", gt=0)
     evaluate: Literal["own", "aggregated"] = hyper("own", "test the model before a round's aggregation, or as the paper after it")

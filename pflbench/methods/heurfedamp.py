@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from pflbench.methods.attention import cosines
-from pflbench.methods.base import hyper, method
+from pflbench.methods.base import Share, hyper, method
 from pflbench.methods.fedamp import MessagePassing
 from pflbench.spec import RunSpec, Value
-
-Share = Annotated[float, Field(ge=0, le=1)] | Literal["1/N"]
 
 
 @method
@@ -32,7 +29,7 @@ class HeurFedAMP(MessagePassing):
     start: Literal["own", "cloud"] = hyper("cloud", "local training starts from the client's own model, or from its cloud model")
     # The FedALA paper has no HeurFedAMP: alpha_k and lambda are those of FedAMP, sigma is that of an old script in PFLlib.
     sigma: float = hyper(10.0, "how much more the similar models count", ge=0)
-    xi_ii: Share = hyper("1/N", "the own model's share of the cloud; 1/N: as much as all have on average")
+    xi_ii: Share | Literal["1/N"] = hyper("1/N", "the own model's share of the cloud; 1/N: as much as all have on average")
 
     def attention(self, w: Tensor, t: int) -> Tensor:
         """(1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum over h != i of exp(sigma cos(w_i, w_h))."""

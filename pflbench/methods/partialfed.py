@@ -20,7 +20,8 @@ from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import Flat, put, sgd_step
 from pflbench.engine.requests import Argument, Grad
-from pflbench.methods.base import Method, hyper, method
+from pflbench.methods.base import hyper, method
+from pflbench.methods.fedavg import FedAvg, FedAvgState
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,7 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class PartialFedState:
-    w: Tensor  # [P] the global model
-    start: Tensor  # the models after reception: [P], the same for all, or [N, P]
+class PartialFedState(FedAvgState):
     theta: Tensor  # [N, P] the local models
     strategy: Strategy
     position: Tensor  # [N] where in the cycle of f_m + f_s batches the client's next round begins
@@ -100,7 +99,7 @@ def step(
 
 
 @method
-class PartialFed(Method):
+class PartialFed(FedAvg):
     """Each client learns for each layer whether to take it from the global model or to keep its own, anew in every batch."""
 
     title = "PartialFed"
@@ -130,15 +129,11 @@ class PartialFed(Method):
     def init(self, fed: Federation) -> PartialFedState:
         a = torch.zeros(fed.size, len(unit_sizes(fed.flat, self.unit)), 2, dtype=fed.dtype, device=fed.device)
         return PartialFedState(
-            w=fed.initial(),
-            start=fed.load(fed.initial(), fed.all_trainable()),
+            **vars(super().init(fed)),
             theta=fed.everyone(fed.initial()),
             strategy=Strategy(a=a, m=a.clone(), v=a.clone(), k=a.new_zeros(fed.size, 1, 1)),
             position=torch.zeros(fed.size, dtype=torch.int64, device=fed.device),
         )
-
-    def receive(self, fed: Federation, s: PartialFedState, S: Tensor) -> PartialFedState:
-        return replace(s, start=fed.load(fed.send(s.w, S), S))
 
     def update(self, fed: Federation, s: PartialFedState, S: Tensor) -> PartialFedState:
         if fed.t <= self.warmup_rounds:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from pflbench.engine.batches import Plan
 from pflbench.engine.federation import Federation
 from pflbench.engine.flat import put, sgd_step
 from pflbench.engine.requests import Argument, Grad
-from pflbench.methods.base import Aggregation, aggregated, hyper, method
-from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.base import Aggregation, Rate, aggregated, hyper, method
+from pflbench.methods.fedavg import FedAvg, FedAvgState
 from pflbench.spec import RunSpec, TrainSpec, Value
-
-Rate = Annotated[float, Field(ge=0)] | Literal["lr"]
 
 
 @dataclass(frozen=True)
-class PerFedAvgState:
-    w: Tensor  # [P] the global model
-    start: Tensor  # the models after reception: [P], the same for all, or [N, P]
+class PerFedAvgState(FedAvgState):
     adapted: Tensor  # [N, P] start after a step on the client's own data, for tests only; as of the client's last reception
 
 
@@ -64,8 +59,8 @@ class PerFedAvg(FedAvg):
     presets_on_test_labels: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedala2022": {"adapt_on": "test2022"}}
 
     hessian: Literal["fo", "hf"] = hyper("fo", "the second-order term: left out (FO), or by finite differences (HF)")
-    alpha: Rate = hyper("lr", "rate of the adaptation step; lr: the local learning rate")
-    beta: Rate = hyper("lr", "rate of the meta-step; lr: the local learning rate")
+    alpha: Rate | Literal["lr"] = hyper("lr", "rate of the adaptation step; lr: the local learning rate")
+    beta: Rate | Literal["lr"] = hyper("lr", "rate of the meta-step; lr: the local learning rate")
     delta: float = hyper(0.001, "HF: step of the finite difference, in gradients", gt=0)
     # The reference walks the data twice, so that there are as many meta-steps as FedAvg has steps; FL-bench once.
     passes: int = hyper(2, "passes over the data per local epoch, each in chunks of 2 batches (HF: 3)", ge=1)

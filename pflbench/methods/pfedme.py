@@ -14,14 +14,12 @@ from pflbench.engine.flat import put
 from pflbench.engine.requests import Argument, Grad
 from pflbench.errors import UserError
 from pflbench.methods.base import Aggregation, aggregated, hyper, method
-from pflbench.methods.fedavg import FedAvg
+from pflbench.methods.fedavg import FedAvg, FedAvgState
 from pflbench.spec import TrainSpec
 
 
 @dataclass(frozen=True)
-class PFedMeState:
-    w: Tensor  # [P] the global model
-    start: Tensor  # the models after reception: [P], the same for all, or [N, P]
+class PFedMeState(FedAvgState):
     personal: Tensor  # [N, P] theta_i (or w_i, see `evaluate`) as the client's last own round left it
 
 

@@ -16,8 +16,6 @@ from pflbench.spec import OwnModel
 if TYPE_CHECKING:
     from pflbench.models.base import Backbone
 
-__all__ = ["MODELS", "Entry", "build", "facts", "find", "learning_rate", "names", "record", "title"]
-
 Shape = tuple[int, ...]
 
 
@@ -32,9 +30,6 @@ class Entry:
     needs: Callable[[Shape, int | None], str]  # of a sample's shape and the vocabulary: "" if they will do
     module: str  # of this package
     make: Callable[[Any, Shape, int, int | None], Backbone]  # from that module, for a shape, classes and vocabulary
-
-    def construct(self, shape: Shape, classes: int, vocabulary: int | None) -> Backbone:
-        return self.make(import_module(f"pflbench.models.{self.module}"), shape, classes, vocabulary)
 
 
 def names() -> list[str]:
@@ -94,7 +89,8 @@ def build(name: str, input_shape: Shape, classes: int, vocabulary: int | None = 
         fitting = ", ".join(other for other, entry in MODELS.items() if not entry.needs(input_shape, vocabulary))
         given = "texts" if vocabulary is not None else " x ".join(map(str, input_shape))
         raise UserError(f"Model '{name}' needs {needs}, not {given}.", f"Models that fit this data: {fitting}.")
-    return MODELS[name].construct(input_shape, classes, vocabulary)
+    module = import_module(f"pflbench.models.{MODELS[name].module}")
+    return MODELS[name].make(module, input_shape, classes, vocabulary)
 
 
 def _images(shape: Shape, vocabulary: int | None) -> str:

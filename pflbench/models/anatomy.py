@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -11,15 +12,11 @@ from pflbench.plugins.modules import plain_name
 from pflbench.spec import OwnModel
 
 
-@dataclass(frozen=True)
-class ModelPart:
+class ModelPart(NamedTuple):
     """Submodules, and single parameters, by their names in the module; how many numbers they have."""
 
-    names: tuple[str, ...]
+    names: str
     parameters: int
-
-    def __str__(self) -> str:
-        return " + ".join(self.names)
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ def anatomy(name: str, shape: Shape, classes: int, vocabulary: int | None = None
 
     def part(names: tuple[str, ...]) -> ModelPart:
         inside = (size for parameter, size in sizes.items() if any(f"{parameter}.".startswith(f"{one}.") for one in names))
-        return ModelPart(tuple(map(plain_name, names)), sum(inside))
+        return ModelPart(" + ".join(map(plain_name, names)), sum(inside))
 
     return Anatomy(
         parameters=sum(sizes.values()),

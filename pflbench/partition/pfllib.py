@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflbench.errors import UserError, require_regular
-from pflbench.partition import pickled
 from pflbench.partition.core import Partition
 from pflbench.spec import Pfllib
 
-LARGEST_LABEL = 10**6  # no dataset has so many classes
 _KINDS: dict[str, Literal["dirichlet", "pathological"]] = {"dir": "dirichlet", "pat": "pathological"}
+# Where NumPy 1 and 2 have them.
+_ADMITTED = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): np.float64(0).__reduce__()[0] for core in ("core", "_core")},
+}
+
+
+class _Refused(pickle.UnpicklingError):
+    pass
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise _Refused(f"it wants to call {module}.{name}")
+        return _ADMITTED[module, name]
 
 
 def describe(path: Path) -> Pfllib:
@@ -78,11 +95,10 @@ def read(path: Path) -> tuple[NDArray[Any], NDArray[np.int64], int, Partition]:
     if not xs:
         raise _empty(path)
     labels = np.concatenate(ys)
-    classes = int(labels.max()) + 1
-    declared = config.get("num_classes", classes)
-    if not isinstance(declared, int) or declared < classes:
+    declared = config.get("num_classes", int(labels.max()) + 1)
+    if not isinstance(declared, int) or labels.min() < 0 or declared <= labels.max():
         raise UserError(
-            f"{path / 'config.json'} says {declared} classes, but labels run to {classes - 1}.",
+            f"{path / 'config.json'} says {declared} classes, but labels run from {labels.min()} to {labels.max()}.",
             "Generate the folder again with PFLlib.",
         )
     return np.concatenate(xs), labels, declared, Partition(tuple(sides[0::2]), tuple(sides[1::2]))
@@ -137,7 +153,7 @@ def _classes_per_client(config: dict[str, Any]) -> int | None:
 
 
 def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    data = pickled.read(file)
+    data = read_pickle(file)
     x, y = _array(data.get("x")), _array(data.get("y"))
     if x.dtype.kind in "OU" and x.size and x.flat[0] is not None:
         raise UserError(
@@ -152,15 +168,29 @@ def _samples(file: Path) -> tuple[NDArray[Any], NDArray[np.int64]]:
             f"it holds x {x.shape} of {x.dtype} and y {y.shape} of {y.dtype}.",
             "Generate the folder again with PFLlib.",
         )
-    if y.size and (y.min() < 0 or y.max() >= LARGEST_LABEL):
-        raise UserError(
-            f"{file} holds the label {y.min() if y.min() < 0 else y.max()}.", f"Labels count from 0, to {LARGEST_LABEL - 1}."
-        )
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise UserError(
-            f"{file}: the data hold NaN or infinity.", "Remove or replace these values, and generate the folder again."
-        )
     return x, y.astype(np.int64)
+
+
+def read_pickle(path: Path) -> dict[str, Any]:
+    """The dict that PFLlib pickles into an .npz file under key "data": nothing but arrays, types and scalars of NumPy is made."""
+    require_regular(path)
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("data.npy") as stream:
+            np.lib.format.read_magic(stream)
+            np.lib.format.read_array_header_1_0(stream)
+            content = _Unpickler(stream).load()
+            while stream.read(1 << 20):  # the checksum is compared at the end of the stream
+                pass
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing.", "Copy the folder again, complete.") from None
+    except _Refused as error:
+        raise UserError(f"{path} is not data of PFLlib: {error}.", "Nothing in it was executed.") from None
+    except Exception as error:  # what a damaged pickle raises is not specified
+        raise UserError(f"{path} is damaged or not a file of PFLlib ({type(error).__name__}).", "Copy it again.") from error
+    content = content.item() if isinstance(content, np.ndarray) and content.shape == () else content
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not data of PFLlib: it holds no dict.", "Expected a dict with arrays x and y.")
+    return content
 
 
 def _array(value: Any) -> NDArray[Any]:

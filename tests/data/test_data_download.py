@@ -193,19 +193,17 @@ def test_torchvision_downloads_and_replaces_what_is_damaged(mnist_mirror: Callab
     data.download("mnist", tmp_path)  # everything is there: the server is not asked
 
 
-def test_a_failed_download_of_torchvision_is_a_users_error(mnist_mirror: Callable[[], None], tmp_path: Path) -> None:
-    mnist_mirror()
-    with pytest.raises(UserError, match=r"could not be downloaded: .*404") as e:
+@pytest.mark.parametrize("why", ["404", "corrupted"])
+def test_a_failed_download_of_torchvision_is_a_users_error(
+    why: str, mnist_mirror: Callable[[], None], server: Server, tmp_path: Path
+) -> None:
+    if why == "404":
+        mnist_mirror()
+    else:
+        server.files["/train-images-idx3-ubyte.gz"] = gzip.compress(b"something else")
+    with pytest.raises(UserError, match=rf"could not be downloaded: .*{why}") as e:
         data.download("mnist", tmp_path)
     assert "\n" not in e.value.message
-
-
-def test_a_corrupt_download_of_torchvision_is_a_users_error(
-    mnist_mirror: Callable[[], None], server: Server, tmp_path: Path
-) -> None:
-    server.files["/train-images-idx3-ubyte.gz"] = gzip.compress(b"something else")
-    with pytest.raises(UserError, match=r"could not be downloaded: .*corrupted"):
-        data.download("mnist", tmp_path)
     assert {f.state for f in data.verify("mnist", tmp_path)} == {"missing"}
 
 

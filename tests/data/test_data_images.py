@@ -182,15 +182,6 @@ def test_the_content_follows_bytes_and_names_but_not_the_place(tmp_path: Path) -
     assert content("copy") != original
 
 
-def test_data_that_changed_since_the_specification_are_refused(tmp_path: Path) -> None:
-    for name in "ab":
-        put(tmp_path / "s" / name / "0.png", pixels(0))
-    spec = data.parse(f"folder:{tmp_path / 's'}", tmp_path)
-    put(tmp_path / "s" / "a" / "0.png", pixels(1))
-    with pytest.raises(UserError, match="is not what it was"):
-        data.load(spec, tmp_path)
-
-
 def test_images_of_two_sizes_name_the_odd_one(tmp_path: Path) -> None:
     put(tmp_path / "s" / "a" / "0.png", pixels(0))
     put(tmp_path / "s" / "b" / "0.png", pixels(0, size=7))

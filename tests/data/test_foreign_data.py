@@ -13,7 +13,6 @@ from support.command import Shell
 from pflbench import data
 from pflbench.data import table
 from pflbench.errors import UserError
-from pflbench.partition import pfllib
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 Y = np.arange(40) % 2
@@ -37,28 +36,6 @@ def test_data_that_are_not_finite_are_called_so(tmp_path: Path, value: float) ->
     np.savez(tmp_path / "a.npz", x=x, y=Y)
     with pytest.raises(UserError, match="the data hold NaN or infinity"):
         data.load(data.parse(f"npz:{tmp_path}/a.npz", tmp_path), tmp_path)
-    if abs(value) != 1e300:
-        with pytest.raises(UserError, match=r"train/0.npz: the data hold NaN or infinity"):
-            pfllib.read(folder(tmp_path / "pf", x, Y))
-
-
-def test_labels_that_no_data_set_has(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds the label 1099511627777"):
-        pfllib.read(folder(tmp_path / "pf", X, Y + 2**40))
-
-
-@pytest.mark.parametrize("text", ['{"num_clients": ' + "[" * 100_000, "[1]", '{"num_clients": 1e400}', "\udcff"])
-def test_a_config_that_is_none(tmp_path: Path, text: str) -> None:
-    path = folder(tmp_path / "pf", X, Y)
-    (path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match=r"config\.json"):
-        pfllib.describe(path)
-
-
-@pytest.mark.parametrize("sizes", [5, [3, None], {"a": 1}, [[[0, 1]], 7]])
-def test_a_config_whose_sizes_are_something_else(tmp_path: Path, sizes: object) -> None:
-    config: dict[str, object] = {"Size of samples for labels in clients": sizes, "partition": "pat"}
-    assert pfllib.describe(folder(tmp_path / "pf", X, Y, **config)).kind == "pathological"
 
 
 def test_labels_of_6000_digits_are_text(tmp_path: Path) -> None:

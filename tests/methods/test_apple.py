@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +15,6 @@ from pflbench.contract.small import federation, train
 from pflbench.contract.toy import q2
 from pflbench.errors import UserError
 from pflbench.methods.apple import APPLE, APPLEState
-from pflbench.methods.local import Local
 from pflbench.spec import TrainSpec
 
 
@@ -120,17 +117,6 @@ def test_twin(model, engine, options):
     assert torch.pdist(state.cores).min() > 1e-3
     if model == "batchnorm":
         close(fed.buffers["model"], buffers(personal))
-
-
-@engines
-def test_who_takes_only_its_own_core_and_never_learns_is_on_its_own(engine):
-    fed, method = federation(engine=engine), APPLE(eta_2=0, scale_lr=False)
-    alone = replace(method.init(fed), p=torch.eye(fed.size).double())
-    state = train(method, fed, state=alone)
-    expected = train(Local(), federation(engine=engine)).theta
-    close(state.cores, expected)
-    close(state.personal, expected)
-    assert torch.equal(state.p, alone.p)
 
 
 @engines

@@ -17,7 +17,6 @@ from pflbench.engine.flat import Flat
 from pflbench.engine.requests import Scanned
 from pflbench.engine.samples import Samples
 from pflbench.methods.elastic import Elastic, ElasticState, elasticity, measure, squared_norm
-from pflbench.methods.fedavg import FedAvg
 from pflbench.spec import TrainSpec
 
 
@@ -113,31 +112,6 @@ def test_twin(model, engine):
         close(fed.buffers["model"], buffers(twin.clients))
 
 
-@engines
-def test_without_sensitivities_it_is_fedavg_on_what_remains_for_training(engine):
-    """mu = 1 keeps Omega at 0, so zeta = 1."""
-    fed, method = federation(engine=engine, join_ratio=0.5), Elastic(mu=1)
-    elastic = train(method, fed)
-    fed.train_indices = [method.split(fed, client)[1] for client in range(fed.size)]
-    fed.n = fed.n.new_tensor([len(D_k) for D_k in fed.train_indices])
-    close(elastic.theta, train(FedAvg(), fed).w)
-
-
-def test_elasticity_by_tensor():
-    fed = federation("mlp")
-    Omega = torch.rand(fed.flat.size, generator=torch.Generator().manual_seed(1)).double()
-    bias = fed.flat.parameters[1]
-    Omega[bias.start : bias.stop] = 0
-    zeta = elasticity(fed.flat, Omega, 0.5)
-    for entry in fed.flat.parameters:
-        mine, o = zeta[entry.start : entry.stop], Omega[entry.start : entry.stop]
-        if entry == bias:
-            assert (mine == 1).all()
-        else:
-            assert mine.min() == mine[o.argmax()] == 0.5
-            assert mine.max() == mine[o.argmin()] <= 1.5
-
-
 def test_the_split_is_fixed_and_leaves_something_to_train_on():
     fed, method = federation(n=(40, 40, 3, 1, 0)), Elastic()
     sizes = []
@@ -171,12 +145,3 @@ def test_who_cannot_measure_is_left_out_of_the_mean(engine):
         Elastic().update(fed.at(1), Elastic().init(fed), torch.tensor([0])).theta,
         fed.sgd(fed.initial()[None], torch.tensor([0]))[0],
     )
-
-
-def test_sensitivities_do_not_look_at_labels():
-    fed = federation(engine="batched")
-    seen = observed(fed, [0, 1, 2, 3])
-    fed.executor.samples.y = (fed.executor.samples.y + 1) % 4
-    assert np.array_equal(observed(fed, [0, 1, 2, 3]), seen)
-    assert (seen >= 0).all()
-    assert seen.any()

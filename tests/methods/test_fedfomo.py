@@ -219,13 +219,6 @@ def test_the_split_is_the_end_of_the_stored_order():
 
 
 @engines
-def test_affinity_has_no_effect_where_all_models_are_downloaded(engine):
-    states = [train(FedFomo(M=M), federation(engine=engine)) for M in ("all", 4, 20)]
-    assert all(torch.equal(s.theta, states[0].theta) for s in states)
-    assert not torch.equal(train(FedFomo(M=1), federation(engine=engine)).theta, states[0].theta)
-
-
-@engines
 def test_a_loss_that_is_no_number_stops_it(engine):
     fed, method = federation(engine=engine).at(2), FedFomo()
     S = fed.cohort(2)

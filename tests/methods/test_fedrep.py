@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
-from pflbench import methods, models
+from pflbench import methods
 from pflbench.contract.small import EXECUTORS, federation, train
 from pflbench.contract.toy import executor, rounds
 from pflbench.engine import requests
@@ -154,14 +154,6 @@ def test_running_the_frozen_base_once_changes_nothing(model, drop_last, engine, 
     close(a.theta, train(FedRep(), whole, 2).theta)
 
 
-def test_with_batch_norm_the_base_runs_in_every_epoch(monkeypatch):
-    """Else its running statistics would not move as they do in the reference (the twin compares them)."""
-    fed = federation("batchnorm")
-    calls = counting(fed.executor, monkeypatch)
-    train(FedRep(), fed, 2)
-    assert not calls
-
-
 def counting(executor, monkeypatch):
     """The requests for a head that are made."""
     heads, original = [], executor.do
@@ -181,15 +173,6 @@ def test_every_sample_once():
     for before, after in zip(plan.order, positions.order, strict=True):
         assert stored[after].tolist() == before.tolist()
     assert positions.sizes == plan.sizes
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "classes", "share"), [("cnn", (3, 32, 32), 10, 0.99416), ("resnet18", (3, 64, 64), 200, 0.990904)]
-)
-def test_alpha_f(model, shape, classes, share):
-    flat = Flat(models.build(model, shape, classes, None))
-    assert flat.head.start / flat.size == pytest.approx(share, abs=5e-6)
-    assert flat.head.stop == flat.size
 
 
 def test_a_model_that_is_a_head_alone_is_refused():

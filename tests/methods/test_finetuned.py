@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.cases import engines, rest_slow
 from support.twins import buffers, close, near, rows, setup, vector
-from torch.nn import functional as F
 
 from pflbench.contract.small import federation, train
 from pflbench.contract.toy import q2, rounds
@@ -40,20 +39,6 @@ def test_q2_fedprox_c(engine):
     near(method.deployed(again), [[0.3422440625, 0.104829375], [0.1572440625, 0.474829375]])
 
 
-def epoch_of_sgd(twin, module, batches, anchor, mu):
-    """One epoch in place; returns the mean of the batches' losses."""
-    optimiser, losses = torch.optim.SGD(module.train().parameters(), lr=twin.fed.protocol.lr), []
-    for index in batches:
-        x, y = twin.data(index)
-        optimiser.zero_grad()
-        pairs = zip(module.parameters(), anchor.parameters(), strict=True)
-        loss = F.cross_entropy(module(x), y) + mu / 2 * sum((p - a.detach()).pow(2).sum() for p, a in pairs)
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    return np.mean(losses)
-
-
 @engines
 @pytest.mark.parametrize("model", rest_slow(["mlp", "batchnorm"], "mlp"))
 @pytest.mark.parametrize(
@@ -77,7 +62,7 @@ def test_twin(model, mu, options, engine):
             batches, losses = list(plan.batches(i)), []
             per_epoch = len(batches) // (cap if converging else most)
             for start in range(0, len(batches), per_epoch):
-                losses.append(epoch_of_sgd(twin, tuned[c], batches[start : start + per_epoch], twin.server, mu))
+                losses.append(twin.descend(tuned[c], batches[start : start + per_epoch], twin.server, mu))
                 if converging and len(losses) > 10 and np.std(losses[-10:]) < threshold:
                     break
             counts[t, c] = len(losses)
@@ -107,20 +92,6 @@ def test_twin(model, mu, options, engine):
         assert {t: seen.tolist() for t, seen in observed.items()} == expected
         epochs = {n for of_round in expected.values() for n in of_round if n}
         assert len(epochs) > 1, "clients must not all stop together"
-
-
-@engines
-@pytest.mark.parametrize(("threshold", "cap", "epochs"), rest_slow([(1e9, 100, 11), (0, 14, 14), (1e9, 7, 7)], (1e9, 7, 7)))
-def test_converging_after_so_many_epochs_is_fine_tuning_for_so_many(threshold, cap, epochs, engine):
-    converging = FedAvgC(finetune_stop="converge", finetune_threshold=threshold, finetune_cap=cap)
-    a = train(converging, federation("batchnorm", engine), 1)
-    if cap == epochs:
-        b = train(FedAvgC(finetune_epochs=epochs), federation("batchnorm", engine), 1)
-        close(a.w, b.w)
-        close(a.theta, b.theta)
-    fed = federation("batchnorm", engine).at(1)
-    converging.receive(fed, converging.init(fed), fed.cohort(1))
-    assert fed.ledger.artifacts["finetune_epochs"].tolist() == [epochs] * fed.size
 
 
 @pytest.mark.parametrize("bn_buffers", ["local", "average", "reset"])

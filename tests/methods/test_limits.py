@@ -195,6 +195,15 @@ def test_running_the_frozen_layers_once_changes_nothing(model, engine, monkeypat
     close(quick.theta, whole.theta, 1e-10)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"p": 3}, "p = 3, but of this model 2 blocks"), ({"min_epochs": 7, "max_init_epochs": 5}, "more than max_init_epochs = 5")],
+)
+def test_impossible_options_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        FedALA(**options).init(federation())
+
+
 def test_ala_all_also_overwrites_those_outside_the_cohort():
     """The reference's way: every client runs ALA in every round."""
     fed, method = federation(join_ratio=0.5), FedALA(ala_all=True)
@@ -218,14 +227,3 @@ def test_a_client_that_has_never_trained_can_wait_with_ala():
     assert not waiting.ala.started[newcomer]
     close(waiting.theta[newcomer], waiting.w, 0)
     assert (mixing.theta[newcomer] - mixing.w).abs().max() > 0
-
-
-def test_a_range_beyond_the_model_is_refused():
-    fed = federation()
-    with pytest.raises(UserError, match="p = 3, but of this model 2 blocks"):
-        FedALA(p=3).init(fed)
-
-
-def test_more_epochs_than_the_cap_allows_are_refused():
-    with pytest.raises(UserError, match="min_epochs = 7 is more than max_init_epochs = 5"):
-        FedALA(min_epochs=7, max_init_epochs=5).init(federation())

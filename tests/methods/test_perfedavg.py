@@ -14,10 +14,8 @@ from torch.nn import functional as F
 from pflbench import methods
 from pflbench.contract.small import federation, train
 from pflbench.contract.toy import executor, q2, rounds
-from pflbench.methods.fedavg import FedAvg
 from pflbench.methods.perfedavg import PerFedAvg, first_order, hessian_free
 from pflbench.run.plan import RunOptions, preset_notes
-from pflbench.spec import MethodSpec
 
 variants = pytest.mark.parametrize("hessian", ["fo", "hf"])
 
@@ -188,20 +186,6 @@ def test_a_client_of_two_samples_makes_a_meta_step(engine):
     assert moved.tolist() == [True, False, True]
 
 
-@engines
-@variants
-def test_without_an_adaptation_rate_it_is_fedavg(engine, hessian):
-    """In Q2 all samples of a client are equal, so D' is as good as a batch."""
-    state = rounds(PerFedAvg(alpha=0, passes=1, hessian=hessian), q2(engine), 3)[-1][1]
-    close(state.w, rounds(FedAvg(), q2(engine), 3)[-1][1].w)
-
-
-def test_the_rates_are_the_local_rate_unless_given():
-    a, b, c = (train(PerFedAvg(**rates), federation()) for rates in ({}, {"alpha": 0.1, "beta": 0.1}, {"alpha": 0.2}))
-    close(a.adapted, b.adapted)
-    assert (a.w - c.w).abs().max() > 1e-3
-
-
 def test_adapting_on_test_data_must_be_asked_for_by_name_and_is_marked():
     assert not methods.spec("per-fedavg", {}).test_labels
     assert preset_notes(RunOptions(methods=("per-fedavg",), preset="fedala2022")) == [
@@ -231,25 +215,3 @@ def test_clients_with_little_or_no_test_data_adapt_as_far_as_it_goes(engine):
     assert torch.equal(one[1], two[1])
     assert not torch.equal(one[1], fed.initial())
     assert not torch.equal(one[2], two[2])
-
-
-@engines
-def test_q2_with_ala(engine):
-    """R = Theta, L = what was uploaded last; one weight step on index 1; meta-training and adaptation begin from the result."""
-    options = {"passes": 1, "s": 100, "max_init_epochs": 1}
-    fed, method = q2(engine), methods.make(MethodSpec(name="per-fedavg+ala", hyperparameters=options))
-    _, (received, after) = rounds(method, fed, 2)
-    Theta, L, c = np.array([0.0675, 0.045]), np.array([[0.09, 0], [0, 0.18]]), np.array([[1.0, 0], [0, 2]])
-    W = np.clip(1 - (Theta - c)[:, 1] * (Theta - L)[:, 1], 0, 1)
-    hat = np.stack([np.full(2, Theta[0]), L[:, 1] + (Theta - L)[:, 1] * W], axis=1)
-    near(received.ala.W[:, 0], W)
-    near(received.base.start, hat)
-    near(method.deployed(received), hat - 0.1 * (hat - c))
-    near(after.local, hat - 0.09 * (hat - c))
-    assert (np.abs(hat - Theta).max(1) > 5e-5).all()
-
-
-def test_what_the_hyperparameters_may_be_is_said():
-    said = {h.name: (h.type, h.default) for h in methods.hyperparameters("per-fedavg")}
-    assert said["alpha"] == said["beta"] == ("float | lr", "lr")
-    assert methods.spec("per-fedavg", {"alpha": "0.5"}).hyperparameters["alpha"] == 0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from support.cases import engines
@@ -10,7 +9,7 @@ from support.twins import ROUNDS, buffers, close, near, rows, setup, vector
 from torch.nn import functional as F
 
 from pflbench import methods
-from pflbench.contract.small import federation, train
+from pflbench.contract.small import train
 from pflbench.contract.toy import q2, rounds
 from pflbench.errors import UserError
 from pflbench.methods.pfedme import PFedMe
@@ -96,21 +95,6 @@ def test_twin(model, reset, evaluate, engine):
 
 
 @engines
-def test_without_its_term_the_server_never_moves(engine):
-    fed = federation(engine=engine)
-    state = train(PFedMe(lam=0), fed)
-    close(state.w, fed.initial())
-    assert (state.personal - fed.initial()).norm(dim=1).min() > 1e-2
-    close(train(PFedMe(lam=0, evaluate="w"), federation(engine=engine)).personal, fed.initial().expand(fed.size, -1))
-
-
-@engines
-def test_a_full_step_takes_w_onto_theta(engine):
-    theta, w = (train(PFedMe(lam=10, evaluate=e), federation(engine=engine, lr=0.1)).personal for e in ("theta", "w"))
-    close(theta, w)
-
-
-@engines
 def test_many_inner_steps_reach_the_proximal_point(engine):
     """argmin |theta - c|^2 / 2 + lambda / 2 |theta - w|^2 = (c + lambda w) / (1 + lambda); w follows the envelope's gradient."""
     method = PFedMe(lam=3, K=60, eta_p=0.1, c2=0)
@@ -131,26 +115,3 @@ def test_a_step_of_two_or_more_is_refused(name):
     method = methods.make(MethodSpec(name=name, hyperparameters={"lam": 20}))
     with pytest.raises(UserError, match=r"lr \* lam = 2 "):
         list(method.check(TrainSpec(rounds=1, lr=0.1)))
-
-
-@engines
-def test_with_ala(engine):
-    """Q2 in round 2, one weight step with rate 1 on index 1; ALA mixes Theta and w_i, and its result starts theta and w."""
-    fed = q2(engine)
-    method = methods.make(MethodSpec(name="pfedme+ala", hyperparameters={**Q2, "beta": 0.5, "s": 100, "max_init_epochs": 1}))
-    _, (received, second) = rounds(method, fed, 2)
-    Theta, uploads = np.array([0.01275, 0.0085]), []
-    near(received.base.personal, [[0.17, 0], [0, 0.34]])
-    for i, (c, own) in enumerate(((np.array([1.0, 0]), np.array([0.034, 0])), (np.array([0, 2.0]), np.array([0, 0.068])))):
-        difference = Theta[1] - own[1]
-        W = np.clip(1 - (Theta[1] - c[1]) * difference, 0, 1)
-        start = np.array([Theta[0], own[1] + difference * W])
-        near(received.ala.W[i], [W])
-        near(received.base.start[i], start)
-        theta = start
-        for _ in range(2):
-            theta = theta - 0.1 * (theta - c + 2 * (theta - start))
-        near(second.base.personal[i], theta)
-        uploads.append(start - 0.1 * 2 * (start - theta))
-        near(second.local[i], uploads[i])
-    near(second.base.w, 0.5 * Theta + 0.5 * (0.75 * uploads[0] + 0.25 * uploads[1]))

@@ -7,9 +7,7 @@ import sys
 
 import pytest
 import torch
-from support.cases import rest_slow
 from torch import nn
-from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from pflbench import methods
@@ -86,11 +84,6 @@ def test_resnet_is_torchvisions():
     torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
 
 
-def test_ten_class_resnet_matches_table_1():
-    sizes = [sum(t.numel() for t in list(build("resnet18", TINY, 10).parameters())[-n:]) for n in (2, 62)]
-    assert sizes == [5130, 11181642]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_the_head_of_the_features(name):
     model, x = small(name)
@@ -156,20 +149,6 @@ def test_the_shape_of_resnet_20(name):
     assert statistics == (2 * (7 * 16 + 6 * 32 + 6 * 64) + 19 if name == "resnet20" else 0)
 
 
-@pytest.mark.parametrize("name", RESNETS_20)
-def test_without_its_residual_branches_resnet_20_is_its_shortcuts(name):
-    """What remains is the stem: every fourth pixel, and zeros in the channels that the stages add."""
-    model = build(name, CIFAR, 10).double().eval()
-    for key, parameter in model.named_parameters():
-        if ".norm2." in key:
-            nn.init.zeros_(parameter)
-    x = sample(CIFAR, None).double()
-    stem = F.relu(model.norm1(F.conv2d(x, model.conv1.weight, padding=1)))
-    features = model.features(x)
-    torch.testing.assert_close(features[:, :16], stem[:, :, ::4, ::4].mean((2, 3)))
-    assert not features[:, 16:].any()
-
-
 def test_a_block_of_resnet_20_by_hand():
     block = build("resnet20", CIFAR, 10).double().layer2[0]
     x = F.relu(sample((16, 6, 6), None).double())
@@ -212,31 +191,6 @@ def test_padding_gets_no_gradient():
     assert touched.tolist() == [False, True, False, False, False, True]
 
 
-@pytest.mark.parametrize("name", rest_slow(MODELS, *(name for name in MODELS if name != "resnet18")))
-def test_gradients_under_vmap_equal_plain_autograd(name):
-    """Three clients with their own parameters and buffers at once, as the batched executor runs them."""
-    models = [small(name)[0] for _ in range(3)]
-    for seed, model in enumerate(models):
-        torch.manual_seed(seed)
-        for p in model.parameters():
-            p.data.add_(0.05 * torch.randn_like(p))
-    x = small(name)[1]
-    y = torch.tensor([0, 1, 2, 4])
-    # Evaluation mode: BatchNorm's training statistics are the engine's business.
-    models = [model.eval() for model in models]
-    parameters, buffers = stack_module_state(models)
-
-    def loss(p, b):
-        return F.cross_entropy(functional_call(models[0], (p, b), (x,)), y)
-
-    together = vmap(grad(loss))(parameters, buffers)
-    for client, model in enumerate(models):
-        named = dict(model.named_parameters())
-        alone = torch.autograd.grad(F.cross_entropy(model(x), y), tuple(named.values()))
-        for key, gradient in zip(named, alone, strict=True):
-            torch.testing.assert_close(together[key][client], gradient)
-
-
 @pytest.mark.parametrize(
     ("case", "message", "fitting"),
     [
@@ -256,12 +210,6 @@ def test_a_model_that_does_not_fit_the_data(case, message, fitting):
     with pytest.raises(UserError, match=message) as caught:
         build(*case)
     assert caught.value.hint == f"Models that fit this data: {fitting}."
-
-
-def test_the_smallest_image_the_cnn_takes():
-    assert build("cnn", (1, 16, 16), 3)(torch.zeros(2, 1, 16, 16)).shape == (2, 3)
-    with pytest.raises(UserError):
-        build("cnn", (1, 15, 16), 3)
 
 
 def test_an_unknown_model_gets_the_valid_names():

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pflbench.errors import UserError
-from pflbench.partition import make, pickled
-from pflbench.partition.pfllib import describe, read
+from pflbench.partition import make
+from pflbench.partition.pfllib import describe, read, read_pickle
 from pflbench.spec import Dirichlet
 
 MNIST = (6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958)
@@ -128,7 +128,7 @@ def test_pickles_of_numpy_1_and_2(tmp_path, protocol, module):
     payload = pickle.dumps(array, protocol=protocol)
     payload = payload.replace(b"cnumpy._core.", f"c{module}.".encode()) if protocol == 3 else payload
     assert f"{module}.multiarray".encode() in payload
-    found = pickled.read(write_pickle(tmp_path / "0.npz", payload))
+    found = read_pickle(write_pickle(tmp_path / "0.npz", payload))
     np.testing.assert_array_equal(found["x"], data["x"])
     np.testing.assert_array_equal(found["y"], data["y"])
     assert found["flags"] == [True, 7, (1, "two")]
@@ -164,7 +164,7 @@ def test_only_arrays_types_and_scalars_can_be_named(tmp_path, name):
     module, attribute = name.split()
     payload = f"c{module}\n{attribute}\n.".encode()
     with pytest.raises(UserError, match=f"it wants to call {module}.{attribute}"):
-        pickled.read(write_pickle(tmp_path / "0.npz", payload))
+        read_pickle(write_pickle(tmp_path / "0.npz", payload))
 
 
 @pytest.mark.parametrize(
@@ -174,19 +174,6 @@ def test_only_numbers_become_arrays(tmp_path, type_code, told):
     payload = pickle.dumps({"x": np.zeros(2, dtype=type_code), "y": np.zeros(2)}, protocol=4)
     with pytest.raises(UserError, match=r"numbers x|texts"):
         read(_one_client(tmp_path, payload))
-
-
-def test_bytes_cannot_pass_for_objects(tmp_path):
-    """An array of objects whose pointers are bytes of the file: NumPy refuses it."""
-    payload = pickle.dumps({"x": Forged(), "y": np.zeros(1)}, protocol=4)
-    with pytest.raises(UserError, match="is damaged or not a file of PFLlib"):
-        read(_one_client(tmp_path, payload))
-
-
-class Forged:
-    def __reduce__(self):
-        reconstruct = np.zeros(0).__reduce__()[0]
-        return reconstruct, (np.ndarray, (0,), b"b"), (1, (1,), np.dtype("O"), False, b"A" * 8)
 
 
 def _one_client(folder: Path, payload: bytes) -> Path:
@@ -243,7 +230,6 @@ def test_a_bad_config_is_named(tmp_path, text):
     [
         ({"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.zeros(3, int)}, "integer labels"),
         ({"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0.5, 1])}, "integer labels"),
-        ({"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, -1])}, "label -1"),
         ({"x": np.zeros((2, 1, 5, 5), np.float32), "y": np.zeros(2, int)}, "samples"),
         ({"x": [[1, 2], [3]], "y": np.zeros(2, int)}, "numbers x"),
         # PFLlib's AG News: token ids and their number, text by text.
@@ -263,5 +249,5 @@ def test_unusable_content_is_named(tmp_path, data, message):
 
 
 def test_labels_beyond_the_declared_classes(tmp_path):
-    with pytest.raises(UserError, match="says 2 classes, but labels run to 2"):
+    with pytest.raises(UserError, match="says 2 classes, but labels run from 0 to 2"):
         read(write(tmp_path / "own", num_classes=2))

@@ -43,9 +43,13 @@ class Twin:
 
     def sgd(self, module, plan, i, anchor=None, strength=0.0, optimiser=None):
         """Plain SGD along the plan, or another optimiser; with an anchor, its squared distance is part of the loss."""
-        optimiser = optimiser or torch.optim.SGD(module.parameters(), lr=self.fed.protocol.lr)
+        self.descend(module, plan.batches(i), anchor, strength, optimiser)
+
+    def descend(self, module, batches, anchor=None, strength=0.0, optimiser=None):
+        """The same on given batches; returns the mean of their losses."""
+        optimiser, losses = optimiser or torch.optim.SGD(module.parameters(), lr=self.fed.protocol.lr), []
         module.train()
-        for index in plan.batches(i):
+        for index in batches:
             x, y = self.data(index)
             optimiser.zero_grad()
             loss = F.cross_entropy(module(x), y)
@@ -54,6 +58,8 @@ class Twin:
                 loss = loss + strength / 2 * sum((p - a.detach()).pow(2).sum() for p, a in pairs)
             loss.backward()
             optimiser.step()
+            losses.append(loss.item())
+        return np.mean(losses) if losses else None
 
     def load(self, module, source):
         """Copies parameters only: BatchNorm's buffers stay where they are."""
