@@ -103,7 +103,6 @@ def test_all_of_it_from_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "a mix with the global model fits local data less than what was trained"
     )
     assert "--client" in shell.refused("plot", "loss", "--client", "1")
-    assert "docs/tables-and-figures.md" in " ".join(shell("plot", "--help").out.replace("│", " ").split())
 
 
 def test_on_a_page_the_losses_are_those_of_the_first_client_that_learned(engine: Engine) -> None:
