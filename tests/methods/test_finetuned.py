@@ -94,6 +94,22 @@ def test_twin(model, mu, options, engine):
         assert len(epochs) > 1, "clients must not all stop together"
 
 
+@engines
+@pytest.mark.parametrize(
+    ("threshold", "cap", "epochs"), rest_slow([(1e9, 100, 11), (0, 14, 14), (1e9, 7, 7)], (1e9, 100, 11), (1e9, 7, 7))
+)
+def test_converging_after_so_many_epochs_is_fine_tuning_for_so_many(threshold, cap, epochs, engine):
+    converging = FedAvgC(finetune_stop="converge", finetune_threshold=threshold, finetune_cap=cap)
+    a = train(converging, federation("batchnorm", engine), 1)
+    if cap == epochs:
+        b = train(FedAvgC(finetune_epochs=epochs), federation("batchnorm", engine), 1)
+        close(a.w, b.w)
+        close(a.theta, b.theta)
+    fed = federation("batchnorm", engine).at(1)
+    converging.receive(fed, converging.init(fed), fed.cohort(1))
+    assert fed.ledger.artifacts["finetune_epochs"].tolist() == [epochs] * fed.size
+
+
 @pytest.mark.parametrize("bn_buffers", ["local", "average", "reset"])
 def test_a_copy_for_the_test_alone_leaves_fedavg_s_training_as_it_is(bn_buffers):
     settings = {"join_ratio": 0.5, "bn_buffers": bn_buffers}

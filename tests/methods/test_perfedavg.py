@@ -16,6 +16,7 @@ from pflbench.contract.small import federation, train
 from pflbench.contract.toy import executor, q2, rounds
 from pflbench.methods.perfedavg import PerFedAvg, first_order, hessian_free
 from pflbench.run.plan import RunOptions, preset_notes
+from pflbench.spec import MethodSpec
 
 variants = pytest.mark.parametrize("hessian", ["fo", "hf"])
 
@@ -215,3 +216,19 @@ def test_clients_with_little_or_no_test_data_adapt_as_far_as_it_goes(engine):
     assert torch.equal(one[1], two[1])
     assert not torch.equal(one[1], fed.initial())
     assert not torch.equal(one[2], two[2])
+
+
+@engines
+def test_q2_with_ala(engine):
+    """R = Theta, L = what was uploaded last; one weight step on index 1; meta-training and adaptation begin from the result."""
+    options = {"passes": 1, "s": 100, "max_init_epochs": 1}
+    fed, method = q2(engine), methods.make(MethodSpec(name="per-fedavg+ala", hyperparameters=options))
+    _, (received, after) = rounds(method, fed, 2)
+    Theta, L, c = np.array([0.0675, 0.045]), np.array([[0.09, 0], [0, 0.18]]), np.array([[1.0, 0], [0, 2]])
+    W = np.clip(1 - (Theta - c)[:, 1] * (Theta - L)[:, 1], 0, 1)
+    hat = np.stack([np.full(2, Theta[0]), L[:, 1] + (Theta - L)[:, 1] * W], axis=1)
+    near(received.ala.W[:, 0], W)
+    near(received.base.start, hat)
+    near(method.deployed(received), hat - 0.1 * (hat - c))
+    near(after.local, hat - 0.09 * (hat - c))
+    assert (np.abs(hat - Theta).max(1) > 5e-5).all()
